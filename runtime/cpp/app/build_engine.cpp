@@ -30,13 +30,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* usage = R"(usage: mars-build-engine BUNDLE [OPTIONS]
 
-Build the TensorRT engine that a bundle has a recipe for, on the machine it is for, and put it into the bundle.
+Build the TensorRT engine of a bundle's recipe, on the machine it is for, and add it to the bundle.
 `mars-export trt CHECKPOINT --target jetson-orin` writes the recipe, or with --no-build for any target.
 
       --recipe NAME   which one, if the bundle has several
       --force         replace an engine of that name; build even if memory looks too small
       --workspace MB  device memory that a layer may use for itself; TensorRT's default is most of it
-      --dry-run       say what would be built, and build nothing
+      --dry-run       show what would be built, and build nothing
       --version, --help
 )";
 
@@ -82,7 +82,7 @@ Arguments parse(int argc, char** argv) {
         else if (all.bundle.empty())
             all.bundle = word;
         else
-            throw UsageError("one bundle is expected, and there is " + word + ", too");
+            throw UsageError("only one bundle can be given, not also " + word + "");
     }
     if (all.bundle.empty() && !all.help && !all.version) throw UsageError("a bundle is expected");
     return all;
@@ -114,7 +114,7 @@ void require_memory(std::int64_t weights, bool force) {
     char text[300];
     std::snprintf(text, sizeof text,
                   "building an engine from %.2f GB of weights takes about %.1f GB of memory and %.1f GB are available; close other "
-                  "programs, add swap, or try all the same with --force",
+                  "programs, add swap, or try anyway with --force",
                   static_cast<double>(weights) / 1e9, needed / 1e9, static_cast<double>(*there) / 1e9);
     throw mars::SessionError(text);
 }

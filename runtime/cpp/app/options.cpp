@@ -16,21 +16,21 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
 
   -p, --prompt TEXT           the prompt; - or nothing reads standard input
   -f, --file FILE             read the prompt from a file
-      --raw                   continue the text as it stands, without the chat template
+      --raw                   continue the text as it is, without the chat template
       --token-ids             the prompt is token ids separated by blanks
       --system TEXT           a system message before the prompt
       --exact                 several tokens a step, and the text of one token a step: the default
-      --tau NUMBER            a confidence bound instead: 1 is one token per forward, lower is faster and riskier
-      --metric NAME           what tau bounds: probability, margin or entropy [probability]
+      --tau NUMBER            a confidence bound instead: 1 is one token a step, lower is faster and riskier
+      --metric NAME           what tau is compared with: probability, margin or entropy [probability]
       --profile NAME          the tau, metric and window of a calibrated profile of the bundle
   -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
-      --lookup N              with exact, propose what followed the last N tokens where they stood before; 0 is off [0]
-      --grammar NAME          the answer follows a grammar that is kept in the bundle (mars-export grammar)
+      --lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]
+      --grammar NAME          a grammar of the bundle that the answer must follow (mars-export grammar)
       --temperature NUMBER    0 is greedy; --temp is the same [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
-      --min-p NUMBER          draw from tokens at least that much as likely as the likeliest; 0 is off [0]
+      --min-p NUMBER          draw from tokens at least this likely relative to the likeliest; 0 is off [0]
       --seed N                seed of the draws; at a tau the window is then full, unless it is given [0]
       --repetition-penalty X  above 1 makes repetition less likely [1]
       --stop TEXT             end the answer before this text; may be given several times
@@ -39,9 +39,9 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --device NAME           cpu, cuda, cuda:1, tensorrt, ...; a missing device is an error [cpu]
       --variant NAME          which of the bundle's variants [the first that runs here]
   -t, --threads N             compute threads, at most one for each core [the backend's choice]
-      --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
-      --parse-special         a special token's text, such as <|im_end|>, is that token inside messages, too
-      --strict                an error instead of a warning where a GPU's provider leaves work to the CPU
+      --cache-bytes N         memory of the prefix cache; 0 turns it off [a small share of the free memory]
+      --parse-special         special tokens in messages, such as <|im_end|>, are tokens instead of plain text
+      --strict                fail, instead of a warning, if a GPU's provider leaves work to the CPU
       --safe                  for bundles that you do not trust: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
@@ -181,7 +181,7 @@ Options parse_options(int argc, char** argv) {
         } else if (options.bundle.empty()) {
             options.bundle = name;
         } else {
-            throw UsageError("one BUNDLE is wanted, but there is also `" + name + "`");
+            throw UsageError("only one BUNDLE can be given, not also `" + name + "`");
         }
     }
     if (exact && config.tau) {
@@ -192,7 +192,7 @@ Options parse_options(int argc, char** argv) {
     if (metric && !config.tau)
         throw mars::Error("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
     if (options.profile && (exact || config.tau || metric || options.has_window))
-        throw mars::Error("a profile sets tau, metric and window; give --profile, or them, not both");
-    if (options.bundle.empty() && !options.help && !options.version) throw UsageError("which BUNDLE?");
+        throw mars::Error("a profile sets tau, metric and window; give either --profile or these options");
+    if (options.bundle.empty() && !options.help && !options.version) throw UsageError("a BUNDLE is missing");
     return options;
 }

@@ -9,7 +9,7 @@
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"
-#include "structured/guide.hpp"
+#include "structured/guided_row.hpp"
 
 namespace {
 
@@ -121,8 +121,9 @@ class Forcing : public mars::Matcher {
     std::int64_t count_, at_ = 0;
 };
 
-std::unique_ptr<mars::Guide> guide_of(std::int64_t forced) {
-    return std::make_unique<mars::Guide>(std::make_unique<Forcing>(forced), fake::Tokens{}, false);
+std::shared_ptr<mars::Row> guided_row(std::int64_t number, std::int64_t forced, const mars::GenerationConfig& config) {
+    auto guide = std::make_unique<mars::Guide>(std::make_unique<Forcing>(forced), fake::Tokens{}, false);
+    return std::make_shared<mars::GuidedRow>(number, fake::Tokens{7, 8}, config, fake::Tokens{}, std::move(guide));
 }
 
 } // namespace
@@ -134,8 +135,7 @@ TEST_CASE("a long forced text waits for nobody and nobody for it: a piece a step
         mars::ContinuousSchedule schedule = schedule_of(backend, 3, 16);
         std::vector<std::shared_ptr<mars::Row>> rows;
         for (std::int64_t i = 0; i < 3; ++i) {
-            rows.push_back(row_of(i, {7, 8}, config_of(1.0, 240)));
-            if (i == guided) rows.back()->guide = guide_of(200);
+            rows.push_back(i == guided ? guided_row(i, 200, config_of(1.0, 240)) : row_of(i, {7, 8}, config_of(1.0, 240)));
             schedule.add(rows.back());
         }
         mars::Row& behind = *rows[static_cast<std::size_t>(guided)];
@@ -163,8 +163,7 @@ TEST_CASE("a row that is told to end stops in the middle of a forced text, in bo
     fake::Backend backend;
     backend.record = true;
     mars::ContinuousSchedule schedule = schedule_of(backend, 3, 16);
-    const auto row = row_of(0, {7, 8}, config_of(std::nullopt, 900));
-    row->guide = guide_of(800);
+    const auto row = guided_row(0, 800, config_of(std::nullopt, 900));
     schedule.add(row);
     while (row->num_pending() < 100) schedule.step();
     backend.steps.clear();
@@ -176,8 +175,8 @@ TEST_CASE("a row that is told to end stops in the middle of a forced text, in bo
     CHECK(backend.steps.size() == 3);
     CHECK(row->finish_reason == mars::FinishReason::deadline);
 
-    mars::Row other(0, {7, 8}, config_of(std::nullopt, 900), {});
-    other.guide = guide_of(800);
+    const auto guided = guided_row(0, 800, config_of(std::nullopt, 900));
+    mars::Row& other = *guided;
     const auto loop = mars::decode(backend, {&other}, 4, fake::mask);
     while (other.num_pending() < 100) REQUIRE(loop->next());
     backend.steps.clear();

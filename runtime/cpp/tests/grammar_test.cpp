@@ -14,7 +14,7 @@
 #include "scripted.hpp"
 #include "session/answers.hpp"
 #include "structured/automaton.hpp"
-#include "structured/guide.hpp"
+#include "structured/guided_row.hpp"
 
 namespace {
 
@@ -103,9 +103,9 @@ TEST_CASE("every answer of grammar.json: the same runs, feeds and counts") {
     for (const Json& wanted : kept().json["answers"]) {
         CAPTURE(wanted["name"].get<std::string>());
         Scripted model(wanted["script"].get<fake::Tokens>(), wanted);
-        mars::Row row(0, kept().prompt, config_of(wanted), {kept().end});
-        row.guide = std::make_unique<mars::Guide>(kept().walk(wanted["grammar"])->matcher(), fake::Tokens{kept().end},
-                                                  wanted["logits"].get<bool>(), wanted["block"].get<std::int64_t>() - 1);
+        auto guide = std::make_unique<mars::Guide>(kept().walk(wanted["grammar"])->matcher(), fake::Tokens{kept().end},
+                                                   wanted["logits"].get<bool>(), wanted["block"].get<std::int64_t>() - 1);
+        mars::GuidedRow row(0, kept().prompt, config_of(wanted), {kept().end}, std::move(guide));
         const Json& expected = wanted["expected"];
         std::vector<fake::Tokens> runs, fed;
         const std::string error = thrown([&] {

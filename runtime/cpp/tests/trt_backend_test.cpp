@@ -9,7 +9,7 @@
 
 #include "decode/schedule.hpp"
 #include "scripted.hpp"
-#include "structured/guide.hpp"
+#include "structured/guided_row.hpp"
 #include "stub_bundle.hpp"
 
 TEST_CASE("the loops accept what they accept elsewhere, with captured steps and without") {
@@ -100,9 +100,9 @@ TEST_CASE("under a grammar an engine gives what a graph gives") {
         stub::state().predict = [&](const Tokens& known, std::int64_t masks) { return graph.wanted(known, masks); };
         stub::state().wide = [&](std::int64_t at, std::int64_t first) { return graph.likeliest(at, first, shape.top_k); };
         const auto answer = [&](mars::Backend& backend) {
-            mars::Row row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end});
-            row.guide = std::make_unique<mars::Guide>(scripted::kept().walk(wanted["grammar"])->matcher(), Tokens{scripted::kept().end},
-                                                      false, shape.block - 1);
+            auto guide = std::make_unique<mars::Guide>(scripted::kept().walk(wanted["grammar"])->matcher(), Tokens{scripted::kept().end},
+                                                       false, shape.block - 1);
+            mars::GuidedRow row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end}, std::move(guide));
             std::string end = refused([&] {
                 const auto loop = mars::decode(backend, {&row}, shape.block, fake::mask);
                 while (loop->next()) {

@@ -305,7 +305,7 @@ def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Calla
     content = stale.read_bytes()
     at = content.index(mark) + len(mark)
     stale.write_bytes(content[:at] + bytes(reversed(content[at : at + 16])) + content[at + 16 :])
-    assert "install both of one build" in answer(bundle, [stale.parent, tensorrt], here).stderr
+    assert "install both from the same build" in answer(bundle, [stale.parent, tensorrt], here).stderr
     broken = answer(bundle, [plugins], here)
     assert "libmars_tensorrt.so is not here (libnvinfer.so: cannot open shared object file" in broken.stderr
     Session.open(bundle, threads=1)  # the CPU needs none of it

@@ -107,7 +107,7 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "which BUNDLE?"),
+        ((), 2, "a BUNDLE is missing"),
         (("a", "b"), 2, "there is also `b`"),
         (("a", "--tau"), 2, "--tau needs a value"),
         (("a", "--tau", "much"), 2, "--tau needs a number, not `much`"),
@@ -120,8 +120,8 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
         ),
         (("a", "--metric", "margin"), 1, "--metric margin says what tau is compared with; give --tau, too"),
         (("a", "--lookup", "-1"), 2, "--lookup must be 0 or more"),
-        (("a", "--profile", "x", "--tau", "1"), 1, "give --profile, or them, not both"),
-        (("a", "--profile", "x", "--window", "full"), 1, "give --profile, or them, not both"),
+        (("a", "--profile", "x", "--tau", "1"), 1, "give either --profile or these options"),
+        (("a", "--profile", "x", "--window", "full"), 1, "give either --profile or these options"),
         (("a", "--cache-bytes", "-1"), 2, "--cache-bytes must be 0 or more"),
         (("a", "--min-p", "2", "-p", "x"), 1, "min_p must be a number of 0 to 1"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),

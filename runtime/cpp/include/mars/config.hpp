@@ -27,10 +27,10 @@ MARS_API std::optional<std::int64_t> window_of(std::string_view text);
 
 constexpr double default_tau = 0.95; ///< from the paper's tables; used if a tau is needed and none is given
 
-/// When a bundle's files are hashed: never, unless an earlier start verified them, or always.
+/// When a bundle's files are hashed: unless an earlier start verified them, always, or never.
 ///
 /// Presence, sizes and the manifest's checksum are checked in any case.
-enum class Verify { never, once, always };
+enum class Verify { once, always, never };
 
 /// Severity of a log line.
 enum class LogLevel { debug, info, warning, error };

@@ -12,7 +12,6 @@
 #include "batcher/places.hpp"
 #include "batcher/request.hpp"
 #include "decode/continuous.hpp"
-#include "seconds.hpp"
 #include "session/answers.hpp"
 
 namespace mars {
@@ -308,7 +307,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     }
 
     bool close(double drain, std::optional<double> timeout) {
-        const Clock::duration rest = span(drain, "drain"), patience = span(timeout.value_or(0.0), "timeout");
+        const Clock::duration rest = duration_of(drain, "drain"), patience = duration_of(timeout.value_or(0.0), "timeout");
         std::unique_lock<std::mutex> lock(mutex);
         const bool is_own = std::this_thread::get_id() == thread.get_id();
         is_closed = true;
@@ -347,8 +346,9 @@ Batcher::~Batcher() {
 Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, const Entry& entry) {
     const Clock::time_point began = Clock::now();
     std::optional<Clock::time_point> until, last;
-    if (config.deadline && *config.deadline > 0) until = began + span(*config.deadline, "deadline"); // other values are refused below
-    if (entry.wait) last = began + span(*entry.wait, "wait");
+    if (config.deadline && *config.deadline > 0)
+        until = began + duration_of(*config.deadline, "deadline"); // other values are refused below
+    if (entry.wait) last = began + duration_of(*entry.wait, "wait");
     if (until) last = last ? std::min(*last, *until) : *until;
     service_->enter(entry.client, last);
     std::shared_ptr<RequestState> answer;

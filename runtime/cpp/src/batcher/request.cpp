@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "seconds.hpp"
-
 namespace mars {
 
 namespace {
@@ -16,6 +14,11 @@ std::string seconds_of(double seconds) {
 }
 
 } // namespace
+
+RequestState::Clock::duration duration_of(double seconds, const char* name) {
+    if (std::isnan(seconds)) throw SessionError(std::string(name) + " must be a number of seconds, not nan");
+    return std::chrono::duration_cast<RequestState::Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
+}
 
 RequestState::RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
                            std::optional<std::string> of, OnEvent callback)
@@ -69,11 +72,12 @@ std::optional<Event> RequestState::take() {
 
 Completion RequestState::result(std::optional<double> timeout) {
     std::optional<Clock::time_point> last;
-    if (timeout) last = Clock::now() + span(*timeout, "timeout");
+    if (timeout) last = Clock::now() + duration_of(*timeout, "timeout");
     {
         std::unique_lock<std::mutex> lock(mutex_);
         if (!wait(lock, [this] { return is_over(); }, last))
-            throw SessionError("the answer is not finished after " + seconds_of(*timeout) + " seconds; it goes on, ask again or cancel it");
+            throw SessionError("the answer is not finished after " + seconds_of(*timeout) +
+                               " seconds; it continues: wait again or cancel it");
     }
     call(); // the result's reader has seen all events
     const std::lock_guard<std::mutex> lock(mutex_);

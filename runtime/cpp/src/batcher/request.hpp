@@ -18,6 +18,10 @@
 
 namespace mars {
 
+/// Seconds given by a caller as a duration, clamped to 0 ... 1e9 seconds. Throws SessionError for NaN; `name` is the
+/// parameter's name in the message.
+std::chrono::steady_clock::duration duration_of(double seconds, const char* name);
+
 /// Shared by a batcher and the holder of a request. The row and its text belong to the batcher's thread, except for the
 /// row's thread-safe members.
 struct RequestState {

@@ -5,7 +5,6 @@
 #include <mars/errors.hpp>
 
 #include "bundle/bundle.hpp"
-#include "bundle/engine_fields.hpp"
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
 
@@ -16,7 +15,9 @@ namespace {
 using Json = nlohmann::json;
 
 // Entries of lists (docs/format.md).
-constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256;
+constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256,
+                      most_ranges = 64;
+constexpr std::int64_t longest_extent = std::int64_t{1} << 20;
 
 void check_version(const Json& top, const std::string& where) {
     const auto at = top.is_object() ? top.find("format_version") : top.end();
@@ -61,6 +62,30 @@ QuantizationInfo read_quantization(Fields fields) {
     // Format 1.1 and older calls the field `block_size`.
     return {fields.optional_integer(fields.has("group_size") ? "group_size" : "block_size", 1), fields.flag("symmetric"),
             fields.text("head"), fields.text("embedding"), fields.optional_integer("weight_bits")};
+}
+
+Extent read_extent(Fields fields) {
+    const Extent extent{fields.integer("min", 1, longest_extent), fields.integer("opt", 1, longest_extent),
+                        fields.integer("max", 1, longest_extent)};
+    if (extent.min > extent.opt || extent.opt > extent.max)
+        fields.wrong("", "min " + std::to_string(extent.min) + ", opt " + std::to_string(extent.opt) + ", max " +
+                             std::to_string(extent.max) + " are not in order");
+    return extent;
+}
+
+EngineInfo read_engine(Fields fields) {
+    EngineInfo info;
+    for (Fields& range : fields.objects("ranges", most_ranges))
+        info.ranges.push_back({range.text("name", {"decode", "prefill"}), read_extent(range.object("batch")),
+                               read_extent(range.object("slots")), read_extent(range.object("outputs"))});
+    if (info.ranges.empty()) fields.wrong("ranges", "at least one is expected");
+    info.version = fields.text("version");
+    info.cuda = fields.text("cuda");
+    info.platform = fields.text("platform");
+    info.compute_capabilities = fields.texts("compute_capabilities");
+    info.graph = fields.text("graph");
+    if (fields.has("tf32")) info.tf32 = fields.flag("tf32");
+    return info;
 }
 
 Variant read_variant(Fields& fields) {

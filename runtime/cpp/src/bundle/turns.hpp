@@ -4,13 +4,15 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <mars/text.hpp>
 
-#include "spans.hpp"
-
 namespace mars {
+
+/// Ranges of a text: [begin, end) in bytes, sorted and without overlaps.
+using Spans = std::vector<std::pair<std::size_t, std::size_t>>;
 
 /// A prompt's text, and where the messages' contents are in it.
 struct Rendered {

@@ -20,11 +20,14 @@ struct mars_request {
 
 namespace {
 
-const mars_limits& default_limits() {
-    static const mars::Limits own;
-    static const mars_limits made{sizeof(mars_limits), MARS_NO_LIMIT, own.max_waiting, own.prefill_tokens, MARS_NO_LIMIT,
-                                  MARS_NO_LIMIT,       MARS_NO_LIMIT, MARS_NO_LIMIT,   own.client_share,   MARS_NO_LIMIT};
-    return made;
+mars_limits default_limits() {
+    const mars::Limits own;
+    mars_limits values{}; // 0 is MARS_NO_LIMIT
+    values.struct_size = sizeof values;
+    values.max_waiting = own.max_waiting;
+    values.prefill_tokens = own.prefill_tokens;
+    values.client_share = own.client_share;
+    return values;
 }
 
 const mars_entry default_entry{sizeof(mars_entry), 0.0, nullptr, nullptr, nullptr};
@@ -131,9 +134,21 @@ mars_status mars_batcher_describe(const mars_batcher* batcher, mars_batcher_stat
     return guarded(error, [&] {
         const mars::Batcher& own = needed(batcher, "batcher").batcher;
         const mars::Counts now = own.counts();
-        const mars_batcher_state values{sizeof(values),    now.accepted,      now.finished,   now.failed,         now.cancelled,
-                                        now.expired,       now.refused,       now.overloaded, now.prompt_tokens,  now.tokens,
-                                        own.num_running(), own.num_waiting(), own.kv_usage(), own.step_seconds(), own.alive() ? 1 : 0};
+        mars_batcher_state values{};
+        values.accepted = now.accepted;
+        values.finished = now.finished;
+        values.failed = now.failed;
+        values.cancelled = now.cancelled;
+        values.expired = now.expired;
+        values.refused = now.refused;
+        values.overloaded = now.overloaded;
+        values.prompt_tokens = now.prompt_tokens;
+        values.tokens = now.tokens;
+        values.num_running = own.num_running();
+        values.num_waiting = own.num_waiting();
+        values.kv_usage = own.kv_usage();
+        values.step_seconds = own.step_seconds();
+        values.alive = own.alive() ? 1 : 0;
         fill(state, values, "state");
     });
 }

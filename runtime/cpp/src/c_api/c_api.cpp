@@ -140,8 +140,16 @@ void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size) { init
 mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error) {
     return guarded(error, [&] {
         const mars::PrefixStats now = needed(session, "session").session.prefix_stats();
-        const mars_prefix_stats values{sizeof(values), now.queries, now.hits,   now.query_tokens, now.hit_tokens,
-                                       now.saved,      now.evicted, now.failed, now.entries,      now.num_bytes};
+        mars_prefix_stats values{};
+        values.queries = now.queries;
+        values.hits = now.hits;
+        values.query_tokens = now.query_tokens;
+        values.hit_tokens = now.hit_tokens;
+        values.saved = now.saved;
+        values.evicted = now.evicted;
+        values.failed = now.failed;
+        values.entries = now.entries;
+        values.num_bytes = now.num_bytes;
         fill(stats, values, "stats");
     });
 }
@@ -213,25 +221,25 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
     return guarded(error, [&] {
         const mars::Stats& own = needed(completion, "completion").done.stats;
         const std::vector<std::int64_t>& accepted = completion->accepted;
-        const mars_stats values{sizeof(values),
-                                own.prompt_tokens,
-                                own.tokens,
-                                own.forwards,
-                                own.prefill_forwards,
-                                own.tokens_after_first,
-                                own.prefill_time,
-                                own.decode_time,
-                                own.time_to_first_token,
-                                own.tokens_per_forward(),
-                                own.tokens_per_second(),
-                                accepted.data(),
-                                accepted.size(),
-                                own.proposed,
-                                own.verified,
-                                own.rejected(),
-                                own.queue_time,
-                                own.cached_tokens,
-                                own.forced};
+        mars_stats values{};
+        values.prompt_tokens = own.prompt_tokens;
+        values.tokens = own.tokens;
+        values.forwards = own.forwards;
+        values.prefill_forwards = own.prefill_forwards;
+        values.tokens_after_first = own.tokens_after_first;
+        values.prefill_time = own.prefill_time;
+        values.decode_time = own.decode_time;
+        values.time_to_first_token = own.time_to_first_token;
+        values.tokens_per_forward = own.tokens_per_forward();
+        values.tokens_per_second = own.tokens_per_second();
+        values.accepted = accepted.data();
+        values.num_accepted = accepted.size();
+        values.proposed = own.proposed;
+        values.verified = own.verified;
+        values.rejected = own.rejected();
+        values.queue_time = own.queue_time;
+        values.cached_tokens = own.cached_tokens;
+        values.forced = own.forced;
         fill(stats, values, "stats");
     });
 }

@@ -84,23 +84,11 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
     }
 }
 
-inline mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
-    if (!reason) return MARS_NOT_FINISHED;
-    switch (*reason) {
-    case mars::FinishReason::eos:
-        return MARS_FINISH_EOS;
-    case mars::FinishReason::stop:
-        return MARS_FINISH_STOP;
-    case mars::FinishReason::length:
-        return MARS_FINISH_LENGTH;
-    case mars::FinishReason::capacity:
-        return MARS_FINISH_CAPACITY;
-    case mars::FinishReason::deadline:
-        return MARS_FINISH_DEADLINE;
-    case mars::FinishReason::cancelled:
-        break;
-    }
-    return MARS_FINISH_CANCELLED;
+static_assert(MARS_FINISH_EOS == static_cast<int>(FinishReason::eos) + 1 &&
+              MARS_FINISH_DEADLINE == static_cast<int>(FinishReason::deadline) + 1);
+
+inline mars_finish_reason reason_of(std::optional<FinishReason> reason) {
+    return reason ? static_cast<mars_finish_reason>(static_cast<int>(*reason) + 1) : MARS_NOT_FINISHED;
 }
 
 inline mars_event view(const mars::Event& event) {

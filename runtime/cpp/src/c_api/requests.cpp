@@ -10,38 +10,12 @@
 
 namespace mars::c {
 
+// Enumerations of both interfaces have the same values, so that a cast converts them.
 static_assert(MARS_WINDOW_AUTO == auto_window && MARS_WINDOW_FULL == full_window);
-
-namespace {
-
-Verify verify_of(std::int32_t given) {
-    switch (given) {
-    case MARS_VERIFY_ONCE:
-        return Verify::once;
-    case MARS_VERIFY_ALWAYS:
-        return Verify::always;
-    case MARS_VERIFY_NEVER:
-        return Verify::never;
-    default:
-        throw ArgumentError("verify: not a mars_verify: " + std::to_string(given));
-    }
-}
-
-std::int32_t level_of(LogLevel level) {
-    switch (level) {
-    case LogLevel::debug:
-        return MARS_LOG_DEBUG;
-    case LogLevel::info:
-        return MARS_LOG_INFO;
-    case LogLevel::warning:
-        return MARS_LOG_WARNING;
-    case LogLevel::error:
-        break;
-    }
-    return MARS_LOG_ERROR;
-}
-
-} // namespace
+static_assert(MARS_VERIFY_ALWAYS == static_cast<int>(Verify::always) && MARS_VERIFY_NEVER == static_cast<int>(Verify::never));
+static_assert(MARS_LOG_DEBUG == static_cast<int>(LogLevel::debug) && MARS_LOG_ERROR == static_cast<int>(LogLevel::error));
+static_assert(MARS_MARGIN == static_cast<int>(Metric::margin) && MARS_ENTROPY == static_cast<int>(Metric::entropy));
+static_assert(MARS_COMMIT_BLOCK == static_cast<int>(Commit::Kind::block));
 
 mars_session_options default_options() {
     mars_session_options values{};
@@ -52,11 +26,13 @@ mars_session_options default_options() {
 
 Session::Options options_of(const mars_session_options* options) {
     const mars_session_options given = known(options, default_options(), "options");
+    if (given.verify < MARS_VERIFY_ONCE || given.verify > MARS_VERIFY_NEVER)
+        throw ArgumentError("verify: not a mars_verify: " + std::to_string(given.verify));
     Session::Options wanted;
     if (given.device != nullptr) wanted.device = given.device;
     if (given.threads != 0) wanted.threads = given.threads;
     if (given.variant != nullptr) wanted.variant = given.variant;
-    wanted.verify = verify_of(given.verify);
+    wanted.verify = static_cast<Verify>(given.verify);
     wanted.safe = given.safe != 0;
     wanted.parse_special = given.parse_special != 0;
     wanted.strict = given.strict != 0;
@@ -70,7 +46,7 @@ Session::Options options_of(const mars_session_options* options) {
     }
     if (given.on_log != nullptr)
         wanted.on_log = [call = given.on_log, user = given.log_user](LogLevel level, std::string_view line) {
-            call(level_of(level), std::string(line).c_str(), user);
+            call(static_cast<std::int32_t>(level), std::string(line).c_str(), user);
         };
     return wanted;
 }
@@ -80,27 +56,20 @@ mars_prompt default_prompt() { return {sizeof(mars_prompt), nullptr, SIZE_MAX, n
 mars_config default_config() {
     const GenerationConfig config;
     const Commit commit;
-    return {sizeof(mars_config),
-            MARS_EXACT,
-            MARS_PROBABILITY,
-            MARS_COMMIT_CURSOR,
-            commit.cache_block,
-            config.max_new_tokens,
-            config.window,
-            nullptr,
-            0,
-            nullptr,
-            0,
-            config.temperature,
-            config.top_k,
-            config.top_p,
-            config.seed,
-            config.repetition_penalty,
-            config.lookup,
-            config.min_p,
-            nullptr,
-            0,
-            nullptr};
+    mars_config values{};
+    values.struct_size = sizeof values;
+    values.tau = MARS_EXACT;
+    values.cache_block = commit.cache_block;
+    values.max_new_tokens = config.max_new_tokens;
+    values.window = config.window;
+    values.temperature = config.temperature;
+    values.top_k = config.top_k;
+    values.top_p = config.top_p;
+    values.seed = config.seed;
+    values.repetition_penalty = config.repetition_penalty;
+    values.lookup = config.lookup;
+    values.min_p = config.min_p;
+    return values;
 }
 
 Request request_of(const mars_config* given) {

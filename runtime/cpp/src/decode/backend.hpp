@@ -1,6 +1,7 @@
 // The interface between the decoding loop and a device: KV rows and one forward. Each backend implements it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -114,6 +115,9 @@ class Backend {
 };
 
 /// The capacity to grow to from `present` for `needed` entries: at least a quarter more, rounded up to `growth`.
-std::int64_t bucket(std::int64_t needed, std::int64_t present);
+inline std::int64_t bucket(std::int64_t needed, std::int64_t present) {
+    const std::int64_t target = std::max(needed, present + present / 4);
+    return (target + growth - 1) / growth * growth;
+}
 
 } // namespace mars

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "decode/prefix.hpp"
-#include "structured/guide.hpp"
 
 namespace mars {
 
@@ -60,7 +59,7 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
         input_.kv_length.push_back(row.cursor);
         longest = std::max(longest, row.cursor);
         want_logits = want_logits || row.wants_logits();
-        input_.want_topk = input_.want_topk || row.guide;
+        input_.want_topk = input_.want_topk || row.wants_topk();
     }
     cache_->reserve(longest + input_.slots);
     backend.step(*cache_, first, input_, want_logits, output_);
@@ -119,7 +118,7 @@ std::int64_t Batch::most_known(std::int64_t block) const {
     return std::min(most, backend.max_slots().value_or(most));
 }
 
-bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.guide && row.num_pending() > most_known(block) && fits(row); }
+bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.num_pending() > most_known(block) && fits(row); }
 
 void Batch::feed_forced(Row& row, std::int64_t block) {
     const Feed feed{most_known(block), 0, 0};

@@ -80,9 +80,9 @@ class BlockCommit : public Schedule {
             Row& row = *batch_.active[i];
             const Feed own = feed(row);
             if (own.slots() == 0) // the commit's prediction is the only one
-                accepted.push_back(row.accept(first_.at(row.index)));
+                accepted.push_back(*row.accept(first_.at(row.index), 0));
             else // if no pending token was fed, the commit's prediction comes first
-                accepted.push_back(row.accept(own.known > 0 ? made[i - first] : first_.at(row.index).then(made[i - first])));
+                accepted.push_back(*row.accept(own.known > 0 ? made[i - first] : first_.at(row.index).then(made[i - first]), 0));
         }
         return accepted;
     }

@@ -11,15 +11,7 @@
 namespace mars {
 
 std::string_view to_string(Metric metric) {
-    switch (metric) {
-    case Metric::margin:
-        return "margin";
-    case Metric::entropy:
-        return "entropy";
-    case Metric::probability:
-        break;
-    }
-    return "probability";
+    return metric == Metric::margin ? "margin" : metric == Metric::entropy ? "entropy" : "probability";
 }
 
 std::optional<std::int64_t> window_of(std::string_view text) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "structured/guide.hpp"
-
 namespace mars {
 
 namespace {
@@ -66,10 +64,10 @@ std::vector<Accepted> ContinuousSchedule::step() {
 void ContinuousSchedule::read_prompts(Events& events) {
     std::int64_t left = batch_->piece();
     for (Row* row = reading(events); row != nullptr && next_piece(*row) <= left; row = reading(events)) {
-        if (row->guide && !row->guide->begun) {
-            std::optional<Accepted> forced;
-            failing({row}, events, [&] { forced = row->begin(backend_.max_capacity()); });
-            if (forced) events.push_back(std::move(*forced));
+        std::optional<Accepted> beginning;
+        const bool good = failing({row}, events, [&] { beginning = row->begin(backend_.max_capacity()); });
+        if (beginning) events.push_back(std::move(*beginning));
+        if (!good || beginning) {
             drop_finished(events);
             continue;
         }
@@ -209,7 +207,7 @@ void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Fe
         failing({&row}, events, [&] {
             ++row.stats.forwards;
             const std::int64_t fed = feeds[i].proposals;
-            std::optional<Accepted> event = row.guide ? row.follow(made[i], fed) : row.accept(made[i], fed);
+            std::optional<Accepted> event = row.accept(made[i], fed);
             if (event) events.push_back(std::move(*event));
             Batch::moved(row);
         });

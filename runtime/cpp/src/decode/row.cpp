@@ -4,8 +4,8 @@
 #include <cassert>
 
 #include "accept.hpp"
+#include "decode/prefix.hpp"
 #include "decode/sample.hpp"
-#include "structured/guide.hpp"
 
 namespace mars {
 
@@ -28,21 +28,8 @@ void append(std::vector<T>& target, const std::vector<T>& source) {
 } // namespace
 
 std::string_view to_string(FinishReason reason) {
-    switch (reason) {
-    case FinishReason::eos:
-        return "eos";
-    case FinishReason::stop:
-        return "stop";
-    case FinishReason::length:
-        return "length";
-    case FinishReason::capacity:
-        return "capacity";
-    case FinishReason::deadline:
-        return "deadline";
-    case FinishReason::cancelled:
-        break;
-    }
-    return "cancelled";
+    constexpr const char* names[] = {"eos", "stop", "length", "capacity", "cancelled", "deadline"};
+    return names[static_cast<std::size_t>(reason)];
 }
 
 Predictions Predictions::of(const StepOutput& output, std::int64_t row, std::int64_t count, Metric metric) {
@@ -83,14 +70,12 @@ Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig
 
 Row::~Row() = default;
 
-bool Row::wants_logits() const { return config_.needs_logits() || (guide && guide->wants_logits); }
-
 bool Row::ends_at(std::int64_t i) const {
     return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_);
 }
 
 std::int64_t Row::num_proposals() const {
-    if (!config_.is_exact() && !guide) return 0;
+    if (!feeds_proposals()) return 0;
     std::int64_t end = 0;
     while (end < proposals.size() && !ends_at(end)) ++end;
     return std::max(std::int64_t{0}, std::min(end, remaining() - 1));
@@ -98,15 +83,13 @@ std::int64_t Row::num_proposals() const {
 
 std::int64_t Row::most_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
-    const bool exact = config_.is_exact();
-    // In exact mode an extra mask costs its slot and no quality, and one mask beyond the block is often verified. Under
-    // a grammar some masks stand at forced tokens.
-    std::int64_t most = (exact || guide) && block > 1 ? block + 1 : block - 1;
+    // A proposal too many costs its slot and no quality, and one mask beyond the block is often verified.
+    std::int64_t most = feeds_proposals() && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
-    return std::max(std::int64_t{0}, std::min(most, remaining() - (exact ? 2 : 1)));
+    return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
 }
 
-Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals) {
+std::optional<Accepted> Row::accept(const Predictions& predictions, std::int64_t num_proposals) {
     Predictions chosen = config_.needs_logits() ? candidates(predictions) : predictions;
     const bool verifies = config_.is_exact();
     std::int64_t count = 0;
@@ -117,14 +100,8 @@ Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals)
         count = mars::accept(chosen.token_ids, chosen.confidences, config_.bound(), config_.metric, eos_ids_, remaining());
     }
     for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t token = chosen.token_ids[static_cast<std::size_t>(i)];
-        tokens.push_back(token);
-        if (is_one_of(token, eos_ids_)) {
-            finish_reason = FinishReason::eos;
-        } else if (stop_ && stop_(token)) {
-            count = i + 1;
-            finish_reason = FinishReason::stop;
-        }
+        push(chosen.token_ids[static_cast<std::size_t>(i)]);
+        if (finish_reason) count = i + 1;
     }
     if (verifies) {
         settle(chosen.token_ids, predictions.probabilities, count, num_proposals);
@@ -139,26 +116,43 @@ Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals)
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
     chosen.token_ids.resize(static_cast<std::size_t>(count));
     chosen.confidences.resize(static_cast<std::size_t>(count));
-    const std::int64_t num_held = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
-    return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_held, nullptr};
+    const std::int64_t num_verified = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
+    return Accepted{index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_verified};
+}
+
+void Row::push(std::int64_t token) {
+    tokens.push_back(token);
+    if (is_one_of(token, eos_ids_))
+        finish_reason = FinishReason::eos;
+    else if (stop_ && stop_(token))
+        finish_reason = FinishReason::stop;
 }
 
 /// Verified proposals become final like pending tokens; the predictions after them are proposed next.
 void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
                  std::int64_t num_fed) {
-    const std::int64_t num_held = std::max(std::int64_t{0}, count - 1);
-    cursor += num_held;
-    stats.proposed += num_fed;
-    stats.verified += num_held;
-    if (!finish_reason) hopes_->saw(proposals, num_fed, num_held); // otherwise more may have been right than were needed
+    const std::int64_t num_verified = std::max(std::int64_t{0}, count - 1);
+    cursor += num_verified;
+    count_proposals(num_fed, num_verified);
     // Predictions after a wrong token are void: new masks are better guesses.
-    if (num_held < num_fed || finish_reason) {
+    if (num_verified < num_fed || finish_reason) {
         proposals = {};
         return;
     }
     proposals = {{token_ids.begin() + count, token_ids.end()}, {probabilities.begin() + count, probabilities.end()}, Source::masks};
+    see_masks(proposals.confidences);
+}
+
+void Row::count_proposals(std::int64_t num_fed, std::int64_t num_verified) {
+    stats.proposed += num_fed - proposals.num_sure(num_fed);
+    stats.verified += num_verified - proposals.num_sure(num_verified);
+    // At the end of a row, more may have been right than were needed.
+    if (!finish_reason) hopes_->saw(proposals, num_fed, num_verified);
+}
+
+void Row::see_masks(const std::vector<double>& probabilities) {
     std::vector<double> hopes;
-    for (const double probability : proposals.confidences) hopes.push_back(hopes_->of(Source::masks, probability));
+    for (const double probability : probabilities) hopes.push_back(hopes_->of(Source::masks, probability));
     foresight_.saw(hopes);
 }
 
@@ -166,8 +160,7 @@ void Row::look_around(std::int64_t most) {
     if (!lookup_ || !config_.is_exact() || most < 1) return;
     const double own = promise(proposals);
     if (own >= enough) return;
-    Proposals others = lookup_->propose(tokens, most);
-    if (guide && others.size() > 0) others = guide->lead(others);
+    Proposals others = lead(lookup_->propose(tokens, most));
     if (promise(others) > own) proposals = std::move(others);
 }
 
@@ -206,7 +199,7 @@ std::optional<double> Row::tau() const {
 
 Accepted Row::finish(FinishReason reason) {
     finish_reason = reason;
-    return {index, {}, {}, reason, 0, nullptr};
+    return {index, {}, {}, reason};
 }
 
 Accepted Row::fail(std::exception_ptr error) {

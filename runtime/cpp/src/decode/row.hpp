@@ -20,7 +20,6 @@
 
 namespace mars {
 
-class Guide;
 class Stem;
 
 /// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens; `error` is
@@ -61,13 +60,12 @@ struct Predictions {
 /// `tokens` is the prompt and everything accepted. `cursor` counts final KV entries; the tokens after it are pending.
 /// `proposals` are guesses, not part of the answer until verified. `stop` sees each accepted token and returns whether
 /// it completes a stop condition. `hopes` are shared by the rows of a session, or the row's own. `stem`: the row's
-/// access to the prefix cache, or null. `guide`: the grammar of the answer, or null. `client`: whose turn the row takes
-/// in the queue.
+/// access to the prefix cache, or null. `client`: whose turn the row takes in the queue.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
         std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr);
-    ~Row();
+    virtual ~Row();
 
     const std::int64_t index;
     std::vector<std::int64_t> tokens;
@@ -77,7 +75,6 @@ class Row {
     PassRates pass_rates;
     Proposals proposals;
     std::shared_ptr<Stem> stem;
-    std::unique_ptr<Guide> guide;
     std::optional<std::string> client;
 
     const GenerationConfig& config() const { return config_; }
@@ -90,8 +87,12 @@ class Row {
     /// Proposals that may be fed. Never one that ends the sequence: the output before it predicts the same.
     std::int64_t num_proposals() const;
 
-    /// Whether a step must return logits for this row.
-    bool wants_logits() const;
+    /// Whether a step must return logits, or the likeliest tokens, for this row.
+    virtual bool wants_logits() const { return config_.needs_logits(); }
+    virtual bool wants_topk() const { return false; }
+
+    /// Whether a step may verify proposals, and feed one mask more than the block was trained for.
+    virtual bool feeds_proposals() const { return config_.is_exact(); }
 
     /// Whether proposal `i` exists and ends the sequence.
     bool ends_at(std::int64_t i) const;
@@ -101,18 +102,15 @@ class Row {
 
     /// Accept predictions from the left by the rule and the limits, and record how the row ends if it does.
     ///
-    /// The first `num_proposals` proposals were fed; they are verified or dropped.
-    Accepted accept(const Predictions& predictions, std::int64_t num_proposals = 0);
+    /// The first `num_proposals` proposals were fed; they are verified or dropped. No value if nothing is accepted and the
+    /// next step must run again.
+    virtual std::optional<Accepted> accept(const Predictions& predictions, std::int64_t num_proposals);
 
-    /// Append what the grammar forces before any prediction, until the row has `most` tokens. No value if nothing is
-    /// forced or the row has begun already.
-    std::optional<Accepted> begin(std::int64_t most);
+    /// Append what is known of the answer before any prediction, until the row has `most` tokens.
+    virtual std::optional<Accepted> begin(std::int64_t /*most*/) { return std::nullopt; }
 
-    /// Like `accept`, under a grammar: forced tokens are appended, and a token that is not allowed ends the run. No
-    /// value if nothing was appended and the next step must run again.
-    ///
-    /// If all proposals were verified, tau decides about the masks' predictions; exact mode accepts none of them.
-    std::optional<Accepted> follow(const Predictions& predictions, std::int64_t num_proposals);
+    /// What of another source's proposals may be fed.
+    virtual Proposals lead(Proposals others) const { return others; }
 
     /// Look up proposals in the row's own text if the current ones promise little; use them if they promise more.
     void look_around(std::int64_t most);
@@ -147,13 +145,27 @@ class Row {
     /// Apply what other threads requested. The loop calls this between two steps, so that a step sees one setting.
     void refresh();
 
-  private:
+  protected:
+    /// The row's own choices of tokens, drawn from the logits, from prediction `first` on.
     Predictions candidates(const Predictions& predictions, std::int64_t first = 0) const;
-    void append(std::int64_t token);
-    void propose(const Predictions& predictions, const std::vector<std::int64_t>& given, std::int64_t num_held, std::int64_t num_fed);
+
+    /// Append an accepted token, and record how the row ends if it does.
+    void push(std::int64_t token);
+
+    /// Count proposals of a step, and learn from them; forced ones do not count.
+    void count_proposals(std::int64_t num_fed, std::int64_t num_verified);
+
+    /// Learn what masks are worth from the probabilities of a step's masks.
+    void see_masks(const std::vector<double>& probabilities);
+
+  private:
     void settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
                 std::int64_t num_fed);
     double promise(const Proposals& those) const;
+    void end(FinishReason reason) {
+        int none = untold;
+        told_.compare_exchange_strong(none, static_cast<int>(reason));
+    }
 
     GenerationConfig config_;
     std::vector<std::int64_t> eos_ids_;
@@ -161,14 +173,11 @@ class Row {
     std::shared_ptr<Hopes> hopes_;
     Foresight foresight_;
     std::optional<Lookup> lookup_;
-    std::atomic<double> wanted_; // tau, or exact_mode
-    void end(FinishReason reason) {
-        int none = untold;
-        told_.compare_exchange_strong(none, static_cast<int>(reason));
-    }
 
+    // Requests of other threads.
     static constexpr int untold = -1;
-    std::atomic<int> told_{untold}; // the reason, once told to end
+    std::atomic<double> wanted_;    // tau, or exact_mode
+    std::atomic<int> told_{untold}; // the FinishReason to end with
 };
 
 } // namespace mars

@@ -91,8 +91,7 @@ class CursorCommit : public Schedule {
         for (const Predictions& predictions : batch_.step(first, feeds, Keep::known)) {
             Row& row = *batch_.active[static_cast<std::size_t>(first) + i];
             ++row.stats.forwards;
-            std::optional<Accepted> event =
-                row.guide ? row.follow(predictions, feeds[i].proposals) : row.accept(predictions, feeds[i].proposals);
+            std::optional<Accepted> event = row.accept(predictions, feeds[i].proposals);
             if (event) accepted.push_back(std::move(*event));
             Batch::moved(row);
             ++i;

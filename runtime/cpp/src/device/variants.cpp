@@ -63,7 +63,7 @@ std::vector<std::string> engine_obstacles(const Variant& variant, const Here& he
 
 std::string other(const Variant& variant, const std::string& device) {
     if (const auto reason = why_not(variant, device, nullptr)) return *reason;
-    return "a graph for ONNX Runtime; name it as the variant to run it instead of an engine";
+    return "a graph for ONNX Runtime; select it as the variant to run it instead of an engine";
 }
 
 } // namespace

@@ -22,7 +22,7 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     std::vector<Row*> rows;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         NewRow made = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
-        if (made.row->guide && commit.kind == Commit::Kind::block)
+        if (!configs[i].grammar.empty() && commit.kind == Commit::Kind::block)
             throw SessionError("a grammar needs cursor commit; leave block commit out");
         rows.push_back(made.row.get());
         answers_.push_back({std::move(made.text), std::move(made.row), {}});

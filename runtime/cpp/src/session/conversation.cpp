@@ -166,8 +166,9 @@ void Conversation::resume(const std::vector<Message>& messages) {
         said.push_back({{messages[i].content, messages[i + 1].content}, {}});
     }
     if (!good)
-        throw SessionError("a conversation must consist of questions and their answers in turn; give user and assistant messages in pairs, a"
-                           " system message only before them");
+        throw SessionError(
+            "a conversation must consist of questions and their answers in turn; give user and assistant messages in pairs, a"
+            " system message only before them");
     // Ids stand for everything up to their turn: they are valid until the first turn that differs.
     for (std::size_t i = 0; system == state_->system && i < std::min(said.size(), state_->turns.size()); ++i) {
         const State::Said& own = state_->turns[i];

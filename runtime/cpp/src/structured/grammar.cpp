@@ -1,4 +1,3 @@
-// Masks by walking the tokens in the order of their bytes; forced tokens by writing what must follow in front of what may.
 #include "structured/grammar.hpp"
 
 #include <algorithm>
@@ -9,23 +8,20 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t most_settled = 256;   // tokens that are forced at once; more follow in the next run
-constexpr std::int64_t per_byte = 4;        // continuations that begin with the same byte, of those that are tried
-constexpr std::size_t look_back = 4;        // forced tokens at the end that a longer token may replace
-constexpr std::size_t remembered = 4096;    // states whose masks are kept, and writings
-constexpr std::size_t most_open = 16;       // automata
-constexpr std::int64_t most_certain = 4096; // tokens: a longer text that is forced from end to end counts as a choice
+using Tokens = std::vector<std::int64_t>;
+
+constexpr std::size_t most_forced = 256;             // tokens forced at once; the rest follows in the next run
+constexpr std::size_t most_bytes = 16 * most_forced; // of a forced text whose continuations are tried
+constexpr std::int64_t per_byte = 4;                 // tried continuations that begin with the same byte
+constexpr std::size_t look_back = 4;                 // forced tokens at the end that a longer token may replace
+constexpr std::size_t remembered = 4096;             // cached results of each kind
+constexpr std::size_t most_open = 16;                // automata
+constexpr std::int64_t most_certain = 4096;          // tokens: a longer forced text counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
 
-std::size_t num_alike(const std::vector<std::int64_t>& one, const std::vector<std::int64_t>& other) {
+std::size_t num_common(const Tokens& one, const Tokens& other) {
     const auto end = one.begin() + static_cast<std::ptrdiff_t>(std::min(one.size(), other.size()));
     return static_cast<std::size_t>(std::mismatch(one.begin(), end, other.begin()).first - one.begin());
-}
-
-template <typename Key, typename Value>
-const Value& remember(std::map<Key, Value>& known, const Key& key, Value value) {
-    if (known.size() >= remembered) known.clear();
-    return known.insert_or_assign(key, std::move(value)).first->second;
 }
 
 /// One answer's state in an automaton.
@@ -34,18 +30,16 @@ class Walker : public Matcher {
     explicit Walker(std::shared_ptr<Walk> walk, std::int32_t state = 0, std::int64_t last = -1)
         : walk_(std::move(walk)), state_(state), last_(last) {}
 
-    std::vector<std::int64_t> forced() override {
+    Tokens forced() override {
         if (!forced_) forced_ = walk_->forced(state_, last_);
         return forced_->tokens;
     }
 
     TokenSet mask() override {
-        if (forced_ && !forced_->only.empty()) {
-            TokenSet only(walk_->vocabulary().size());
-            for (const std::int64_t token : forced_->only) only.set(token);
-            return only;
-        }
-        return walk_->mask(state_);
+        if (!forced_ || forced_->only.empty()) return walk_->mask(state_);
+        TokenSet only(walk_->vocabulary().size());
+        for (const std::int64_t token : forced_->only) only.set(token);
+        return only;
     }
 
     Walk::Likely likely() override {
@@ -78,23 +72,34 @@ class Walker : public Matcher {
 
 std::unique_ptr<Matcher> Walk::matcher() { return std::make_unique<Walker>(shared_from_this()); }
 
-TokenSet Walk::mask(std::int32_t state) {
+template <typename Key, typename Value, typename Compute>
+Value Walk::cached(std::map<Key, Value>& values, const Key& key, const Compute& compute) {
+    {
+        const std::lock_guard<std::mutex> guard(lock_);
+        if (const auto known = values.find(key); known != values.end()) return known->second;
+    }
+    Value value = compute();
     const std::lock_guard<std::mutex> guard(lock_);
-    const auto known = masks_.find(state);
-    const TokenSet& found = known != masks_.end() ? known->second : remember(masks_, state, found_mask(state));
-    if (!automaton_.is_end(state) && !found.any())
-        throw SessionError(std::string("nothing that is allowed so far can be continued under the grammar") + simpler);
-    return found;
+    if (values.size() >= remembered) values.clear();
+    return values.insert_or_assign(key, std::move(value)).first->second;
 }
 
-TokenSet Walk::found_mask(std::int32_t state) const {
+TokenSet Walk::mask(std::int32_t state) {
+    TokenSet allowed = cached(masks_, state, [&] { return compute_mask(state); });
+    if (!automaton_.is_end(state) && !allowed.any())
+        throw SessionError(std::string("nothing that is allowed so far can be continued under the grammar") + simpler);
+    return allowed;
+}
+
+/// Follows all tokens in the order of their bytes, so that common beginnings are followed once.
+TokenSet Walk::compute_mask(std::int32_t state) const {
     TokenSet allowed(vocabulary_->size());
-    std::vector<std::int32_t> states(vocabulary_->longest + 1, Automaton::none); // behind each byte of the token before
+    std::vector<std::int32_t> states(vocabulary_->longest + 1, Automaton::none); // after each byte of the previous token
     states[0] = state;
-    std::size_t alive = 0; // bytes of it that may follow
+    std::size_t alive = 0; // leading bytes of it that are allowed
     for (std::size_t i = 0; i < vocabulary_->sorted.size(); ++i) {
         const std::size_t alike = vocabulary_->alike[i];
-        if (alike > alive) continue; // it begins with what may not follow
+        if (alike > alive) continue; // it begins with bytes that are not allowed
         const std::string_view text = vocabulary_->text(vocabulary_->sorted[i]);
         for (alive = alike; alive < text.size(); ++alive) {
             states[alive + 1] = automaton_.step(states[alive], static_cast<unsigned char>(text[alive]));
@@ -107,58 +112,82 @@ TokenSet Walk::found_mask(std::int32_t state) const {
 
 Walk::Forced Walk::forced(std::int32_t state, std::int64_t last) {
     if (!automaton_.only(state)) return {};
-    const std::pair<std::int32_t, std::int64_t> key(state, last);
-    {
-        const std::lock_guard<std::mutex> guard(lock_);
-        if (const auto known = forced_.find(key); known != forced_.end()) return known->second;
-    }
-    Forced found = settled(state, last);
-    const std::lock_guard<std::mutex> guard(lock_);
-    return remember(forced_, key, std::move(found));
+    return cached(forced_, std::pair(state, last), [&] { return compute_forced(state, last); });
 }
 
+/// The forced bytes as tokens, as far as they are the same whatever follows.
+///
+/// With byte pairs, what follows may change the last tokens: `"}}` is written as `"` and `}}`, but before a comma as
+/// `"}` and `},`. So the bytes are spelled with several continuations, and only the tokens that all spellings begin with
+/// are forced. If even their first tokens differ, those are the only choices.
+Walk::Forced Walk::compute_forced(std::int32_t state, std::int64_t last) {
+    const auto [data, end] = forced_bytes(state);
+    Tokens tokens = spell(data, end, last);
+    if (tokens.empty()) return {};
+    if (tokens.size() > most_forced) return {{tokens.begin(), tokens.begin() + most_forced}, {}};
+    if (const std::size_t valid = num_valid(tokens, state); valid < tokens.size()) {
+        // The name of a special token, such as <|mask|>, is plain text here: spell it by the longest tokens.
+        tokens.resize(valid);
+        for (const std::int64_t token : vocabulary_->beginnings(data))
+            if (tokens.empty() && after({token}, state) != Automaton::none) tokens = {token};
+        return {tokens, {}};
+    }
+    const std::optional<TokenSet> next = allowed_after(data, state);
+    if (!next) return {tokens, {}};
+    if (!next->any()) return {vocabulary_->write(data), {}}; // the answer ends here
+    const Spellings spellings = spell_before(data, *next);
+    const std::size_t common = num_common(tokens, spellings.common);
+    if (common > 0) {
+        tokens.resize(common);
+        return {tokens, {}};
+    }
+    Forced choice;
+    for (const std::int64_t token : spellings.first)
+        if (after({token}, state) != Automaton::none) choice.only.push_back(token);
+    if (choice.only.empty()) choice.tokens = tokens;
+    return choice;
+}
+
+/// The commonest first token of the spellings of a forced text, and its share.
 Walk::Likely Walk::likely(std::int32_t state) {
-    {
-        const std::lock_guard<std::mutex> guard(lock_);
-        if (const auto known = likely_.find(state); known != likely_.end()) return known->second;
-    }
-    Likely found;
-    std::int32_t end = state;
-    const std::string data = forced_bytes(end);
-    if (!data.empty() && data.size() <= 16 * most_settled) {
-        const std::int32_t after = behind(vocabulary_->write(data), state);
-        if (after != Automaton::none) {
-            const TokenSet follows = mask(after);
-            if (follows.any()) {
-                const Ways found_ways = ways(data, follows);
-                if (!found_ways.first.empty()) found = {found_ways.first.front(), found_ways.share};
-            }
-        }
-    }
-    const std::lock_guard<std::mutex> guard(lock_);
-    return remember(likely_, state, found);
+    return cached(likely_, state, [&]() -> Likely {
+        const std::string data = forced_bytes(state).first;
+        const std::optional<TokenSet> next = data.empty() ? std::nullopt : allowed_after(data, state);
+        if (!next || !next->any()) return std::nullopt;
+        const Spellings spellings = spell_before(data, *next);
+        if (spellings.first.empty()) return std::nullopt;
+        return std::pair(spellings.first.front(), spellings.share);
+    });
 }
 
-/// The bytes that must follow, and the state behind them.
-std::string Walk::forced_bytes(std::int32_t& state) const {
+/// The bytes that must follow a state, and the state after them.
+std::pair<std::string, std::int32_t> Walk::forced_bytes(std::int32_t state) const {
     std::string data;
     while (const std::optional<std::uint32_t> edge = automaton_.only(state)) {
         data += static_cast<char>(automaton_.low[*edge]);
         state = static_cast<std::int32_t>(automaton_.target[*edge]);
     }
-    return data;
+    return {data, state};
 }
 
-/// The forced bytes as tokens, as they stand behind the last one, without those at the end that a longer token may replace.
-std::vector<std::int64_t> Walk::written(const std::string& data, std::int32_t end, std::int64_t last) const {
+/// The tokens allowed after the forced bytes `data`; no value if the bytes are too long or cannot be written.
+std::optional<TokenSet> Walk::allowed_after(const std::string& data, std::int32_t state) {
+    if (data.size() > most_bytes) return std::nullopt;
+    const std::int32_t end = after(vocabulary_->write(data), state);
+    return end == Automaton::none ? std::nullopt : std::optional(mask(end));
+}
+
+/// `data` as tokens after the token `last`, without tokens at the end that a longer one may replace.
+Tokens Walk::spell(const std::string& data, std::int32_t end, std::int64_t last) const {
     if (last >= 0) {
-        std::vector<std::int64_t> tokens = vocabulary_->write(std::string(vocabulary_->text(last)) + data);
-        if (!tokens.empty() && tokens.front() == last) return chopped({tokens.begin() + 1, tokens.end()}, end);
+        const Tokens tokens = vocabulary_->write(std::string(vocabulary_->text(last)) + data);
+        if (!tokens.empty() && tokens.front() == last) return without_open_end({tokens.begin() + 1, tokens.end()}, end);
     }
-    return chopped(vocabulary_->write(data), end);
+    return without_open_end(vocabulary_->write(data), end);
 }
 
-std::vector<std::int64_t> Walk::chopped(std::vector<std::int64_t> tokens, std::int32_t end) const {
+/// Drop the tokens at the end whose bytes may be the beginning of a longer token.
+Tokens Walk::without_open_end(Tokens tokens, std::int32_t end) const {
     std::string tail;
     for (std::size_t i = tokens.size() - std::min(tokens.size(), look_back); i < tokens.size(); ++i) tail += vocabulary_->text(tokens[i]);
     if (tail.size() > vocabulary_->longest) tail.erase(0, tail.size() - vocabulary_->longest);
@@ -170,7 +199,7 @@ std::vector<std::int64_t> Walk::chopped(std::vector<std::int64_t> tokens, std::i
     return tokens;
 }
 
-/// Whether a longer token begins with `data`, and may go on as it does.
+/// Whether a longer token begins with `data` and continues with bytes allowed in the state `end`.
 bool Walk::has_extension(std::string_view data, std::int32_t end) const {
     const auto& sorted = vocabulary_->sorted;
     auto at = std::lower_bound(sorted.begin(), sorted.end(), data,
@@ -182,68 +211,34 @@ bool Walk::has_extension(std::string_view data, std::int32_t end) const {
     return false;
 }
 
-/// The forced tokens that stay as they are whatever follows; the mask knows the others.
-///
-/// With byte pairs what follows may move the ends of tokens before: `"}}` is written as `"` and `}}`, but before a comma as `"}` and `},`.
-Walk::Forced Walk::settled(std::int32_t state, std::int64_t last) {
-    std::int32_t end = state;
-    const std::string data = forced_bytes(end);
-    std::vector<std::int64_t> forced = written(data, end, last);
-    if (forced.empty()) return {};
-    if (forced.size() > most_settled) return {{forced.begin(), forced.begin() + most_settled}, {}};
-    if (const std::size_t valid = num_valid(forced, state); valid < forced.size()) {
-        // The name of a special token, such as <|mask|>, is text here: spelled by the longest tokens.
-        forced.resize(valid);
-        for (const std::int64_t token : vocabulary_->beginnings(data))
-            if (forced.empty() && behind({token}, state) != Automaton::none) forced = {token};
-        return {forced, {}};
-    }
-    if (data.size() > 16 * most_settled) return {forced, {}};
-    std::vector<std::int64_t> plain = vocabulary_->write(data);
-    const std::int32_t after = behind(plain, state);
-    if (after == Automaton::none) return {forced, {}};
-    const TokenSet follows = mask(after);
-    if (!follows.any()) return {std::move(plain), {}}; // the end
-    const Ways found = ways(data, follows);
-    const std::size_t alike = num_alike(forced, found.common);
-    if (alike == 0) {
-        Forced begun;
-        for (const std::int64_t token : found.first)
-            if (behind({token}, state) != Automaton::none) begun.only.push_back(token);
-        if (begun.only.empty()) begun.tokens = std::move(forced);
-        return begun;
-    }
-    forced.resize(alike);
-    return {std::move(forced), {}};
-}
-
-/// How `data` is written before tokens of `behind`: a few of each first byte are tried.
-Walk::Ways Walk::ways(const std::string& data, const TokenSet& behind) const {
-    Ways found;
-    std::map<std::int64_t, std::int64_t> counts;
-    std::int64_t num = 0, same = 0;
-    int begins = -1;
+/// Spell `data` before the tokens `next`; of those with the same first byte, the shortest few are tried.
+Walk::Spellings Walk::spell_before(const std::string& data, const TokenSet& next) const {
+    Spellings spellings;
+    std::map<std::int64_t, std::int64_t> counts; // by first token
+    std::int64_t num = 0, num_alike = 0;
+    int previous = -1;
     for (const std::int64_t token : vocabulary_->by_length) {
-        if (!behind.has(token)) continue;
+        if (!next.has(token)) continue;
         const std::string_view text = vocabulary_->text(token);
-        const int first = static_cast<unsigned char>(text.front());
-        same = first == begins ? same + 1 : 0;
-        begins = first;
-        if (same >= per_byte) continue;
-        const std::vector<std::int64_t> variant = vocabulary_->write(data + std::string(text));
-        if (variant.empty()) continue;
-        if (num++ == 0) found.common = variant;
-        found.common.resize(num_alike(found.common, variant));
-        ++counts[variant.front()];
+        const int byte = static_cast<unsigned char>(text.front());
+        num_alike = byte == previous ? num_alike + 1 : 0;
+        previous = byte;
+        if (num_alike >= per_byte) continue;
+        const Tokens spelling = vocabulary_->write(data + std::string(text));
+        if (spelling.empty()) continue;
+        if (num++ == 0) spellings.common = spelling;
+        spellings.common.resize(num_common(spellings.common, spelling));
+        ++counts[spelling.front()];
     }
-    for (const auto& [token, count] : counts) found.first.push_back(token);
-    std::stable_sort(found.first.begin(), found.first.end(), [&](std::int64_t a, std::int64_t b) { return counts.at(a) > counts.at(b); });
-    if (num > 0) found.share = static_cast<double>(counts.at(found.first.front())) / static_cast<double>(num);
-    return found;
+    for (const auto& [token, count] : counts) spellings.first.push_back(token);
+    std::stable_sort(spellings.first.begin(), spellings.first.end(),
+                     [&](std::int64_t a, std::int64_t b) { return counts.at(a) > counts.at(b); });
+    if (num > 0) spellings.share = static_cast<double>(counts.at(spellings.first.front())) / static_cast<double>(num);
+    return spellings;
 }
 
-/// The state behind tokens, or none.
-std::int32_t Walk::behind(const std::vector<std::int64_t>& tokens, std::int32_t state) const {
+/// The state after tokens, or none.
+std::int32_t Walk::after(const Tokens& tokens, std::int32_t state) const {
     for (const std::int64_t token : tokens) {
         const std::string_view text = vocabulary_->text(token);
         state = text.empty() ? Automaton::none : automaton_.walk(text, state);
@@ -252,10 +247,10 @@ std::int32_t Walk::behind(const std::vector<std::int64_t>& tokens, std::int32_t 
     return state;
 }
 
-std::size_t Walk::num_valid(const std::vector<std::int64_t>& tokens, std::int32_t state) const {
+/// How many leading tokens are allowed.
+std::size_t Walk::num_valid(const Tokens& tokens, std::int32_t state) const {
     std::size_t count = 0;
-    for (; count < tokens.size(); ++count)
-        if ((state = behind({tokens[count]}, state)) == Automaton::none) break;
+    while (count < tokens.size() && (state = after({tokens[count]}, state)) != Automaton::none) ++count;
     return count;
 }
 

@@ -1,5 +1,5 @@
-// Grammars of a bundle at work: automata over bytes, asked in tokens. The rule of runtime/structured/grammar.py: what is forced, and how it is
-// written.
+// Grammars of a bundle over its tokens: what is allowed, what is forced, and how it is written
+// (runtime/structured/grammar.py).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace mars {
 /// An automaton over one vocabulary, with what was computed for it. Shared by the answers that follow it; thread-safe.
 class Walk : public std::enable_shared_from_this<Walk> {
   public:
-    /// What must follow: tokens, or where the same text can be written in several ways, the tokens that it may begin with.
+    /// What must follow a state: tokens, or if the same text can be written in several ways, its possible first tokens.
     struct Forced {
         std::vector<std::int64_t> tokens, only;
     };
@@ -32,37 +32,40 @@ class Walk : public std::enable_shared_from_this<Walk> {
     Walk(Automaton automaton, std::shared_ptr<const Vocabulary> vocabulary)
         : automaton_(std::move(automaton)), vocabulary_(std::move(vocabulary)) {}
 
-    /// A matcher at the beginning of an answer.
     std::unique_ptr<Matcher> matcher();
 
     const Automaton& automaton() const { return automaton_; }
     const Vocabulary& vocabulary() const { return *vocabulary_; }
 
-    /// The tokens that may follow a state.
+    /// The tokens that may follow a state. Throws SessionError if there are none and the answer may not end.
     TokenSet mask(std::int32_t state);
 
-    /// What must follow a state to which the token `last` led, -1 for none.
+    /// What must follow a state that was reached by the token `last` (-1 for none).
     Forced forced(std::int32_t state, std::int64_t last);
 
-    /// A token that is likely where nothing is forced.
+    /// A likely token if no token is forced, and how likely it is.
     Likely likely(std::int32_t state);
 
   private:
-    /// Some writings of a text: the tokens that all begin with, and the first tokens, the commonest first; the share of the commonest.
-    struct Ways {
+    /// Several spellings of a text: the tokens that all begin with; their first tokens, commonest first, and the share
+    /// of the commonest.
+    struct Spellings {
         std::vector<std::int64_t> common, first;
         double share = 0.0;
     };
 
-    std::string forced_bytes(std::int32_t& state) const;
-    std::vector<std::int64_t> written(const std::string& data, std::int32_t end, std::int64_t last) const;
-    std::vector<std::int64_t> chopped(std::vector<std::int64_t> tokens, std::int32_t end) const;
+    template <typename Key, typename Value, typename Compute>
+    Value cached(std::map<Key, Value>& values, const Key& key, const Compute& compute);
+    TokenSet compute_mask(std::int32_t state) const;
+    Forced compute_forced(std::int32_t state, std::int64_t last);
+    std::pair<std::string, std::int32_t> forced_bytes(std::int32_t state) const;
+    std::optional<TokenSet> allowed_after(const std::string& data, std::int32_t state);
+    std::vector<std::int64_t> spell(const std::string& data, std::int32_t end, std::int64_t last) const;
+    std::vector<std::int64_t> without_open_end(std::vector<std::int64_t> tokens, std::int32_t end) const;
     bool has_extension(std::string_view data, std::int32_t end) const;
-    Forced settled(std::int32_t state, std::int64_t last);
-    Ways ways(const std::string& data, const TokenSet& behind) const;
-    std::int32_t behind(const std::vector<std::int64_t>& tokens, std::int32_t state) const;
+    Spellings spell_before(const std::string& data, const TokenSet& next) const;
+    std::int32_t after(const std::vector<std::int64_t>& tokens, std::int32_t state) const;
     std::size_t num_valid(const std::vector<std::int64_t>& tokens, std::int32_t state) const;
-    TokenSet found_mask(std::int32_t state) const;
 
     Automaton automaton_;
     std::shared_ptr<const Vocabulary> vocabulary_;
@@ -72,7 +75,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
     std::map<std::int32_t, Likely> likely_;
 };
 
-/// The grammars of one bundle, each read when it is first asked for. Any thread.
+/// The grammars of one bundle, each read at first use. Thread-safe.
 class Grammars {
   public:
     /// A matcher at the beginning of an answer. Throws SessionError for an unknown name, BundleError for a bad file.
@@ -84,7 +87,7 @@ class Grammars {
     std::map<std::string, std::shared_ptr<Walk>> walks_;
 };
 
-/// Whether anything but one text satisfies the grammar.
+/// Whether more than one text satisfies the grammar.
 bool leaves_a_choice(const Matcher& matcher);
 
 } // namespace mars

@@ -55,7 +55,6 @@ class Guide {
     Guide(std::unique_ptr<Matcher> matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks = 64);
 
     const std::int64_t most_masks;
-    bool begun = false;
     bool wants_logits = false; ///< set once a choice needed them; every later step then returns them
 
     /// Whether only the end may follow and no end-of-sequence token exists to mark it.
@@ -92,8 +91,5 @@ class Guide {
     bool can_ask_;
     std::deque<std::int64_t> queue_;
 };
-
-/// Confidence of a forced token in the row's metric.
-inline double sure_of(Metric metric) { return metric == Metric::entropy ? 0.0 : 1.0; }
 
 } // namespace mars

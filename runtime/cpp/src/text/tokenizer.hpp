@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "spans.hpp"
+#include "bundle/turns.hpp"
 
 namespace mars {
 

@@ -1,9 +1,7 @@
 #include "device/ort/backend.hpp"
 
 #include <chrono>
-#include <map>
 #include <new>
-#include <tuple>
 
 #include <mars/errors.hpp>
 
@@ -35,6 +33,45 @@ void check_memory(const Bundle& bundle, const Variant& variant) {
                           " MB are more than the " + std::to_string(*free / 1'000'000) + " MB of free memory" + open_advice);
 }
 
+/// What the graph must look like. Throws SessionError for variants that ONNX Runtime does not run.
+OrtSignature signature_of(const Variant& variant, const ModelInfo& model) {
+    const bool is_half = variant.kv_dtype == "float16";
+    if (variant.kv_layout != "static" || (!is_half && variant.kv_dtype != "float32"))
+        throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
+                           " does not run on ONNX Runtime");
+    OrtSignature wanted;
+    wanted.outputs = variant.outputs;
+    wanted.vocab_size = model.vocab_size;
+    wanted.kv_heads = model.num_kv_heads;
+    wanted.head_dim = model.head_dim;
+    wanted.kv_type = is_half ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    for (std::int64_t i = 0; i < model.num_layers; ++i)
+        for (const char* kind : {".key", ".value"}) {
+            wanted.past_names.push_back("past_key_values." + std::to_string(i) + kind);
+            wanted.present_names.push_back("present." + std::to_string(i) + kind);
+        }
+    return wanted;
+}
+
+/// Log large operators that the provider leaves to the CPU; in strict mode they are an error.
+void check_operators(const OrtGraph& graph, const std::string& provider, const OrtSettings& settings, const std::string& file) {
+    const auto large = large_on_cpu(graph, provider);
+    if (!large && settings.strict)
+        throw SessionError("strict needs a libmars that was built with headers of ONNX Runtime 1.24 or newer (docs/cpp.md)");
+    if (!large || large->empty()) return;
+    const std::string text = file + ": " + words_on_cpu(*large, provider);
+    if (settings.strict) throw SessionError(text);
+    note(graph.on_log, LogLevel::warning, text);
+}
+
+[[noreturn]] void throw_load_error(const Ort::Exception& error, const std::string& file) {
+    const std::string why = first_line(error);
+    if (is_lasting(error.what())) throw DeviceLost(file + ": " + why + lost_advice);
+    const std::string what = file + ": ONNX Runtime " + OrtBackend::version() + " cannot load the graph: " + why;
+    if (is_shortage(error)) throw MemoryError(what + open_advice);
+    throw SessionError(what);
+}
+
 } // namespace
 
 struct OrtBackend::Graph : OrtStep {
@@ -46,62 +83,36 @@ struct OrtBackend::Graph : OrtStep {
 OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings,
                        std::shared_ptr<RowMemory> memory)
     : graph_((init_ort(), std::make_unique<Graph>())) {
-    const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{
-        {"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}}, {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
-    const auto kv = kv_types.find(variant.kv_dtype);
-    if (variant.kv_layout != "static" || kv == kv_types.end())
-        throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
-                           " does not run on ONNX Runtime");
     if (settings.threads && *settings.threads < 1)
         throw SessionError("threads must be 1 or more, not " + std::to_string(*settings.threads));
-    const DeviceName named = DeviceName::of(device);
-    const std::string provider = provider_of(named.kind);
+    const DeviceName name = DeviceName::of(device);
+    const std::string provider = provider_of(name.kind);
+    const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider || provider == cuda_plugin;
+    const bool is_w8a8 = variant.precision == "w8a8";
     const ModelInfo& model = bundle.manifest.model;
+    const OrtParts options = parted(settings.options, is_on_cpu, name.number);
     Graph& graph = *graph_;
     graph.file = bundle.path / variant.file;
     graph.max_capacity = model.context_length;
-    OrtSignature& wanted = graph.signature;
-    wanted.outputs = variant.outputs;
-    wanted.vocab_size = model.vocab_size;
-    wanted.kv_heads = model.num_kv_heads;
-    wanted.head_dim = model.head_dim;
-    std::tie(wanted.kv_type, graph.element_bytes) = kv->second;
-    const bool is_on_cpu = provider == cpu_provider;
-    const OrtParts parts = parted(settings.options, is_on_cpu, named.number);
-    const bool is_cuda = provider == cuda_provider || provider == cuda_plugin;
-    if (is_cuda) check_cuda_version(version());
+    graph.signature = signature_of(variant, model);
+    graph.element_bytes = graph.signature.kv_type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
-    graph.is_firm = is_on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
-    for (std::int64_t i = 0; i < model.num_layers; ++i)
-        for (const char* kind : {".key", ".value"}) {
-            wanted.past_names.push_back("past_key_values." + std::to_string(i) + kind);
-            wanted.present_names.push_back("present." + std::to_string(i) + kind);
-        }
+    graph.is_firm = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model.head_dim % 32 == 0;
+    if (is_cuda) check_cuda_version(version());
     check_memory(bundle, variant);
     try {
-        graph.opened = open_graph({graph.file, provider, parts, settings.threads, variant.accuracy_level.value_or(fastest_level),
+        graph.opened = open_graph({graph.file, provider, options, settings.threads, variant.accuracy_level.value_or(fastest_level),
                                    settings.on_log, settings.cuda_stream});
-        if (is_on_cpu && variant.precision == "w8a8") require_exact_products(graph.opened->env, parts.entries);
-        graph.top_k = check_signature(graph.opened->session, graph.file, wanted);
-        if (is_cuda && !memory) memory = cuda_memory(named.ordinal());
+        if (is_on_cpu && is_w8a8) require_exact_products(graph.opened->env, options.entries);
+        graph.top_k = check_signature(graph.opened->session, graph.file, graph.signature);
+        if (is_cuda && !memory) memory = cuda_memory(name.ordinal());
         graph.are_rows_bound_once = is_on_cpu || memory != nullptr;
         if (memory) graph.memory = std::move(memory);
         graph.host = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
         graph.rows_info = {graph.memory->name(), OrtDeviceAllocator, graph.memory->index(), OrtMemTypeDefault};
-        if (is_on_cpu) return;
-        const auto large = large_on_cpu(*graph.opened, provider);
-        if (!large && settings.strict)
-            throw SessionError("strict needs a libmars that was built with headers of ONNX Runtime 1.24 or newer (docs/cpp.md)");
-        if (!large || large->empty()) return;
-        const std::string words = graph.file.string() + ": " + words_on_cpu(*large, provider);
-        if (settings.strict) throw SessionError(words);
-        note(graph.opened->on_log, LogLevel::warning, words);
+        if (!is_on_cpu) check_operators(*graph.opened, provider, settings, graph.file.string());
     } catch (const Ort::Exception& error) {
-        const std::string why = first_line(error);
-        if (is_lasting(error.what())) throw DeviceLost(graph.file.string() + ": " + why + lost_advice);
-        const std::string what = graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " + why;
-        if (is_shortage(error)) throw MemoryError(what + open_advice);
-        throw SessionError(what);
+        throw_load_error(error, graph.file.string());
     }
 }
 

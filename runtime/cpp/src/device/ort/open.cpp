@@ -20,9 +20,9 @@ namespace mars {
 
 namespace {
 
-// ONNX Runtime 1.31 starts threads that report usage to its makers, on Linux too, unless this variable is set. A value
+// ONNX Runtime 1.31 starts threads that report usage to its developers, on Linux too, unless this variable is set. A value
 // that the user set is kept.
-void tell_nobody() {
+void disable_telemetry() {
     static const int once = ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     static_cast<void>(once);
 }
@@ -74,7 +74,7 @@ void add_plugin([[maybe_unused]] Ort::Env& env, [[maybe_unused]] Ort::SessionOpt
         options.AppendExecutionProvider_V2(env, {device}, rest);
         return;
     }
-    throw SessionError(std::string(cuda_plugin) + " shows no such GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)");
+    throw SessionError(std::string(cuda_plugin) + " has no such GPU (check nvidia-smi and CUDA_VISIBLE_DEVICES)");
 #else
     throw SessionError(std::string(cuda_plugin) +
                        " needs a libmars that was built with headers of ONNX Runtime 1.23 or newer (docs/cpp.md)");
@@ -101,7 +101,7 @@ void add_provider(Ort::Env& env, Ort::SessionOptions& options, const OrtRequest&
             Ort::ThrowOnError(api.UpdateCUDAProviderOptionsWithValue(settings, "user_compute_stream", request.cuda_stream));
         options.AppendExecutionProvider_CUDA_V2(*settings);
     } else if (provider == cuda_plugin) {
-        if (request.cuda_stream != nullptr) throw SessionError(std::string(cuda_plugin) + " takes no stream of the caller's");
+        if (request.cuda_stream != nullptr) throw SessionError(std::string(cuda_plugin) + " does not support cuda_stream");
         add_plugin(env, options, all);
     } else if (provider == "TensorrtExecutionProvider") {
         OrtTensorRTProviderOptionsV2* settings = nullptr;
@@ -150,7 +150,7 @@ bool is_shortage(const std::exception& error) {
 }
 
 std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request) {
-    tell_nobody();
+    disable_telemetry();
     auto graph = std::make_shared<OrtGraph>();
     graph->on_log = request.on_log;
     graph->env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);

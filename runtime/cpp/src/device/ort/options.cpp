@@ -14,9 +14,10 @@ OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> numbe
     OrtParts parts;
     std::string odd;
     for (const auto& [name, value] : options) {
-        if (name == level) throw SessionError(name + " is no option: the variant has it");
+        if (name == level) throw SessionError(name + " cannot be set: the variant determines it");
         if (!on_cpu && (name == "enable_cuda_graph" || name == "trt_cuda_graph_enable"))
-            throw SessionError(name + " is no option: it would replay the first step for all others; a TensorRT engine captures steps");
+            throw SessionError(name +
+                               " cannot be set: it would replay the first step for all others; use a TensorRT engine to capture steps");
         const bool is_entry = name.find('.') != std::string::npos;
         (is_entry ? parts.entries : parts.of_provider)[name] = value;
         if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;

@@ -39,10 +39,10 @@ std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& bac
     }
     void* found = dlsym(library, "mars_engine_plugin");
     dlclose(library); // only its reference count: RTLD_NODELETE keeps it loaded
-    if (found == nullptr) return file + " is none of this project's";
+    if (found == nullptr) return file + " is not a plugin of libmars";
     const EnginePlugin* plugin = reinterpret_cast<const EnginePlugin* (*)()>(found)();
     if (std::string_view(plugin->build) != plugin_build)
-        return file + " is of " + plugin->build + ", this is " + plugin_build + "; install both of one build";
+        return file + " was built as " + plugin->build + ", this library as " + plugin_build + "; install both from the same build";
     return plugin;
 }
 

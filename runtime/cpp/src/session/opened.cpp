@@ -1,0 +1,126 @@
+#include "session/opened.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "device/variants.hpp"
+#include "structured/guided_row.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr std::size_t most_openings = 16; // system messages whose tokens are remembered
+
+} // namespace
+
+std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
+    std::unique_ptr<Matcher> matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
+    const auto& outputs = backend->outputs();
+    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    if (!has("logits") && !has("topk_ids") && leaves_a_choice(*matcher))
+        throw SessionError("a grammar needs a bundle with logits or with --top-k 16: where the likeliest token is not allowed, "
+                           "another must be chosen");
+    return std::make_unique<Guide>(std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"),
+                                   bundle.manifest.block - 1);
+}
+
+std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                       const std::optional<std::string>& system) const {
+    const std::string* opening = system ? &*system : nullptr;
+    if (const auto* messages = prompt.messages(); messages && !messages->empty() && messages->front().role == "system")
+        opening = &messages->front().content;
+    if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
+    return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
+}
+
+std::int64_t Openings::length(const Text& text, const std::string& system, const Ids& ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto at = known_.find(system);
+    if (at == known_.end()) {
+        if (known_.size() >= most_openings) known_.clear();
+        at = known_.emplace(system, Ids()).first;
+        try { // a prompt that shares only its system message with others
+            at->second = text.encode({{"system", system}, {"user", ""}});
+        } catch (const SessionError&) { // a template may refuse this prompt
+        }
+    }
+    const Ids& own = at->second;
+    const auto end = own.begin() + static_cast<std::ptrdiff_t>(std::min(own.size(), ids.size()));
+    return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
+}
+
+const Text& Opened::needs_text() const {
+    if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
+    if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
+    return *text;
+}
+
+NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                       std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
+                       std::optional<std::int64_t> most) const try {
+    check(config);
+    NewRow made;
+    std::function<bool(std::int64_t)> stop;
+    if (text) {
+        made.text = std::make_unique<TextStream>(*text, config.stop);
+        stop = [own = made.text.get()](std::int64_t token) { return own->push(token); };
+    }
+    const Ids ids = encode(prompt, most);
+    const std::vector<std::int64_t>& eos = bundle.manifest.tokens.eos;
+    if (config.grammar.empty())
+        made.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), hopes);
+    else
+        made.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), hopes);
+    made.row->stats.began = began;
+    made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+    return made;
+} catch (const std::bad_alloc&) {
+    throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
+}
+
+std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
+    std::vector<std::int64_t> ids;
+    if (const auto* given = prompt.token_ids())
+        ids = *given;
+    else if (const auto* messages = prompt.messages())
+        ids = needs_text().encode(*messages);
+    else
+        ids = needs_text().encode(*prompt.text());
+    if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
+    const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
+    std::string outside;
+    int count = 0;
+    for (const std::int64_t id : ids)
+        if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
+    if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
+    const std::int64_t mask = bundle.manifest.tokens.mask;
+    if (std::find(ids.begin(), ids.end(), mask) != ids.end())
+        throw SessionError("the prompt holds the mask token " + std::to_string(mask) +
+                           ", which stands for a token that is not known yet; leave it out");
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
+    if (static_cast<std::int64_t>(ids.size()) > most)
+        throw SessionError(
+            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
+            (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+            "; shorten the prompt");
+    return ids;
+}
+
+void Opened::check(const GenerationConfig& config) const {
+    config.check();
+    const auto& outputs = backend->outputs();
+    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    if (config.metric != Metric::probability && !has(to_string(config.metric)))
+        throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
+    if (config.needs_logits() && !has("logits"))
+        throw SessionError("temperature and repetition_penalty need a bundle with logits: export it without --no-logits");
+    if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
+    if (!config.stop.empty()) needs_text();
+    if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
+    if (!config.grammar.empty()) needs_text();
+    if (config.is_exact())
+        if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
+}
+
+} // namespace mars

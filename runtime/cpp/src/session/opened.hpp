@@ -1,0 +1,84 @@
+// An opened bundle as its sessions and streams share it: the variant that runs, its text, and new rows for requests.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <mars/session.hpp>
+
+#include "bundle/bundle.hpp"
+#include "decode/prefix.hpp"
+#include "decode/row.hpp"
+#include "session/costs.hpp"
+#include "structured/grammar.hpp"
+#include "text/text.hpp"
+
+namespace mars {
+
+/// How many tokens of a prompt come from its system message, by system message. Thread-safe.
+class Openings {
+  public:
+    /// How many of `ids` belong to the system message.
+    std::int64_t length(const Text& text, const std::string& system, const Ids& ids);
+
+  private:
+    std::mutex mutex_;
+    std::map<std::string, Ids> known_;
+};
+
+/// A row, and the text stream that its stop condition feeds (null for a bundle without a tokenizer).
+struct NewRow {
+    std::unique_ptr<TextStream> text;
+    std::unique_ptr<Row> row;
+};
+
+/// The opened bundle, shared by a session and its streams. Immutable, except for members that lock themselves.
+struct Opened {
+    Bundle bundle;
+    std::unique_ptr<Backend> backend;
+    std::optional<Text> text;
+    std::string variant;      // name of the running variant
+    std::string device;       // such as "cuda:1"; empty for a custom backend
+    std::string text_problem; // why `text` is empty although the bundle has a tokenizer
+    std::unique_ptr<Costs> costs = std::make_unique<Costs>();
+    std::unique_ptr<Openings> openings = std::make_unique<Openings>();
+    std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
+    std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
+    std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
+
+    /// A session on any backend, such as a fake one; `bundle.path` need not exist.
+    static Session over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text = std::nullopt,
+                        std::int64_t cache_bytes = 0);
+
+    const Variant& runs() const { return bundle.variant(variant); }
+
+    /// What a step costs here. The first call may measure it, which takes about a second.
+    std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
+
+    /// The guide of an answer with a grammar. Throws SessionError.
+    std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
+
+    /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.
+    std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                   const std::optional<std::string>& system) const;
+
+    const Text& needs_text() const;
+
+    /// Token ids of a prompt that may have at most `most` tokens and must fit the context.
+    std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
+
+    /// A row for a prompt of at most `most` tokens, with its text stream. `began`: when the request's clock started.
+    /// Throws SessionError as encode and check do.
+    NewRow new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config, std::chrono::steady_clock::time_point began,
+                   const std::optional<std::string>& system = std::nullopt, std::optional<std::int64_t> most = std::nullopt) const;
+
+    /// Throws SessionError for values out of range, and if this variant's graph lacks what `config` needs.
+    void check(const GenerationConfig& config) const;
+};
+
+} // namespace mars
