@@ -1,4 +1,3 @@
-// Sockets, deadlines and the little of HTTP that the service speaks.
 #include "http.hpp"
 
 #include <algorithm>
@@ -19,10 +18,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds hurried{1};       // for each part of an answer once the server has no more time
-constexpr std::size_t drained_bytes = 8U << 20U; // of a refused request, read so that the client sees the answer
+constexpr std::chrono::seconds hurried{1};       // for each part of an answer once the server is stopping
+constexpr std::size_t drained_bytes = 8U << 20U; // of a refused request, read so that the client receives the answer
 
-/// A client's, empty for one that has gone already.
+/// The client's address; empty if it has disconnected.
 std::string address_of(int socket) {
     sockaddr_in address{};
     socklen_t size = sizeof address;
@@ -60,7 +59,7 @@ const char* reason(int status) {
     }
 }
 
-/// An error in OpenAI's form. `message` is one of ours, without quotes.
+/// An error in OpenAI's form. `message` contains no quotes.
 std::string error_body(int status, const std::string& message) {
     const char* type = status == 503   ? "service_unavailable_error"
                        : status == 404 ? "not_found_error"
@@ -130,7 +129,7 @@ Head parse_head(std::string_view text, const Limits& limits) {
     return head;
 }
 
-/// Add what comes, at most `most` bytes; false when the client or the time is over, or the service stops.
+/// Receive at most `most` bytes. False if the client disconnects, the deadline passes, or the service stops.
 bool Exchange::receive(std::string& data, std::size_t most, Clock::time_point deadline, int wake) const {
     char chunk[16384];
     for (;;) {
@@ -204,7 +203,7 @@ bool Exchange::is_gone() const {
     return is_broken_ || poll(&state, 1, 0) > 0;
 }
 
-/// Closing while the client still sends would take the answer from it.
+/// Closing the socket while the client still sends would discard the answer.
 void Exchange::drain(std::chrono::milliseconds patience) const {
     shutdown(socket_, SHUT_WR);
     std::string data;
@@ -241,7 +240,7 @@ void Server::run() {
         pollfd waiting[] = {{listener_, POLLIN, 0}, {wake_[0], POLLIN, 0}};
         if (poll(waiting, 2, -1) > 0 && waiting[0].revents != 0 && !stopping_) accept_one();
     }
-    // Those who have connected already are told that it stops.
+    // Clients that have connected already are told that the service is stopping.
     for (std::size_t i = 0; i < limits_.connections && accept_one(); ++i) {
     }
     close(listener_);
@@ -264,7 +263,7 @@ bool Server::accept_one() {
     const int on = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (open_.size() >= limits_.connections) { // whoever has waited longest for its own client makes room
+    if (open_.size() >= limits_.connections) { // the connection that has been silent longest makes room
         const auto slowest = std::find_if(open_.begin(), open_.end(), [](const Open& each) { return each.is_reading; });
         if (slowest == open_.end() || open_.size() >= 2 * limits_.connections) {
             Exchange(socket, limits_, hurrying_).respond(503, error_body(503, "too many connections"), "Retry-After: 1\r\n");
@@ -277,7 +276,7 @@ bool Server::accept_one() {
     const auto open = open_.insert(open_.end(), {socket, true});
     try {
         std::thread([this, open] { serve(open); }).detach();
-    } catch (const std::system_error&) { // no thread to be had
+    } catch (const std::system_error&) { // no thread can be created
         close(socket);
         open_.erase(open);
     }
@@ -309,7 +308,7 @@ void Server::serve(std::list<Open>::iterator open) {
     const std::lock_guard<std::mutex> lock(mutex_);
     close(open->socket);
     open_.erase(open);
-    closed_.notify_all(); // under the lock: the server may go as soon as it is let go
+    closed_.notify_all(); // under the lock, because the server may be destroyed right after
 }
 
 } // namespace http

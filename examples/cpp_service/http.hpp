@@ -1,4 +1,4 @@
-// HTTP/1.1 for a small service: one request a connection, and a limit on every length and every wait. Knows no JSON and no model.
+// HTTP/1.1 for a small service: one request per connection, with a limit on every length and every wait.
 #pragma once
 
 #include <atomic>
@@ -15,11 +15,11 @@ namespace http {
 
 struct Limits {
     std::size_t head_bytes = 16384, headers = 100, body_bytes = 1U << 20U;
-    std::size_t connections = 256;           ///< at once; beyond them the longest silent one goes
+    std::size_t connections = 256;           ///< open at once; beyond them the longest silent one is closed
     std::chrono::seconds read{10}, send{10}; ///< for a whole request, and for each part of an answer
 };
 
-/// A request that gets no other answer than this one.
+/// The answer to a refused request.
 struct Refusal : std::runtime_error {
     Refusal(int code, const std::string& message) : std::runtime_error(message), status(code) {}
     int status;
@@ -27,15 +27,15 @@ struct Refusal : std::runtime_error {
 
 struct Head {
     std::string method, target, authorization;
-    bool is_old = false; ///< HTTP/1.0, which knows no chunks
-    bool waits = false;  ///< for "100 Continue" before it sends the body
+    bool is_old = false; ///< HTTP/1.0, which has no chunks
+    bool waits = false;  ///< whether it waits for "100 Continue" before it sends the body
     std::size_t body_bytes = 0;
 };
 
-/// Read a head, from the request line to the last header, without the empty line. Throws Refusal.
+/// Parse a head, from the request line to the last header, without the empty line. Throws Refusal.
 Head parse_head(std::string_view text, const Limits& limits);
 
-/// A request and the way to answer it: `respond` once, or `begin`, any number of `send` and `end`.
+/// A request and its answer: call `respond` once, or `begin`, any number of `send`, and `end`.
 class Exchange {
   public:
     /// `stopping`: whether the server has no more time.
@@ -44,7 +44,7 @@ class Exchange {
     Head head;
     std::string body, address; ///< `address`: the client's, without its port
 
-    /// Take the request in, unless `wake` (-1 for none) becomes readable before. Throws Refusal.
+    /// Read the request, unless `wake` (-1 for none) becomes readable first. Throws Refusal.
     void read(int wake);
 
     void respond(int status, const std::string& text, const std::string& headers = "");
@@ -52,7 +52,7 @@ class Exchange {
     void send(const std::string& text);
     void end();
 
-    /// Whether the client has closed the connection, or nothing more can be sent.
+    /// Whether the client has closed the connection, or sending failed.
     bool is_gone() const;
 
   private:
@@ -67,7 +67,7 @@ class Exchange {
     bool is_broken_ = false;
 };
 
-/// Serves on one thread a connection. `handle` may throw Refusal; other exceptions become status 500.
+/// Serves each connection on a thread. `handle` may throw Refusal; other exceptions become status 500.
 class Server {
   public:
     using Handler = std::function<void(Exchange&)>;
@@ -77,16 +77,16 @@ class Server {
     Server(const Server&) = delete;
     Server& operator=(const Server&) = delete;
 
-    /// The port that it listens on, any free one for 0; -1 if it cannot.
+    /// Listen; returns the port (any free one for 0), or -1 on failure.
     int bind(const std::string& host, int port);
 
     /// Serve until `stop`, and until every exchange that had begun is over.
     void run();
 
-    /// Any thread: no new connections, and no more waiting for requests.
+    /// From any thread: accept no new connections, and stop waiting for requests.
     void stop();
 
-    /// Any thread: a client that does not take its answer now does not get it.
+    /// From any thread: drop clients that do not read their answers now.
     void hurry() { hurrying_ = true; }
 
   private:
@@ -99,7 +99,7 @@ class Server {
 
     const Limits limits_;
     const Handler handle_;
-    int listener_ = -1, wake_[2] = {-1, -1}; // the pipe becomes readable, for good, when the server stops
+    int listener_ = -1, wake_[2] = {-1, -1}; // the pipe becomes readable, permanently, when the server stops
     std::atomic<bool> stopping_{false}, hurrying_{false};
     std::mutex mutex_;
     std::condition_variable closed_;

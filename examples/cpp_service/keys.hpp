@@ -1,4 +1,4 @@
-// API keys: who may call. A comparison takes as long for a wrong key as for a right one.
+// API keys. Comparing takes equally long for wrong and right keys.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,11 @@
 
 class Keys {
   public:
-    /// No keys: anybody may call.
+    /// No keys: every client is accepted.
     Keys() = default;
 
-    /// The keys of a file, one a line; empty lines and lines that begin with # are none. Throws std::runtime_error.
+    /// Read the keys of a file, one a line; empty lines and lines that begin with # are ignored. Throws
+    /// std::runtime_error.
     explicit Keys(const std::string& path) {
         std::ifstream file(path);
         if (!file) throw std::runtime_error(path + ": cannot be read as a file of API keys");
@@ -32,7 +33,7 @@ class Keys {
 
     bool is_open() const { return keys_.empty(); }
 
-    /// The number of the key in an Authorization header. All keys are looked at every time.
+    /// The number of the key in an Authorization header. All keys are compared every time.
     std::optional<std::string> find(const std::string& authorization) const {
         std::string scheme = authorization.substr(0, authorization.find(' '));
         std::transform(scheme.begin(), scheme.end(), scheme.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

@@ -1,4 +1,4 @@
-// Events of some requests on their way from the batcher's thread to the one that sends them. Knows no requests.
+// A queue of events from the batcher's thread to the thread that sends them.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 class Mailbox {
   public:
-    /// What puts the events of the answer `index` here. The box lives as long as one of these.
+    /// A callback that puts the events of the answer `index` here. The mailbox lives as long as one of these callbacks.
     static mars::OnEvent slot(const std::shared_ptr<Mailbox>& box, std::size_t index) {
         return [box, index](const mars::Event& event) {
             const std::lock_guard<std::mutex> lock(box->mutex_);
@@ -23,7 +23,7 @@ class Mailbox {
         };
     }
 
-    /// The next event and whose it is; nothing after `patience`.
+    /// The next event and the index of its answer; no value after `patience`.
     std::optional<std::pair<std::size_t, mars::Event>> take(std::chrono::milliseconds patience) {
         std::unique_lock<std::mutex> lock(mutex_);
         if (!changed_.wait_for(lock, patience, [this] { return !events_.empty(); })) return std::nullopt;

@@ -1,4 +1,4 @@
-// Fields one by one, with their types checked; what is left at the end is refused by name.
+// Takes fields one by one and checks their types; unknown ones are refused by name at the end.
 #include "openai.hpp"
 
 #include <algorithm>
@@ -11,15 +11,15 @@ namespace openai {
 
 namespace {
 
-constexpr int max_depth = 32;            // lists and objects in each other
-constexpr std::int64_t text_tokens = 16; // of a text completion that does not say, as OpenAI has it
+constexpr int max_depth = 32;            // nesting of lists and objects
+constexpr std::int64_t text_tokens = 16; // default of a text completion, as at OpenAI
 
-// Known to OpenAI's clients and others, and nothing that an answer depends on.
+// Fields that no answer depends on.
 const std::set<std::string> harmless{
     "user",       "metadata",          "store",    "service_tier",       "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "request_id", "timings_per_token", "priority", "parallel_tool_calls"};
 
-// They would change the answer and are not done here: the value with which nothing changes.
+// Unsupported fields that would change the answer, with the value that changes nothing.
 const std::map<std::string, Json> neutral{{"presence_penalty", 0},
                                           {"frequency_penalty", 0},
                                           {"logit_bias", Json::object()},
@@ -92,7 +92,7 @@ class Fields {
         return value ? std::optional(value->get<std::int64_t>()) : std::nullopt;
     }
 
-    /// What nobody took is harmless, says nothing, or is refused.
+    /// Fields that were not taken must be harmless or neutral.
     void finish() const {
         for (const auto& [name, value] : left_.items()) {
             if (value.is_null() || harmless.count(name) > 0) continue;
@@ -171,7 +171,7 @@ std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Lim
     return prompts;
 }
 
-/// The number of alternatives that the older path takes: only the chosen token's is known.
+/// The older endpoint takes a number of alternatives; only the chosen token's is known here.
 bool text_logprobs(Fields& fields) {
     const auto number = fields.integer("logprobs");
     if (number && *number != 0 && *number != 1)
@@ -306,7 +306,7 @@ void check(const mars::Session& session, const Ask& ask) {
         throw Refused(400, "logprobs are of probabilities, not of the " + std::string(to_string(ask.config.metric)), "logprobs");
     try {
         session.check(ask.config);
-    } catch (const mars::SessionError& problem) { // it begins with the name of what is wrong
+    } catch (const mars::SessionError& problem) { // the message begins with the name of the wrong field
         const std::string message = problem.what(), field = message.substr(0, message.find(' '));
         throw Refused(400, message, field == "max_new_tokens" ? "max_tokens" : field);
     }

@@ -1,4 +1,4 @@
-// What OpenAI's clients ask for: a body to prompts and settings, field by field. Knows no HTTP, runs nothing, answers nothing.
+// Parses OpenAI's request bodies into prompts and settings.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace openai {
 
 using Json = nlohmann::ordered_json;
 
-/// What a client gets instead of an answer; `param` names the field that is wrong.
+/// The error that a client receives; `param` names the wrong field.
 struct Refused : std::runtime_error {
     Refused(int code, const std::string& message, std::string field = "", std::string word = "")
         : std::runtime_error(message), status(code), param(std::move(field)), code_word(std::move(word)) {}
@@ -32,11 +32,11 @@ struct Limits {
     std::size_t messages = 4096, prompts = 16, stop = 16;
 };
 
-/// A chat, or the older kind that goes on with a text.
+/// A chat, or the older completion of a text.
 enum class Kind { chat, text };
 
-/// One request: `n` answers to each prompt. `max_tokens`: nothing for as many as there is room; `profile`: also behind the colon of a
-/// model's name.
+/// One request: `n` answers to each prompt. `max_tokens`: no value means as many as fit. `profile` may also come from
+/// the model's name, NAME:PROFILE.
 struct Ask {
     Kind kind = Kind::chat;
     std::optional<std::string> model, profile;
@@ -48,16 +48,17 @@ struct Ask {
          has_window = false;
 };
 
-/// Throws Refused for the first thing that is wrong, and for fields that would change the answer and are not supported.
+/// Throws Refused for the first problem, and for unsupported fields that would change the answer.
 Ask read_ask(Kind kind, const std::string& body, const Limits& limits);
 
-/// {"tau": NUMBER} or {"exact": true}, to steer a running stream: the tau, or nothing for exact mode. Throws Refused.
+/// Parses {"tau": NUMBER} or {"exact": true}, which steer a running stream. Returns the tau, or no value for exact
+/// mode. Throws Refused.
 std::optional<double> read_steer(const std::string& body);
 
-/// Checks an ask as the session does. Throws Refused that names the field.
+/// Checks a request as the session does. Throws Refused that names the field.
 void check(const mars::Session& session, const Ask& ask);
 
-/// What /v1/models lists of a bundle: its name, and its name with each profile that holds.
+/// The answer of /v1/models: the bundle's name, and its name with each valid profile.
 Json models(const mars::Session& session, const std::string& name, std::int64_t created);
 
 std::string text_of(const Json& value);

@@ -1,4 +1,4 @@
-// The command line: what is served, and how much of it. Knows no HTTP.
+// The command line of the service.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@ struct Options {
     int port = 8080;
     std::optional<int> threads;
     std::string device = "cpu";
-    double grace = 5.0; ///< seconds that answers have to finish when the service is told to stop
+    double grace = 5.0; ///< seconds that running answers get when the service stops
     std::optional<std::string> key_file;
     mars::Limits limits;
     bool parse_special = false;
@@ -31,7 +31,7 @@ constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION 
   --api-key-file FILE keys, one a line, of which each request but /health needs one
 )";
 
-/// Throws std::invalid_argument for what cannot be.
+/// Throws std::invalid_argument.
 inline Options options_of(const std::vector<std::string>& words) {
     Options options;
     options.limits.max_waiting = 16;

@@ -1,4 +1,3 @@
-// Bodies and chunks in OpenAI's form. Says what was done; decides nothing.
 #include "reply.hpp"
 
 #include <algorithm>
@@ -9,7 +8,7 @@ namespace openai {
 
 namespace {
 
-constexpr double least = 1e-30; // a probability whose logarithm is written down
+constexpr double least = 1e-30; // smallest probability whose logarithm is reported
 
 const char* reason_of(mars::FinishReason reason) {
     return reason == mars::FinishReason::eos || reason == mars::FinishReason::stop ? "stop" : "length";
@@ -61,7 +60,8 @@ std::vector<Step> Steps::push(const mars::Event& event) {
     shown_ += event.text.size();
     if (event.finish_reason) return rest();
     std::vector<Step> ready;
-    // The last step waits while its last token is a part of a character: an answer that ends there gets what it is for that token's text.
+    // The last step waits while its last token ends inside a character; if the answer ends there, that token's text is
+    // what the stream finishes with.
     while (!held_.empty() && held_.front().end <= shown_ && (!held_.front().tokens.back().text.empty() || held_.size() > 1)) {
         ready.push_back(std::move(held_.front()));
         held_.pop_front();
@@ -69,7 +69,7 @@ std::vector<Step> Steps::push(const mars::Event& event) {
     return ready;
 }
 
-/// What was held, its text cut where the answer ends: before a stop string.
+/// The remaining steps, with their text cut where the answer ends: before a stop string.
 std::vector<Step> Steps::rest() {
     if (held_.empty()) return {};
     const std::string tail = text_.finish();
@@ -177,7 +177,7 @@ Json Reply::chunk(Json entry) const {
     return head(is_chat() ? "chat.completion.chunk" : "text_completion", std::move(entries));
 }
 
-/// One choice of a chunk; no text for one that only begins or ends.
+/// One choice of a chunk, without text if it only begins or ends the answer.
 Json Reply::entry(const Choice& choice, const std::string* text, const std::vector<Step>& steps) const {
     Json made{{"index", choice.index}};
     if (is_chat())
@@ -234,7 +234,7 @@ Json Reply::usage() const {
             {"completion_tokens_details", {{"accepted_prediction_tokens", verified}, {"rejected_prediction_tokens", rejected}}}};
 }
 
-/// What was used and how long it took; of several answers the sums of counts and the longest times.
+/// The settings used and the times; for several answers the sums of counts and the longest times.
 void Reply::record(Json& target) const {
     std::int64_t prompt = 0, cached = 0, tokens = 0, forwards = 0, later = 0;
     double prefill = 0, decode = 0, queue = 0;

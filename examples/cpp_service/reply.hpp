@@ -1,4 +1,4 @@
-// Answers as the JSON that goes back: bodies, chunks and what they say of how it was made. Knows no HTTP and runs nothing.
+// Formats answers as JSON: bodies, chunks, statistics.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,23 @@ struct Token {
     std::int64_t id;
     std::string text;
     double p;
-    const char* how; ///< verified: proposed, and held; else accepted from the model
+    const char* how; ///< "accepted", "verified" after it was proposed, or "forced" by a grammar
 };
 
-/// `number` counts from 0; `end` is where its text ends in the answer's.
+/// `number` counts from 0; `end` is where the step's text ends in the answer's.
 struct Step {
     std::int64_t number;
     std::vector<Token> tokens;
     std::size_t end;
 };
 
-/// Which tokens came in which step, with the text of each: their texts joined are the answer's. A step is handed out once all its text
-/// was shown.
+/// Which tokens came in which step, with the text of each; joined, their texts are the answer's. A step is returned
+/// once all its text was shown.
 class Steps {
   public:
     explicit Steps(mars::TextStream text) : text_(std::move(text)) {}
 
-    /// Take in an event; the steps that are complete now, all of them with the last event.
+    /// Add an event; returns the steps that are complete now, all of them after the last event.
     std::vector<Step> push(const mars::Event& event);
 
   private:
@@ -45,20 +45,19 @@ class Steps {
     std::int64_t number_ = 0;
 };
 
-/// One of the answers to an ask.
+/// One of the answers to a request.
 struct Choice {
     std::int64_t index;
     mars::Request request;
-    std::optional<Steps> steps = std::nullopt; ///< where steps or log probabilities are asked for
+    std::optional<Steps> steps = std::nullopt; ///< set if steps or log probabilities are requested
     std::vector<Step> made = {};
-    std::size_t num_shown = 0;                               ///< characters of the text that chunks had
-    std::optional<mars::FinishReason> reason = std::nullopt; ///< once it is over
+    std::size_t num_shown = 0;                               ///< characters of the text in earlier chunks
+    std::optional<mars::FinishReason> reason = std::nullopt; ///< set when it is over
 };
 
-/// The answers to one ask, under one id.
+/// The answers to one request, under one id.
 class Reply {
   public:
-    /// `config`: what was asked for with what a profile sets.
     Reply(const std::string& number, std::string model, const Ask& ask);
 
     const std::string id;
@@ -66,19 +65,19 @@ class Reply {
 
     bool is_over() const;
 
-    /// All of it, when it is over.
+    /// The whole answer, when it is over.
     Json body() const;
 
-    /// The chunks that a stream begins with.
+    /// The first chunks of a stream.
     std::vector<Json> opening() const;
 
-    /// What a stream says of an event: nothing where it adds nothing; its last chunks at the end.
+    /// The chunks of an event, possibly none; the last chunks at the end.
     std::vector<Json> chunks(Choice& choice, const mars::Event& event);
 
-    /// Take in an event of a whole answer.
+    /// Add an event of an answer that is not streamed.
     void push(Choice& choice, const mars::Event& event) const;
 
-    /// What holds: exact, tau, metric, profile, window, level.
+    /// The current settings: exact, tau, metric, profile, window, level.
     Json settings() const;
 
   private:

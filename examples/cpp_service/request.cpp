@@ -1,4 +1,3 @@
-// Requests, field by field: an unknown one is a mistake of the client's, never ignored.
 #include "request.hpp"
 
 #include <nlohmann/json.hpp>
@@ -7,7 +6,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int max_depth = 8; // lists and objects in each other; to copy or print JSON is a recursion as deep as its author likes
+constexpr int max_depth = 8; // nesting of lists and objects; copying and printing JSON recurse as deep as it nests
 
 Json parse(const std::string& body) {
     const auto limit = [](int depth, Json::parse_event_t, Json&) {

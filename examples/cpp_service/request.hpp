@@ -1,11 +1,11 @@
-// What a client may ask for: JSON to a prompt and settings, within this service's limits. Knows no HTTP.
+// Parses the JSON body of /generate into a prompt and settings.
 #pragma once
 
 #include <string>
 
 #include <mars/session.hpp>
 
-/// The client's mistake; its message goes back with status 400.
+/// A mistake of the client; the message is sent back with status 400.
 struct BadRequest : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -21,5 +21,5 @@ struct Request {
     bool stream = false;
 };
 
-/// Throws BadRequest for what is no JSON, unknown or of a wrong type, or beyond the limits.
+/// Throws BadRequest for invalid JSON, unknown fields, wrong types, and values beyond the limits.
 Request parse_request(const std::string& body, const Limits& limits);

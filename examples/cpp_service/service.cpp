@@ -1,7 +1,7 @@
-// A small HTTP service on libmars: all clients are rows of one batch. OpenAI's paths: POST /v1/chat/completions and /v1/completions (whole, or
-// streamed by SSE), GET /v1/models, and a running stream is steered by POST /v1/mars/streams/ID. Beside them POST /generate, which is simpler,
-// and GET /health. SIGINT and SIGTERM end it gracefully: no new connections, running answers get a little time, what is left is cut short and
-// sent. An example, not a product: no TLS.
+// A small HTTP service on libmars: all clients are rows of one batch. It serves OpenAI's POST /v1/chat/completions and
+// /v1/completions (complete or streamed by SSE) and GET /v1/models; POST /v1/mars/streams/ID steers a running stream;
+// POST /generate is a simpler interface; GET /health. SIGINT and SIGTERM stop it: no new connections, and running
+// answers get a little time and are then cut short and sent. An example, not a product: no TLS.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -27,11 +27,11 @@
 namespace {
 
 using openai::Json;
-using Key = std::optional<std::string>; // the number of a client's key, none where there are no keys
+using Key = std::optional<std::string>; // the number of a client's key; no value if there are no keys
 
-constexpr std::chrono::seconds request_timeout{600}; // an answer ends with what it has then
-constexpr std::chrono::milliseconds glance{50};      // how often one looks after a client that waits
-constexpr std::chrono::seconds silence{5};           // after which a stream says that it is alive
+constexpr std::chrono::seconds request_timeout{600}; // longest time of an answer
+constexpr std::chrono::milliseconds glance{50};      // how often a waiting client is checked
+constexpr std::chrono::seconds silence{5};           // after which a stream sends a comment
 constexpr const char* stopping_words = "the service is stopping";
 
 std::string line(const Json& value) { return openai::text_of(value) + "\n"; }
@@ -40,13 +40,13 @@ std::string event_line(const Json& value) { return "data: " + openai::text_of(va
 
 std::string retry_after(double seconds) { return "Retry-After: " + std::to_string(std::max(1L, std::lround(seconds))) + "\r\n"; }
 
-/// The name that clients use: the bundle's folder, without .bundle behind it.
+/// The model name that clients use: the bundle's directory without .bundle.
 std::string name_of(std::filesystem::path path) {
     path = std::filesystem::weakly_canonical(path);
     return path.extension() == ".bundle" ? path.stem().string() : path.filename().string();
 }
 
-/// Answers that run, by their ids, for those who steer them.
+/// Running answers by their ids, for steering.
 class Running {
   public:
     class Entry {
@@ -67,7 +67,8 @@ class Running {
         std::string id_;
     };
 
-    /// Another tau, or exact mode for none, from the next step on; what holds then. A key steers its own. Throws Refused.
+    /// Set another tau, or exact mode for no value, from the next step on; returns the new settings. A key can steer
+    /// only its own answers. Throws Refused.
     Json steer(const std::string& id, const Key& key, std::optional<double> tau) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto at = replies_.find(id);
@@ -106,7 +107,7 @@ class Service {
         return true;
     }
 
-    /// No new connections, and an end to what runs after the time of grace.
+    /// Accept no new connections, and end running answers after the time of grace.
     void stop() {
         server_.stop();
         batcher_.close(grace_, std::nullopt);
@@ -160,7 +161,7 @@ class Service {
         exchange.respond(status, line(openai::error(status, message, param, code)), headers);
     }
 
-    /// Whose fault it is that there is no answer: the request's, that of what there is of memory and time now, or ours.
+    /// The status for an error: the request's fault (400), too little memory or time now (503), or ours (500).
     int status_of(const std::exception& error) const {
         if (dynamic_cast<const mars::DeviceLost*>(&error) != nullptr && !is_lost_.exchange(true)) std::cerr << error.what() << std::endl;
         if (dynamic_cast<const mars::MemoryError*>(&error) != nullptr || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return 503;
@@ -199,7 +200,7 @@ class Service {
             whole(exchange, reply, *box);
     }
 
-    /// The model and the profile that a request names, and what they set.
+    /// Apply the model and profile that a request names.
     void choose(openai::Ask& ask) const {
         const std::string model = ask.model.value_or(name_);
         const std::vector<std::string> profiles = session_.info().profiles;
@@ -222,7 +223,7 @@ class Service {
         }
     }
 
-    /// Queue all answers of an ask in the turns of `client`; what is there already ends where one finds no room.
+    /// Queue all answers of a request in the turns of `client`. If one finds no room, those already queued end.
     void enter(openai::Reply& reply, const openai::Ask& ask, const std::shared_ptr<Mailbox>& box, const std::string& client) {
         const bool counts_steps = ask.return_steps || ask.logprobs;
         for (const mars::Prompt& prompt : ask.prompts)
@@ -235,14 +236,15 @@ class Service {
                         {static_cast<std::int64_t>(index), batcher_.submit(prompt, own, {0.0, client, Mailbox::slot(box, index)})});
                 } catch (const mars::SessionError& problem) {
                     if (typeid(problem) != typeid(mars::SessionError) || !batcher_.alive()) throw;
-                    // What is wrong with a request whose settings are good is its prompt.
+                    // If the settings are valid, the prompt must be wrong.
                     throw openai::Refused(400, problem.what(), ask.kind == openai::Kind::chat ? "messages" : "prompt");
                 }
                 if (counts_steps && session_.has_text()) reply.choices.back().steps.emplace(session_.text_stream());
             }
     }
 
-    /// Hand each event to `body` until all answers are over. Ends them where their client has gone. Throws what made one fail.
+    /// Pass each event to `body` until all answers are over. Cancels them if the client disconnects. Throws what made
+    /// one fail.
     template <typename Body, typename Idle>
     static void follow(const http::Exchange& exchange, openai::Reply& reply, Mailbox& box, const Body& body, const Idle& idle) {
         auto heard = std::chrono::steady_clock::now();
@@ -277,9 +279,9 @@ class Service {
         const auto send = [&](openai::Choice& choice, const mars::Event& event) {
             for (const Json& chunk : reply.chunks(choice, event)) exchange.send(event_line(chunk));
         };
-        try { // a comment, so that nobody takes a long prompt for a dead connection
+        try { // a comment, so that a long prompt does not look like a dead connection
             follow(exchange, reply, box, send, [&] { exchange.send(": reading\n\n"); });
-        } catch (const std::exception& error) { // the head is out: what went wrong is the last event
+        } catch (const std::exception& error) { // the head was sent already: the error is the last event
             exchange.send(event_line(openai::error(status_of(error), error.what())));
         }
         exchange.send("data: [DONE]\n\n");
@@ -350,7 +352,7 @@ class Service {
     const openai::Limits ask_limits_;
     const std::int64_t began_ =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-    mutable std::atomic<bool> is_lost_{false}; // a GPU that failed for good answers nobody in this process: who watches starts it again
+    mutable std::atomic<bool> is_lost_{false}; // after a GPU failed permanently; the process must be restarted
     std::mutex mutex_;
     std::mt19937_64 random_{std::random_device{}()};
     Running running_;
@@ -368,7 +370,7 @@ int main(int argc, char** argv) {
         std::cerr << usage;
         return 2;
     }
-    // Signals are taken by one thread that waits for them, so that stopping runs as ordinary code.
+    // One thread waits for signals, so that stopping runs as ordinary code.
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);

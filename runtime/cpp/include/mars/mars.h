@@ -86,7 +86,7 @@ typedef struct mars_session_options {
     void* log_user;
     int32_t strict;        /* nonzero: fail if a GPU's provider leaves operators on hidden states to the CPU */
     int32_t cuda_priority; /* of the stream that a TensorRT engine creates */
-    void* cuda_stream;     /* a cudaStream_t for CUDA steps; it must outlive the session, and nobody else may use it during a step */
+    void* cuda_stream;     /* a cudaStream_t for CUDA steps; it must outlive the session, nothing else may use it during a step */
 } mars_session_options;
 
 typedef struct mars_session_info {
@@ -210,7 +210,7 @@ typedef enum mars_finish_reason {
 typedef struct mars_event {
     size_t struct_size;
     int64_t row;      /* index of the prompt in a batch */
-    const char* text; /* zero-terminated; may lag behind the tokens: incomplete characters and possible stop strings are held back */
+    const char* text; /* zero-terminated; incomplete characters and possible stop strings are held back */
     size_t text_size;
     const int64_t* token_ids;
     const double* confidences;

@@ -59,7 +59,7 @@ struct Completion {
 
 /// What one step added to one answer. It has no tokens for a prefill piece, or if the answer ended without any.
 ///
-/// `text` may lag behind the tokens: incomplete characters and possible stop strings are held back. `row`: index of the
+/// Incomplete characters and possible stop strings are held back from `text`. `row`: index of the
 /// prompt in a batch. The first `verified` tokens were verified proposals.
 struct Event {
     std::string text;
@@ -118,7 +118,7 @@ class MARS_API Session {
         /// Fail, instead of logging a warning, if a GPU's provider leaves operators on hidden states to the CPU.
         bool strict = false;
         /// A cudaStream_t on which CUDA steps run, such as that of a robot's perception. It must outlive the session,
-        /// and nobody else may put work on it during a step. By default an engine creates a stream with this priority
+        /// and may not be used for other work during a step. By default an engine creates a stream with this priority
         /// (cudaDeviceGetStreamPriorityRange).
         void* cuda_stream = nullptr;
         int cuda_priority = 0;

@@ -110,14 +110,13 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     Answers answers;
     Places places;
     std::deque<std::shared_ptr<RequestState>> arrivals; // not yet seen by the thread
-    std::vector<std::shared_ptr<RequestState>>
-        callers; // ended: their callbacks are to be told. Has room for all answers, so that none needs
-                 // memory to end
+    // Ended answers with pending callbacks. Has room for all answers, so that ending one allocates nothing.
+    std::vector<std::shared_ptr<RequestState>> callers;
     std::int64_t numbers = 0;
     bool is_closed = false, is_stopped = false, has_ended = false;
     std::exception_ptr fault;
 
-    // --- the way in ---
+    // --- submitting ---
 
     /// Throws if the batcher takes no requests. The lock is held.
     void check_open() const {
@@ -190,7 +189,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         changed.notify_all();
     }
 
-    // --- the way out ---
+    // --- ending ---
 
     /// A request's holder ends it.
     void end(std::int64_t number, FinishReason reason) {
@@ -233,7 +232,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         try {
             while (next()) step();
             schedule.step(); // every row is over: frees the KV memory
-        } catch (...) {      // a fault of the batcher: nobody may wait forever
+        } catch (...) {      // a fault of the batcher: no request may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
             step_began = 0;

@@ -7,7 +7,7 @@ namespace mars {
 
 namespace {
 
-constexpr double longest_retry = 60.0; // longest wait in seconds that a refused client is told
+constexpr double longest_retry = 60.0; // longest retry_after in seconds
 constexpr std::int64_t recent = 8;     // finished requests that the estimate is based on, about
 
 } // namespace

@@ -60,7 +60,7 @@ class Batch {
     /// Feed one piece of such forced tokens, without outputs.
     void feed_forced(Row& row, std::int64_t block);
 
-    /// Split neighbouring `rows` into runs without rows that are behind.
+    /// Split neighbouring `rows` into runs, leaving out rows for which is_behind.
     std::vector<std::vector<Row*>> neighbours(const std::vector<Row*>& rows, std::int64_t block) const;
 
     /// Slots left in a step after the row's pending tokens; negative if even those do not fit.

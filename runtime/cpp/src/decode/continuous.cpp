@@ -12,7 +12,7 @@ bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const
     try {
         body();
         return true;
-    } catch (const Interrupted&) { // a device stops a forward only if all its rows were told to end
+    } catch (const Interrupted&) { // a device stops a forward only after all its rows were asked to end
         for (Row* row : rows) {
             row->refresh();
             if (!row->finish_reason) events.push_back(row->fail(std::current_exception()));

@@ -35,7 +35,7 @@ class ContinuousSchedule {
     /// Read prompt pieces within the budget, then run one forward over all decoding rows. Returns what each row got, or
     /// why it failed.
     ///
-    /// Rows that were told to end leave first, without an event.
+    /// Rows that were asked to end leave first, without an event.
     std::vector<Accepted> step();
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
@@ -47,7 +47,7 @@ class ContinuousSchedule {
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
 
-    /// From any thread: stop the running forward if all its rows were told to end.
+    /// From any thread: stop the running forward if all its rows were asked to end.
     void interrupt_unwanted();
 
   private:
@@ -87,7 +87,7 @@ class ContinuousSchedule {
     std::mutex mutex_;          // guards the members below
     std::vector<Row*> present_; // rows in the batch
     std::weak_ptr<Cache> cache_;
-    bool is_interrupted_ = false; // the cache was interrupted; its rows were told to end
+    bool is_interrupted_ = false; // the cache was interrupted; its rows were asked to end
 };
 
 } // namespace mars

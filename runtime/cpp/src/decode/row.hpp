@@ -139,7 +139,7 @@ class Row {
     /// The same because its deadline has passed. The first reason counts.
     void expire() { end(FinishReason::deadline); }
 
-    /// Whether the row was told to end.
+    /// Whether another thread asked the row to end.
     bool is_told() const { return told_.load() != untold; }
 
     /// Apply what other threads requested. The loop calls this between two steps, so that a step sees one setting.

@@ -10,7 +10,7 @@ Schedule::Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block,
 std::optional<std::vector<Accepted>> Schedule::next() {
     try {
         return advance();
-    } catch (const Interrupted&) { // a device stops a forward only if all its rows were told to end
+    } catch (const Interrupted&) { // a device stops a forward only after all its rows were asked to end
         for (Row* row : rows_) row->refresh();
         if (!std::all_of(rows_.begin(), rows_.end(), [](const Row* row) { return row->finish_reason.has_value(); })) throw;
         batch_.drop_finished();

@@ -20,7 +20,7 @@ class Schedule {
     /// done.
     std::optional<std::vector<Accepted>> next();
 
-    /// The rows' memory, for interrupting it after all rows were told to end.
+    /// The rows' memory, for interrupting it after all rows were asked to end.
     std::weak_ptr<Cache> cache() const { return batch_.cache(); }
 
   protected:

@@ -58,7 +58,7 @@ void Answers::watch(std::chrono::steady_clock::time_point began) try {
     throw MemoryError(std::string("the thread of a deadline cannot be started (") + error.what() + "); free memory, or allow more threads");
 }
 
-/// Stop the running forward if all its rows were told to end.
+/// Stop the running forward if all its rows were asked to end.
 void Answers::interrupt() const {
     if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
     if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();

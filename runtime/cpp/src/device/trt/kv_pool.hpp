@@ -67,7 +67,7 @@ class KvPool {
     /// its turn.
     std::function<void(Address)> forget = [](Address) {};
 
-    /// Zeroed memory of at least so many rows; reuses returned memory if it fits, so that captured steps stay valid.
+    /// Zeroed memory of at least `num_rows` rows; reuses returned memory if it fits, so that captured steps stay valid.
     /// The caller has its turn. Throws MemoryError that says how much was needed.
     KvMemory take(std::int64_t num_rows);
 

@@ -22,7 +22,7 @@ class StepIO {
     /// Largest `rows`, `slots` and `outputs` of a step; `widths`: values for each prediction, by output.
     StepIO(Device& device, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::map<std::string, std::int64_t> widths);
 
-    /// Device address of each tensor of a step of so many rows and predictions.
+    /// Device address of each tensor of a step of `rows` rows and `outputs` predictions.
     std::map<std::string, Address> addresses(std::int64_t rows, std::int64_t outputs) const;
 
     /// Put the inputs on the stream. `input` may be reused at once, but not this object before the device is
