@@ -30,8 +30,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build/cpp/release/examples/cpp_service/service"
-PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
-CHAT, TEXT, PLAIN = PATHS
+PATHS = ("/v1/chat/completions", "/v1/completions")
+CHAT, TEXT = PATHS
 TIMEOUT = 60.0
 ANSWERS = {200, 400, 404, 405, 408, 411, 413, 415, 429, 431, 503}
 
@@ -135,7 +135,7 @@ KINDS: dict[str, Kind] = {
     "wrong types": lambda port, dice: posted(port, body(**{dice.choice(FIELDS): dice.choice(WRONG)})),
     "too many tokens": lambda port, dice: posted(port, body(max_tokens=dice.choice([10**9, 2**70]))),
     "a prompt beyond the context": lambda port, _: posted(port, ENDLESS, TEXT),
-    "a body beyond the limit": lambda port, _: posted(port, b"x" * 2**22, PLAIN),
+    "a body beyond the limit": lambda port, _: posted(port, b"x" * 2**22, TEXT),
     "lengths that lie": lambda port, dice: told(port, head(CHAT, dice.choice(LIES))),
     "no HTTP": lambda port, dice: told(port, dice.randbytes(300) + b"\r\n\r\n"),
     "a stream that is left": lambda port, dice: left(

@@ -1,7 +1,7 @@
 // A small HTTP service on libmars: all clients are rows of one batch. It serves OpenAI's POST /v1/chat/completions and
 // /v1/completions (complete or streamed by SSE) and GET /v1/models; POST /v1/mars/streams/ID steers a running stream;
-// POST /generate is a simpler interface; GET /health. SIGINT and SIGTERM stop it: no new connections, and running
-// answers get a little time and are then cut short and sent. An example, not a product: no TLS.
+// GET /health shows its state. SIGINT and SIGTERM stop it: no new connections, and running answers get a little time
+// and are then cut short and sent. An example, not a product: no TLS.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -22,7 +22,6 @@
 #include "openai.hpp"
 #include "options.hpp"
 #include "reply.hpp"
-#include "request.hpp"
 
 namespace {
 
@@ -138,14 +137,10 @@ class Service {
                 answer("POST", [&] {
                     exchange.respond(200, line(running_.steer(path.substr(steered.size()), key, openai::read_steer(exchange.body))));
                 });
-            else if (path == "/generate")
-                answer("POST", [&] { generate(exchange, key); });
             else
-                throw http::Refusal(404, "there are /v1/chat/completions, /v1/completions, /v1/models, /generate and /health");
+                throw http::Refusal(404, "there are /v1/chat/completions, /v1/completions, /v1/models and /health");
         } catch (const openai::Refused& refused) {
             refuse(exchange, refused.status, refused.what(), refused.param, refused.code_word);
-        } catch (const BadRequest& error) {
-            refuse(exchange, 400, error.what());
         } catch (const mars::Overloaded& full) {
             const std::string words = full.what();
             refuse(exchange, 429, words.substr(0, words.find(", or submit")), "", "overloaded", retry_after(full.retry_after));
@@ -179,8 +174,6 @@ class Service {
                 {"waiting", batcher_.num_waiting()},
                 {"refused", counts.overloaded}};
     }
-
-    // --- OpenAI's paths ---
 
     void complete(http::Exchange& exchange, openai::Kind kind, const Key& key) {
         openai::Ask ask = openai::read_ask(kind, exchange.body, ask_limits_);
@@ -299,56 +292,10 @@ class Service {
         return id;
     }
 
-    // --- /generate ---
-
-    void generate(http::Exchange& exchange, const Key& key) {
-        Request asked = parse_request(exchange.body, limits_);
-        asked.config.deadline = static_cast<double>(request_timeout.count());
-        const auto box = std::make_shared<Mailbox>();
-        mars::Request request = batcher_.submit(asked.prompt, asked.config, {0.0, key.value_or(exchange.address), Mailbox::slot(box, 0)});
-        if (asked.stream) exchange.begin("application/x-ndjson");
-        std::string last;
-        try {
-            for (bool is_over = false; !is_over;) {
-                if (const auto next = box->take(glance)) {
-                    const mars::Event& event = next->second;
-                    is_over = event.finish_reason.has_value();
-                    if (asked.stream) exchange.send(line({{"text", event.text}, {"tokens", event.token_ids.size()}}));
-                } else if (request.failed()) {
-                    request.result(0.0);
-                }
-                if (exchange.is_gone()) request.cancel();
-            }
-            const mars::Completion done = request.completion();
-            if (!asked.stream && done.token_ids.empty() && !batcher_.alive()) throw http::Refusal(503, stopping_words);
-            last = line(summary(done));
-        } catch (const std::exception& error) {
-            if (!asked.stream) throw;
-            last = line(openai::error(status_of(error), error.what()));
-        }
-        if (!asked.stream) return exchange.respond(200, last);
-        exchange.send(last);
-        exchange.end();
-    }
-
-    static Json summary(const mars::Completion& done) {
-        return {{"text", done.text},
-                {"finish_reason", to_string(done.finish_reason)},
-                {"tokens", done.stats.tokens},
-                {"cached_tokens", done.stats.cached_tokens},
-                {"forwards", done.stats.forwards},
-                {"tokens_per_forward", done.stats.tokens_per_forward()},
-                {"proposed", done.stats.proposed},
-                {"verified", done.stats.verified},
-                {"rejected", done.stats.rejected()},
-                {"queue_time", done.stats.queue_time}};
-    }
-
     const mars::Session session_;
     const std::string name_;
     const double grace_;
     const Keys keys_;
-    const Limits limits_;
     const openai::Limits ask_limits_;
     const std::int64_t began_ =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -13,9 +13,9 @@ from typing import Any
 
 from support.cabi import build
 
-ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_new_tokens": 24, "window": "full"}
-LONG = {"prompt": "the onion " * 400, "tau": 1, "max_new_tokens": 1000}  # much work for a small model
-HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\n"
+ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_tokens": 24, "window": "full"}
+LONG = {"prompt": "the onion " * 400, "tau": 1, "max_tokens": 1000}  # much work for a small model
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 
 
 def start(bundle: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
@@ -29,13 +29,23 @@ def start(bundle: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def post(port: int, body: Any) -> tuple[int, str]:
-    """Status and body of an answer to a POST /generate."""
+    """Status and body of an answer: to a completion where the body has a prompt, else to a chat."""
+    path = "/v1/completions" if isinstance(body, dict) and "prompt" in body else "/v1/chat/completions"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("POST", "/generate", body if isinstance(body, (bytes, str)) else json.dumps(body))
+    connection.request("POST", path, body if isinstance(body, (bytes, str)) else json.dumps(body))
     response = connection.getresponse()
     status, text = response.status, response.read().decode()
     connection.close()
     return status, text
+
+
+def text_of(answer: str) -> str:
+    """The text of an answer, complete or streamed."""
+    if answer.startswith("{"):
+        choice = json.loads(answer)["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]  # type: ignore[no-any-return]
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 def raw(port: int, data: bytes, timeout: float = 60) -> bytes:

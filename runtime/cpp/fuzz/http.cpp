@@ -7,7 +7,6 @@
 
 #include "../../../examples/cpp_service/keys.hpp"
 #include "../../../examples/cpp_service/openai.hpp"
-#include "../../../examples/cpp_service/request.hpp"
 #include "deep.hpp"
 #include "fuzz.hpp"
 
@@ -50,16 +49,12 @@ struct Wire {
 int understood(const std::string& target, const std::string& body) {
     const std::string path = target.substr(0, target.find('?'));
     try {
-        if (path == "/generate")
-            parse_request(body, Limits());
-        else if (path == "/v1/chat/completions")
+        if (path == "/v1/chat/completions")
             openai::read_ask(openai::Kind::chat, body, openai::Limits());
         else if (path == "/v1/completions")
             openai::read_ask(openai::Kind::text, body, openai::Limits());
         else
             openai::read_steer(body);
-    } catch (const BadRequest&) {
-        return 400;
     } catch (const openai::Refused& refused) {
         require(refused.status >= 400 && refused.status <= 499, "a client's mistake has a client's status");
         const std::string text = openai::text_of(openai::error(refused.status, refused.what(), refused.param, refused.code_word));
@@ -123,7 +118,7 @@ std::vector<std::string> seeds() {
     const std::string texts =
         R"({"prompt": ["a", "b"], "logprobs": 1, "echo": false, "best_of": 1, "suffix": null, "stop": "\n", "max_tokens": 3})";
     const std::string own =
-        R"({"messages": [{"role": "user", "content": "hi"}], "stream": false, "exact": true, "window": "full", "max_new_tokens": 20, "temperature": 0, "seed": 1, "stop": ["x"]})";
+        R"({"messages": [{"role": "user", "content": "hi"}], "stream": false, "exact": true, "window": "full", "max_tokens": 20, "temperature": 0, "seed": 1, "stop": ["x"]})";
     const std::string ids = R"({"prompt": [[1, 2], [3, -4, 9223372036854775807]], "n": 3})";
     std::string headers = "Authorization: Bearer key\r\nExpect: 100-continue\r\nContent-Encoding: identity\r\n";
     for (int i = 0; i < 90; ++i) headers += "X-Header-" + std::to_string(i) + ": " + std::string(100, 'v') + "\r\n";
@@ -137,18 +132,18 @@ std::vector<std::string> seeds() {
         post("/v1/completions", ids),
         post("/v1/completions", all_ids),
         post("/v1/completions", R"({"prompt": "a", "temperature": 1e400, "n": -1})"),
-        post("/generate", own, "Expect: 100-continue\r\n"),
-        post("/generate", "{\"prompt\": \"" + lines + "\", \"tau\": 0.5, \"window\": 3}"),
+        post("/v1/chat/completions", own, "Expect: 100-continue\r\n"),
+        post("/v1/completions", "{\"prompt\": \"" + lines + "\", \"tau\": 0.5, \"window\": 3}"),
         post("/v1/chat/completions", "{\"messages\": [{\"role\": \"user\", \"content\": \"" + lines + "\"}]}", headers),
         post("/v1/chat/completions", "{\"messages\": \x01\x02}"), // see deep.hpp
-        post("/generate", "{\"prompt\": \x01"),
+        post("/v1/completions", "{\"prompt\": \x01"),
         post("/v1/mars/streams/0123456789abcdef", R"({"tau": 0.25})"),
         post("/v1/mars/streams/x", R"({"exact": true})"),
-        post("/generate", "", "Content-Length: 5\r\n"),
-        post("/generate", "x", "Content-Encoding: gzip\r\n"),
-        "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
-        "POST /generate HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
-        "POST /generate HTTP/1.0\r\ncontent-length: 0002\r\n\r\n{}more",
+        post("/v1/completions", "", "Content-Length: 5\r\n"),
+        post("/v1/completions", "x", "Content-Encoding: gzip\r\n"),
+        "POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        "POST /v1/completions HTTP/1.0\r\ncontent-length: 0002\r\n\r\n{}more",
         "GET /health HTTP/1.1\r\nRange: bytes=0-1,1-2\r\n\r\n",
         "GET  / HTTP/1.1\r\n: \r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -166,6 +161,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string input = deepened(data + 1, size - 1);
     serve(input, piece);
     // A body of its own, which no head has cut short.
-    for (const char* path : {"/generate", "/v1/chat/completions", "/v1/completions", "/v1/mars/streams/x"}) understood(path, input);
+    for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/mars/streams/x"}) understood(path, input);
     return 0;
 }

@@ -350,14 +350,14 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
-        request = json.dumps({"prompt": "abc", "tau": 1.0, "max_new_tokens": 4})
+        request = json.dumps({"prompt": "abc", "tau": 1.0, "max_tokens": 4})
         assert call("/health")[0] == 200
-        answers = [call("/generate", request) for _ in range(40)]
+        answers = [call("/v1/completions", request) for _ in range(40)]
         assert (answers[0][0], answers[-1][0]) == (200, 500)
         assert "start it again" in answers[-1][1]
         status, text = call("/health")
         assert (status, json.loads(text)["status"]) == (503, "failed")
-        assert call("/generate", request)[0] == 500
+        assert call("/v1/completions", request)[0] == 500
         process.terminate()
         assert process.wait(20) == 0
         said = words_of(process)
@@ -378,10 +378,10 @@ def test_the_service_takes_as_many_rows_as_its_engine_was_built_for(
             assert "8 rows, but this engine was built for at most 2" in words_of(process)
             return
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        request = {"prompt": "abc", "tau": 1.0, "max_new_tokens": 4}
-        connection.request("POST", "/generate", json.dumps(request))
+        request = {"prompt": "abc", "tau": 1.0, "max_tokens": 4}
+        connection.request("POST", "/v1/completions", json.dumps(request))
         answer = connection.getresponse()
-        assert (answer.status, json.loads(answer.read())["tokens"]) == (200, 4)
+        assert (answer.status, json.loads(answer.read())["usage"]["completion_tokens"]) == (200, 4)
         process.terminate()
         assert process.wait(20) == 0
     assert batched is not None

@@ -310,7 +310,11 @@ def test_keys_are_needed_where_there_is_a_file_of_them(bundles: Named, tmp_path:
             assert service.call("/v1/chat/completions", body).status == 200
         for key in (None, "", "secon", "second2", "# ours", "first-key second"):
             service.key = key
-            for path, text in (("/v1/chat/completions", body), ("/v1/models", None), ("/generate", "{}")):
+            for path, text in (
+                ("/v1/chat/completions", body),
+                ("/v1/models", None),
+                ("/v1/completions", "{}"),
+            ):
                 answer = service.call(path, text, "POST" if text else "GET")
                 assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key"), (key, path)
             assert service.call("/health", None, "GET").status == 200

@@ -36,7 +36,7 @@ DEEP = b"[" * 400_000 + b"]" * 400_000
 )
 def test_deeply_nested_bodies(port: int, body: bytes) -> None:
     status, text = post(port, body)
-    assert (status, json.loads(text)["error"]["message"]) == (400, "lists nested too deep")
+    assert (status, json.loads(text)["error"]["message"]) == (400, "the body has lists nested too deep")
     assert health(port)["status"] == "ok"
 
 
@@ -54,7 +54,7 @@ def test_deeply_nested_bodies(port: int, body: bytes) -> None:
         (HEAD + b": b\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\n" + b"Range: bytes=0-1,0-1,0-1\r\n" * 90 + b"\r\n", 200),
         (b"GET /etc/passwd HTTP/1.1\r\n\r\n", 404),
-        (b"GET /generate HTTP/1.1\r\n\r\n", 405),
+        (b"GET /v1/completions HTTP/1.1\r\n\r\n", 405),
         (b"DELETE /health HTTP/1.1\r\n\r\n", 405),
         (b"\x16\x03\x01\x02\x00\x01" + bytes(200) + b"\r\n\r\n", 400),
         (b"\r\n\r\n", 400),
