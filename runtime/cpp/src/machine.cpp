@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <dlfcn.h>
 #include <fstream>
 #include <sched.h>
 #include <set>
@@ -171,6 +172,13 @@ std::vector<std::string> gpus(const MachineFiles& files) {
     }
     std::sort(names.begin(), names.end());
     return names;
+}
+
+std::filesystem::path own_directory() {
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<const void*>(&own_directory), &info) == 0 || info.dli_fname == nullptr) return {};
+    std::error_code error;
+    return std::filesystem::canonical(info.dli_fname, error).parent_path();
 }
 
 bool is_busy() {

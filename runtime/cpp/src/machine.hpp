@@ -37,6 +37,9 @@ std::string processor(const MachineFiles& files = {});
 /// Names of the NVIDIA GPUs; empty if the driver does not list them, as on Jetson.
 std::vector<std::string> gpus(const MachineFiles& files = {});
 
+/// The directory of the library or program that contains this code.
+std::filesystem::path own_directory();
+
 /// Whether more programs than cores ran during the last minute, so that timings measured now are not worth keeping.
 bool is_busy();
 

@@ -7,6 +7,7 @@
 #include <mars/errors.hpp>
 
 #include "device/ort/api.hpp"
+#include "machine.hpp"
 
 namespace mars {
 
@@ -24,13 +25,6 @@ fs::path library_in(const fs::path& directory) {
     for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
         if (at->path().filename().string().rfind(library_name, 0) == 0) return at->path();
     return {};
-}
-
-fs::path own_directory() {
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<const void*>(&library_in), &info) == 0 || info.dli_fname == nullptr) return {};
-    std::error_code error;
-    return fs::canonical(info.dli_fname, error).parent_path();
 }
 
 void* open_library() {

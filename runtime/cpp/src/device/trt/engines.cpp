@@ -8,6 +8,7 @@
 
 #include "device/plugin_build.hpp"
 #include "device/trt/here.hpp"
+#include "machine.hpp"
 
 namespace mars {
 
@@ -16,14 +17,6 @@ namespace {
 constexpr const char* backends[] = {"tensorrt", "tensorrt_rtx"};
 
 std::string file_of(const std::string& backend) { return "libmars_" + backend + ".so"; }
-
-/// The directory of the library or program that contains this code.
-std::filesystem::path own_directory() {
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<const void*>(&file_of), &info) == 0 || info.dli_fname == nullptr) return {};
-    std::error_code error;
-    return std::filesystem::canonical(info.dli_fname, error).parent_path();
-}
 
 /// The plugin of a backend, beside this library or where the loader looks, or a sentence why there is none. It stays
 /// loaded, as CUDA requires.
