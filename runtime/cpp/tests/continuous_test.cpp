@@ -5,7 +5,7 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
-#include "decode/continuous.hpp"
+#include "decode/schedule.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"
@@ -30,12 +30,12 @@ std::shared_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
     return row;
 }
 
-mars::ContinuousSchedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::int64_t prefill_tokens = 128) {
+mars::Schedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::int64_t prefill_tokens = 128) {
     return {backend, 4, fake::mask, prefill_tokens, mars::KvBudget{max_rows}};
 }
 
 /// One step; adds what went wrong to `wrong`.
-void step(mars::ContinuousSchedule& schedule, std::vector<std::string>& wrong) {
+void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
     for (const mars::Accepted& event : schedule.step()) {
         if (!event.error) continue;
         try {
@@ -47,7 +47,7 @@ void step(mars::ContinuousSchedule& schedule, std::vector<std::string>& wrong) {
 }
 
 /// Step until nobody is left; what went wrong.
-std::vector<std::string> drained(mars::ContinuousSchedule& schedule) {
+std::vector<std::string> drained(mars::Schedule& schedule) {
     std::vector<std::string> wrong;
     for (int i = 0; !schedule.is_idle(); ++i) {
         REQUIRE(i < 10000);
@@ -132,7 +132,7 @@ TEST_CASE("a long forced text waits for nobody and nobody for it: a piece a step
     for (const std::int64_t guided : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}}) {
         fake::Backend backend;
         backend.record = true;
-        mars::ContinuousSchedule schedule = schedule_of(backend, 3, 16);
+        mars::Schedule schedule = schedule_of(backend, 3, 16);
         std::vector<std::shared_ptr<mars::Row>> rows;
         for (std::int64_t i = 0; i < 3; ++i) {
             rows.push_back(i == guided ? guided_row(i, 200, config_of(1.0, 240)) : row_of(i, {7, 8}, config_of(1.0, 240)));
@@ -162,7 +162,7 @@ TEST_CASE("a long forced text waits for nobody and nobody for it: a piece a step
 TEST_CASE("a row that is told to end stops in the middle of a forced text, in both loops") {
     fake::Backend backend;
     backend.record = true;
-    mars::ContinuousSchedule schedule = schedule_of(backend, 3, 16);
+    mars::Schedule schedule = schedule_of(backend, 3, 16);
     const auto row = guided_row(0, 800, config_of(std::nullopt, 900));
     schedule.add(row);
     while (row->num_pending() < 100) schedule.step();
@@ -193,7 +193,7 @@ TEST_CASE("every case of batcher.json: who gets what in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
-        mars::ContinuousSchedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]},
+        mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]},
                                           nullptr, optional_of<std::int64_t>(each["max_rows_per_client"]));
         std::vector<std::shared_ptr<mars::Row>> rows;
         std::vector<Json> commits;
@@ -319,7 +319,7 @@ TEST_CASE("a batch has as many rows as the budget gives to its longest") {
     auto greedy = config_of(1.0, std::numeric_limits<std::int64_t>::max());
     CHECK(budget.num_rows({row_of(2, {1}, greedy).get()}) == 1);
 
-    mars::ContinuousSchedule schedule(backend, 4, fake::mask, 64, budget);
+    mars::Schedule schedule(backend, 4, fake::mask, 64, budget);
     backend.record = true;
     std::vector<std::shared_ptr<mars::Row>> all{large};
     for (std::int64_t i = 0; i < 6; ++i) all.push_back(row_of(2 + i, fake::Tokens(10, 1 + i), config_of(1.0, 20)));
@@ -356,7 +356,7 @@ TEST_CASE("what was read before is not read again, and a long entry widens no sm
     }
     CHECK(first->stats.cached_tokens == 0);
     CHECK(second->stats.cached_tokens == 300); // all but its last
-    mars::ContinuousSchedule narrow(backend, 4, fake::mask, 128, {2, 8 * 2 * 256, 8, 2000});
+    mars::Schedule narrow(backend, 4, fake::mask, 128, {2, 8 * 2 * 256, 8, 2000});
     const auto small = asked(2, {4, 4, 4, 4, 8});
     narrow.add(small);
     CHECK(drained(narrow).empty());

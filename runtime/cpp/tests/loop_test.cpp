@@ -20,7 +20,7 @@ std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
                                        [stop](std::int64_t token) { return token == stop; });
 }
 
-std::unique_ptr<mars::Schedule> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Row*>& rows) {
+std::unique_ptr<mars::Run> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Row*>& rows) {
     if (each["commit"] == "block") return mars::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
     return mars::decode(backend, rows, each["block"], fake::mask);
 }

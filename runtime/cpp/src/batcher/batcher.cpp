@@ -11,7 +11,7 @@
 
 #include "batcher/places.hpp"
 #include "batcher/request.hpp"
-#include "decode/continuous.hpp"
+#include "decode/schedule.hpp"
 #include "session/answers.hpp"
 
 namespace mars {
@@ -101,7 +101,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     const Session session;
     const Limits limits;
     const KvBudget budget;
-    ContinuousSchedule schedule; // used by the batcher's thread only
+    Schedule schedule; // used by the batcher's thread only
     std::atomic<Clock::rep> step_began{0};
     std::thread thread;
 

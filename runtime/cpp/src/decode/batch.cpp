@@ -9,7 +9,7 @@ namespace mars {
 Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t piece)
     : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), cache_(device.new_cache(rows)) {}
 
-std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep) {
+std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds) {
     std::vector<Predictions> made;
     const auto count = static_cast<std::int64_t>(feeds.size()), limit = backend.max_entries();
     for (std::int64_t from = 0, to = 0; from < count; from = to) {
@@ -24,9 +24,8 @@ std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>
         forward(first + from, &feeds[static_cast<std::size_t>(from)], to - from);
         for (std::int64_t i = from; i < to; ++i) {
             const Feed& feed = feeds[static_cast<std::size_t>(i)];
-            Row& row = *active[static_cast<std::size_t>(first + i)];
+            const Row& row = *active[static_cast<std::size_t>(first + i)];
             made.push_back(Predictions::of(output_, i - from, feed.outputs(), row.config().metric));
-            if (keep == Keep::known) row.cursor += feed.known;
         }
     }
     return made;
@@ -86,47 +85,20 @@ void Batch::moved(const Row& row) {
     if (row.stem) row.stem->moved(row.cursor);
 }
 
-void Batch::drop_finished() {
-    for (auto i = static_cast<std::int64_t>(active.size()) - 1; i >= 0; --i) {
-        if (!active[static_cast<std::size_t>(i)]->finish_reason) continue;
-        keep(*active[static_cast<std::size_t>(i)]);
-        Row* last = active.back();
-        active.pop_back();
-        const auto end = static_cast<std::int64_t>(active.size());
-        if (i < end) {
-            cache_->move(end, i, last->cursor);
-            active[static_cast<std::size_t>(i)] = last;
-        }
-    }
-}
-
-bool Batch::prefill(Row& row) {
-    // Pieces end at multiples of their size, so that a row that began with saved entries takes the same steps as
-    // others.
-    const std::int64_t chunk = piece() - (row.stem ? row.cursor % piece() : 0);
-    if (row.num_pending() <= chunk || row.finish_reason) return false;
-    const Feed feed{chunk, 0, 0};
-    forward(index_of(row), &feed, 1, true);
-    row.cursor += chunk;
+void Batch::feed(Row& row, std::int64_t num_tokens, bool is_piece) {
+    const Feed pending{num_tokens, 0, 0};
+    forward(index_of(row), &pending, 1, is_piece);
+    row.cursor += num_tokens;
     moved(row);
-    ++row.stats.prefill_forwards;
-    return true;
+    ++(is_piece ? row.stats.prefill_forwards : row.stats.forwards);
 }
 
-std::int64_t Batch::most_known(std::int64_t block) const {
+std::int64_t Batch::most_pending(std::int64_t block) const {
     const std::int64_t most = std::max(piece_, 2 * block);
     return std::min(most, backend.max_slots().value_or(most));
 }
 
-bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.num_pending() > most_known(block) && fits(row); }
-
-void Batch::feed_forced(Row& row, std::int64_t block) {
-    const Feed feed{most_known(block), 0, 0};
-    forward(index_of(row), &feed, 1);
-    row.cursor += feed.known;
-    moved(row);
-    ++row.stats.forwards;
-}
+bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.num_pending() > most_pending(block) && fits(row); }
 
 std::vector<std::vector<Row*>> Batch::neighbours(const std::vector<Row*>& rows, std::int64_t block) const {
     std::vector<std::vector<Row*>> groups;

@@ -14,9 +14,6 @@ namespace mars {
 
 constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill forward
 
-/// Whether a step makes the pending tokens it feeds final (moves the cursor past them).
-enum class Keep { nothing, known };
-
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
 class Batch {
   public:
@@ -33,7 +30,7 @@ class Batch {
     /// A row's first prediction belongs to its last pending token, the others to its proposals and masks. A row that
     /// feeds no pending token has predictions for its masks only. Rows whose memory ends too early for the widest feed
     /// run separately.
-    std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep);
+    std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds);
 
     /// Begin a row with the entries that the prefix cache has for its prompt. `most`: entries a row may have at most if
     /// saved ones widen all rows; no value means no limit.
@@ -48,17 +45,14 @@ class Batch {
     /// Tell the prefix cache that the row's step is done and its cursor has moved.
     static void moved(const Row& row);
 
-    /// Remove finished rows. The last active row moves into each gap, so that active rows stay neighbours.
-    void drop_finished();
-
-    /// Prefill one piece of the row's pending tokens; false if only the last piece is left.
-    bool prefill(Row& row);
+    /// Feed pending tokens of one row without outputs; `is_piece`: they are a whole piece of its prompt.
+    void feed(Row& row, std::int64_t num_tokens, bool is_piece);
 
     /// Whether a grammar forced more tokens than one step can feed. The row decodes again once they are fed.
     bool is_behind(const Row& row, std::int64_t block) const;
 
-    /// Feed one piece of such forced tokens, without outputs.
-    void feed_forced(Row& row, std::int64_t block);
+    /// Most pending tokens of an answer that one step feeds.
+    std::int64_t most_pending(std::int64_t block) const;
 
     /// Split neighbouring `rows` into runs, leaving out rows for which is_behind.
     std::vector<std::vector<Row*>> neighbours(const std::vector<Row*>& rows, std::int64_t block) const;
@@ -82,9 +76,6 @@ class Batch {
 
   private:
     void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
-
-    /// Most tokens of an answer that one step feeds.
-    std::int64_t most_known(std::int64_t block) const;
 
     std::int64_t mask_id_, piece_;
     std::shared_ptr<Cache> cache_;

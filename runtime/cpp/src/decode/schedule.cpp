@@ -4,108 +4,335 @@
 
 namespace mars {
 
-Schedule::Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id)
-    : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), block_(block), rows_(std::move(rows)) {}
-
-std::optional<std::vector<Accepted>> Schedule::next() {
-    try {
-        return advance();
-    } catch (const Interrupted&) { // a device stops a forward only after all its rows were asked to end
-        for (Row* row : rows_) row->refresh();
-        if (!std::all_of(rows_.begin(), rows_.end(), [](const Row* row) { return row->finish_reason.has_value(); })) throw;
-        batch_.drop_finished();
-        return std::nullopt;
-    }
-}
-
-std::optional<std::vector<Accepted>> Schedule::advance() {
-    for (Row* row : rows_) row->refresh();
-    for (; next_row_ < rows_.size(); ++next_row_) {
-        Row& row = *rows_[next_row_];
-        if (!is_prefilling_) {
-            batch_.drop_finished();
-            batch_.active.push_back(&row);
-            batch_.recall(row);
-            if (std::optional<Accepted> forced = row.finish_reason ? std::nullopt : row.begin(max_capacity())) {
-                is_prefilling_ = true;
-                return std::vector{std::move(*forced)};
-            }
-        }
-        is_prefilling_ = batch_.prefill(row);
-        if (is_prefilling_) return std::vector<Accepted>{};
-        if (row.finish_reason) continue;
-        std::optional<Accepted> accepted = begin(row);
-        batch_.keep(row); // now, because the next prompt may begin with the same tokens
-        if (!accepted) continue;
-        ++next_row_;
-        return std::vector{std::move(*accepted)};
-    }
-    batch_.drop_finished();
-    if (batch_.active.empty()) return std::nullopt;
-    return step();
-}
-
 namespace {
 
-class CursorCommit : public Schedule {
-  public:
-    CursorCommit(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, CostSource cost)
-        : Schedule(backend, std::move(rows), block, mask_id) {
-        // An engine prepares something for each size of a step, so use few sizes.
-        if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
-    }
-
-  private:
-    // The last piece of a prompt has a full window, because the whole prompt is fed anyway.
-    std::optional<Accepted> begin(Row& row) override {
-        std::vector<Accepted> accepted = take(batch_.index_of(row), widest_feeds({&row}, {batch_.room(row)}, block_));
-        return accepted.empty() ? std::nullopt : std::optional(std::move(accepted.front()));
-    }
-
-    std::vector<Accepted> step() override {
-        std::vector<Accepted> accepted;
-        for (Row* row : batch_.active)
-            if (!batch_.fits(*row)) accepted.push_back(row->finish(FinishReason::capacity));
-        batch_.drop_finished();
-        if (batch_.active.empty()) return accepted;
-        // Feed one piece of one row's forced tokens; the other rows decode meanwhile.
-        const auto is_behind = [this](const Row* row) { return batch_.is_behind(*row, block_); };
-        const auto behind = std::find_if(batch_.active.begin(), batch_.active.end(), is_behind);
-        if (behind != batch_.active.end()) batch_.feed_forced(**behind, block_);
-        for (const std::vector<Row*>& rows : batch_.neighbours(batch_.active, block_)) {
-            std::vector<std::int64_t> rooms;
-            for (Row* row : rows) {
-                rooms.push_back(batch_.room(*row));
-                row->look_around(rooms.back());
-            }
-            const std::vector<Feed> feeds = policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_);
-            for (Accepted& each : take(batch_.index_of(*rows.front()), feeds)) accepted.push_back(std::move(each));
+/// Run `body`. An exception ends `rows` with an error event each. Returns whether there was none.
+template <typename Body>
+bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const Body& body) {
+    try {
+        body();
+        return true;
+    } catch (const Interrupted&) { // a device stops a forward only after all its rows were asked to end
+        for (Row* row : rows) {
+            row->refresh();
+            if (!row->finish_reason) events.push_back(row->fail(std::current_exception()));
         }
-        return accepted;
+    } catch (...) {
+        for (Row* row : rows) events.push_back(row->fail(std::current_exception()));
     }
-
-    /// One step of neighbouring rows, and what each accepts.
-    std::vector<Accepted> take(std::int64_t first, const std::vector<Feed>& feeds) {
-        std::vector<Accepted> accepted;
-        std::size_t i = 0;
-        for (const Predictions& predictions : batch_.step(first, feeds, Keep::known)) {
-            Row& row = *batch_.active[static_cast<std::size_t>(first) + i];
-            ++row.stats.forwards;
-            std::optional<Accepted> event = row.accept(predictions, feeds[i].proposals);
-            if (event) accepted.push_back(std::move(*event));
-            Batch::moved(row);
-            ++i;
-        }
-        return accepted;
-    }
-
-    std::optional<Policy> policy_;
-};
+    return false;
+}
 
 } // namespace
 
-std::unique_ptr<Schedule> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, CostSource cost) {
-    return std::make_unique<CursorCommit>(backend, std::move(rows), block, mask_id, std::move(cost));
+Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
+                   CostSource cost, std::optional<std::int64_t> max_rows_per_client)
+    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget),
+      max_rows_per_client_(max_rows_per_client) {
+    // An engine prepares something for each size of a step, so use few sizes.
+    if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
+    renew(budget_.max_rows);
+    publish();
+}
+
+void Schedule::add(std::shared_ptr<Row> row) {
+    Row* const added = row.get();
+    own_.emplace(added, std::move(row));
+    waiting_.add(added);
+    publish();
+}
+
+std::vector<Accepted> Schedule::step() {
+    Events events;
+    do {
+        for (Accepted& event : forward()) events.push_back(std::move(event));
+    } while (phase_ != Phase::begin);
+    return events;
+}
+
+std::vector<Accepted> Schedule::forward() {
+    Events events;
+    has_run_ = false;
+    if (phase_ == Phase::begin) {
+        drop_finished(events);
+        left_ = batch_->piece();
+        phase_ = Phase::prompts;
+    }
+    if (phase_ == Phase::prompts) {
+        if (read_prompt(events)) return events;
+        drop_finished(events);
+        phase_ = Phase::forced;
+    }
+    if (phase_ == Phase::forced) {
+        phase_ = Phase::decode;
+        if (read_forced(events)) return events;
+    }
+    decode(decoding(), events);
+    drop_finished(events);
+    // Free the KV memory that the longest row needed, and memory that was interrupted.
+    if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) {
+        try {
+            renew(batch_->num_rows);
+        } catch (const std::exception&) { // out of memory: the next step tries again
+        }
+    }
+    publish();
+    phase_ = Phase::begin;
+    return events;
+}
+
+/// Read one piece of a prompt, or append what is known of an answer before its first prediction. False if the budget of
+/// the step is used up, or no prompt is being read.
+bool Schedule::read_prompt(Events& events) {
+    Row* const row = reading(events);
+    if (row == nullptr || next_piece(*row) > left_) return false;
+    std::optional<Accepted> beginning;
+    const bool good = failing({row}, events, [&] { beginning = row->begin(backend_.max_capacity()); });
+    if (beginning) events.push_back(std::move(*beginning));
+    if (good && events.empty()) {
+        const std::int64_t piece = next_piece(*row);
+        left_ -= piece;
+        ++turn_;
+        if (piece < row->num_pending()) {
+            feed(*row, piece, true, events);
+        } else {
+            ++num_decoding_;
+            const std::vector<Feed> first{first_feed(*row)};
+            run({row}, first, [this](Row& each, const Predictions& made, const Feed& fed) { return take_first(each, made, fed); }, events);
+            keep(*row); // now, because the next prompt may begin with the same tokens
+        }
+    }
+    drop_finished(events);
+    return true;
+}
+
+/// Pieces end at multiples of their size, so that a row that began with saved entries takes the same steps as others.
+std::int64_t Schedule::next_piece(const Row& row) const {
+    return std::min(batch_->piece() - row.cursor % batch_->piece(), row.num_pending());
+}
+
+/// Pieces of the row's prompt that are still to be read.
+std::int64_t Schedule::num_pieces(const Row& row) const {
+    const std::int64_t piece = batch_->piece();
+    return (row.num_tokens() - 1) / piece + 1 - row.cursor / piece;
+}
+
+/// The row whose prompt is read next: the first and the last reader take turns.
+///
+/// The first reader is the shortest and finishes first. Decoding rows must stay neighbours, so the last piece of any
+/// other reader waits for it.
+Row* Schedule::reading(Events& events) {
+    admit(events);
+    const std::vector<Row*>& active = batch_->active;
+    const auto first = static_cast<std::size_t>(num_decoding_);
+    if (first == active.size()) return nullptr;
+    const bool is_lasts_turn = turn_ % 2 == 1 && num_pieces(*active.back()) > 1;
+    return is_lasts_turn ? active.back() : active[first];
+}
+
+/// Admit one row if there is room: the next in the queue, or while prompts are being read the first that has at most
+/// half as many pieces as any of them. It begins with the saved entries of its prompt.
+void Schedule::admit(Events& events) {
+    const auto first = static_cast<std::size_t>(num_decoding_);
+    const bool is_beside = first < batch_->active.size();
+    if (is_beside && num_pieces(*batch_->active.back()) <= 1) return; // its last piece waits for the others
+    const std::int64_t left = is_beside ? num_pieces(*batch_->active[first]) : 0;
+    Row* const row = waiting_.first([&](const Row& each) { return is_welcome(each) && (!is_beside || 2 * num_pieces(each) <= left); });
+    if (row == nullptr) return;
+    bool is_in = false;
+    const bool good = failing({row}, events, [&] {
+        if (!has_room(*row)) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (is_interrupted_) return;
+        batch_->active.reserve(batch_->active.size() + 1);
+        present_.push_back(row);
+        batch_->active.push_back(row);
+        is_in = true;
+    });
+    if (!good || is_in) waiting_.take(row);
+    if (!good) leave(row);
+    if (!is_in) return;
+    std::vector<Row*>& active = batch_->active;
+    for (auto i = static_cast<std::int64_t>(active.size()) - 1; i > num_decoding_; --i) move(i - 1, i, events);
+    active[first] = row;
+    failing({row}, events, [&] { batch_->recall(*row, budget_.most_entries(batch_->num_rows)); });
+    drop_finished(events);
+}
+
+/// Move a row to `target`. If the copy fails, the row ends; it still moves, but nothing reads its entries.
+void Schedule::move(std::int64_t source, std::int64_t target, Events& events) {
+    Row* const row = batch_->active[static_cast<std::size_t>(source)];
+    if (failing({row}, events, [&] { batch_->move(source, target); })) return;
+    row->stem = nullptr;
+    batch_->active[static_cast<std::size_t>(target)] = row;
+}
+
+/// Whether the row's client has fewer rows than it may have.
+bool Schedule::is_welcome(const Row& row) const {
+    if (!max_rows_per_client_ || !row.client) return true;
+    const auto is_same = [&](const Row* other) { return other->client == row.client; };
+    return std::count_if(batch_->active.begin(), batch_->active.end(), is_same) < *max_rows_per_client_;
+}
+
+/// Whether `row` may join. The KV memory and the longest row decide how many rows a batch has; the batch must be empty
+/// before that number can change.
+bool Schedule::has_room(Row& row) {
+    std::vector<Row*> rows = batch_->active;
+    rows.push_back(&row);
+    const std::int64_t num_rows = budget_.num_rows(rows);
+    if (batch_->active.empty() && num_rows != batch_->num_rows) renew(num_rows);
+    return static_cast<std::int64_t>(batch_->active.size()) < num_rows && num_rows == batch_->num_rows;
+}
+
+std::vector<Row*> Schedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
+
+/// Feed one piece of a row whose grammar forced more than a step can feed; the other rows decode meanwhile.
+bool Schedule::read_forced(Events& events) {
+    for (Row* row : decoding()) {
+        if (!batch_->is_behind(*row, block_)) continue;
+        feed(*row, batch_->most_pending(block_), false, events);
+        drop_finished(events);
+        return true;
+    }
+    return false;
+}
+
+void Schedule::decode(std::vector<Row*> rows, Events& events) {
+    const std::size_t before = events.size();
+    for (Row* row : rows) {
+        if (!batch_->fits(*row))
+            events.push_back(row->finish(FinishReason::capacity));
+        else if (!batch_->is_behind(*row, block_))
+            failing({row}, events, [&] { row->look_around(batch_->room(*row)); });
+    }
+    if (events.size() > before) {
+        drop_finished(events);
+        rows = decoding();
+    }
+    for (const std::vector<Row*>& together : batch_->neighbours(rows, block_)) {
+        std::vector<Feed> feeds;
+        const bool good = failing(together, events, [&] {
+            std::vector<std::int64_t> rooms;
+            for (const Row* row : together) rooms.push_back(batch_->room(*row));
+            feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
+        });
+        if (good) run(together, feeds, take, events);
+    }
+}
+
+/// A full window, because the whole prompt is fed anyway.
+Feed Schedule::first_feed(Row& row) { return widest_feeds({&row}, {batch_->room(row)}, block_).front(); }
+
+std::optional<Accepted> Schedule::take(Row& row, const Predictions& predictions, const Feed& feed) {
+    row.cursor += feed.known;
+    ++row.stats.forwards;
+    return row.accept(predictions, feed.proposals);
+}
+
+void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const Take& take_row, Events& events) {
+    std::vector<Predictions> predictions;
+    has_run_ = true;
+    if (!failing(rows, events, [&] { predictions = batch_->step(batch_->index_of(*rows.front()), feeds); })) return;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        failing({rows[i]}, events, [&] {
+            std::optional<Accepted> event = take_row(*rows[i], predictions[i], feeds[i]);
+            if (event) events.push_back(std::move(*event));
+            Batch::moved(*rows[i]);
+        });
+    }
+}
+
+/// Feed pending tokens of one row without outputs.
+void Schedule::feed(Row& row, std::int64_t num_tokens, bool is_piece, Events& events) {
+    has_run_ = true;
+    failing({&row}, events, [&] { batch_->feed(row, num_tokens, is_piece); });
+}
+
+/// Remove finished rows and close the gaps: decoding rows stay first and neighbours, readers keep their order.
+void Schedule::drop_finished(Events& events) {
+    waiting_.drop_finished([this](const Row* row) { leave(row); });
+    std::vector<Row*>& active = batch_->active;
+    for (Row* row : active) row->refresh();
+    const auto is_finished = [](const Row* row) { return row->finish_reason.has_value(); };
+    for (auto at = std::find_if(active.rbegin(), active.rend(), is_finished); at != active.rend();
+         at = std::find_if(active.rbegin(), active.rend(), is_finished)) { // a row whose copy failed is next
+        Row* const row = *at;
+        keep(*row);
+        std::int64_t gap = active.rend() - at - 1;
+        if (gap < num_decoding_) {
+            --num_decoding_;
+            move(num_decoding_, gap, events);
+            gap = num_decoding_;
+        }
+        for (std::int64_t next = gap + 1; next < static_cast<std::int64_t>(active.size()); ++next) move(next, next - 1, events);
+        active.pop_back();
+        leave(row);
+    }
+    publish();
+}
+
+/// Offer the row's final entries to the prefix cache. A failure, such as out of memory, does not affect the answer.
+void Schedule::keep(const Row& row) {
+    try {
+        batch_->keep(row);
+    } catch (const std::exception&) {
+    }
+}
+
+bool Schedule::is_interrupted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return is_interrupted_;
+}
+
+void Schedule::leave(const Row* row) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        present_.erase(std::remove(present_.begin(), present_.end(), row), present_.end());
+    }
+    own_.erase(row);
+}
+
+void Schedule::renew(std::int64_t num_rows) {
+    batch_ = std::make_unique<Batch>(backend_, num_rows, mask_id_, prefill_tokens_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cache_ = batch_->cache();
+    is_interrupted_ = false;
+}
+
+void Schedule::publish() {
+    std::int64_t entries = 0;
+    for (const Row* row : batch_->active) entries += row->cursor;
+    num_rows_ = batch_->active.empty() ? budget_.max_rows : batch_->num_rows;
+    num_running_ = static_cast<std::int64_t>(batch_->active.size());
+    num_waiting_ = static_cast<std::int64_t>(waiting_.size());
+    num_entries_ = entries;
+}
+
+void Schedule::interrupt_unwanted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool is_unwanted = std::all_of(present_.begin(), present_.end(), [](const Row* row) { return row->is_told(); });
+    if (present_.empty() || !is_unwanted) return;
+    is_interrupted_ = true;
+    if (const std::shared_ptr<Cache> running = cache_.lock()) running->interrupt();
+}
+
+Run::Run(std::unique_ptr<Schedule> schedule, const std::vector<Row*>& rows) : schedule_(std::move(schedule)) {
+    for (Row* row : rows) schedule_->add(std::shared_ptr<Row>(std::shared_ptr<Row>(), row)); // not owned
+}
+
+std::optional<std::vector<Accepted>> Run::next() {
+    while (!schedule_->is_idle()) {
+        std::vector<Accepted> events = schedule_->forward();
+        for (const Accepted& event : events)
+            if (event.error) std::rethrow_exception(event.error);
+        if (!events.empty() || (schedule_->has_run() && !schedule_->is_idle())) return events;
+    }
+    return std::nullopt;
+}
+
+std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id, CostSource cost) {
+    const KvBudget budget{static_cast<std::int64_t>(rows.size())};
+    return std::make_unique<Run>(std::make_unique<Schedule>(backend, block, mask_id, prefill_chunk, budget, std::move(cost)), rows);
 }
 
 } // namespace mars

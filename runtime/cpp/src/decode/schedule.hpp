@@ -1,58 +1,153 @@
-// The decoding loop over a fixed set of rows: prefill, then steps.
+// The decoding loop: continuous batching, one step at a time (runtime/decode/schedule.py).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "decode/batch.hpp"
+#include "decode/budget.hpp"
 #include "decode/policy.hpp"
+#include "decode/queue.hpp"
 
 namespace mars {
 
-/// Decodes its rows: the prompts one after the other, then steps of all rows until each has ended.
+/// Running rows in neighbouring KV rows: first the decoding ones, then those whose prompts are being read, shorter before
+/// longer ones.
+///
+/// A decode step feeds [pending | proposals | masks] from each row's own cursor: the pending tokens' KV become final in
+/// the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache management").
+/// The last piece of a prompt carries masks too, so the first step already accepts a run. Between two forwards a row's tau
+/// and exact may change, and a row may be cancelled. At most `prefill_tokens` prompt tokens are read between two decode
+/// steps. `cost` is needed for rows with an automatic window; without it they get full windows. `max_rows_per_client`:
+/// rows of one client in the batch; no value means no limit. One thread owns a schedule, except where noted.
 class Schedule {
   public:
-    virtual ~Schedule() = default;
+    Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
+             CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
 
-    /// What the next forward gave each row that took part: nothing for a prefill piece; no value when all rows are
-    /// done.
-    std::optional<std::vector<Accepted>> next();
+    virtual ~Schedule() = default;
+    Schedule(const Schedule&) = delete;
+    Schedule& operator=(const Schedule&) = delete;
+
+    /// Queue a row. Clients take turns; a client's rows keep their order. While a long prompt is being read, a shorter
+    /// one may be admitted first.
+    void add(std::shared_ptr<Row> row);
+
+    /// One step: prompt pieces within the budget, then one forward over all decoding rows. Returns what each row got, or
+    /// why it failed.
+    ///
+    /// Rows that were asked to end leave first, without an event.
+    std::vector<Accepted> step();
+
+    /// The next forward of a step.
+    std::vector<Accepted> forward();
+
+    /// Whether the last call of `forward` ran the model.
+    bool has_run() const { return has_run_; }
+
+    bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
+
+    /// From any thread, as of the last step: rows that new requests can use (fewer than the budget's while long ones
+    /// fill the KV memory), rows in the batch, waiting rows, and KV entries in use.
+    std::int64_t num_rows() const { return num_rows_; }
+    std::int64_t num_running() const { return num_running_; }
+    std::int64_t num_waiting() const { return num_waiting_; }
+    std::int64_t num_entries() const { return num_entries_; }
+
+    /// From any thread: stop the running forward if all its rows were asked to end.
+    void interrupt_unwanted();
 
     /// The rows' memory, for interrupting it after all rows were asked to end.
-    std::weak_ptr<Cache> cache() const { return batch_.cache(); }
+    std::weak_ptr<Cache> cache() const { return batch_->cache(); }
 
   protected:
-    Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id);
+    using Events = std::vector<Accepted>;
+    using Take = std::function<std::optional<Accepted>(Row&, const Predictions&, const Feed&)>;
 
-    /// Feed the last piece of a prompt; no value if that accepts nothing yet.
-    virtual std::optional<Accepted> begin(Row& row) = 0;
+    /// What the last piece of a prompt feeds, and what its predictions give.
+    virtual Feed first_feed(Row& row);
+    virtual std::optional<Accepted> take_first(Row& row, const Predictions& predictions, const Feed& feed) {
+        return take(row, predictions, feed);
+    }
 
-    /// One step of the active rows, of which there is at least one.
-    virtual std::vector<Accepted> step() = 0;
+    /// One decode step of `rows`.
+    virtual void decode(std::vector<Row*> rows, Events& events);
 
-    std::int64_t max_capacity() const { return batch_.backend.max_capacity(); }
+    /// Make the fed pending tokens final, and accept predictions.
+    static std::optional<Accepted> take(Row& row, const Predictions& predictions, const Feed& feed);
 
-    Batch batch_;
-    std::int64_t block_;
+    /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns.
+    void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const Take& take_row, Events& events);
+
+    void drop_finished(Events& events);
+    std::vector<Row*> decoding() const;
+
+    Backend& backend_;
+    const std::int64_t block_;
 
   private:
-    std::optional<std::vector<Accepted>> advance();
+    enum class Phase { begin, prompts, forced, decode };
 
-    std::vector<Row*> rows_;
-    std::size_t next_row_ = 0;   // the first row whose prefill is not done
-    bool is_prefilling_ = false; // whether that row has begun
+    bool read_prompt(Events& events);
+    bool read_forced(Events& events);
+    void feed(Row& row, std::int64_t num_tokens, bool is_piece, Events& events);
+    Row* reading(Events& events);
+    void admit(Events& events);
+    bool is_welcome(const Row& row) const;
+    bool has_room(Row& row);
+    void keep(const Row& row);
+    bool is_interrupted();
+    void move(std::int64_t source, std::int64_t target, Events& events);
+    void leave(const Row* row);
+    void renew(std::int64_t num_rows);
+    void publish();
+    std::int64_t next_piece(const Row& row) const;
+    std::int64_t num_pieces(const Row& row) const;
+
+    const std::int64_t mask_id_, prefill_tokens_;
+    const KvBudget budget_;
+    std::optional<Policy> policy_;
+    const std::optional<std::int64_t> max_rows_per_client_;
+    Queue waiting_;
+    std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting and running rows
+    std::unique_ptr<Batch> batch_;
+    std::int64_t num_decoding_ = 0;
+    Phase phase_ = Phase::begin; // of the current step
+    std::int64_t left_ = 0;      // prompt tokens that the step may still read
+    bool has_run_ = false;
+    std::int64_t turn_ = 0; // which reader is next
+
+    std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
+    std::mutex mutex_;          // guards the members below
+    std::vector<Row*> present_; // rows in the batch
+    std::weak_ptr<Cache> cache_;
+    bool is_interrupted_ = false; // the cache was interrupted; its rows were asked to end
 };
 
-/// Decode `rows` with cursor commit. `backend` and `rows` must outlive the result. Its next() may throw SessionError.
-///
-/// A step feeds [pending | proposals | masks] from each row's own cursor: the pending tokens' KV become final in the
-/// same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache management").
-/// The last prefill piece carries masks too, so the first step already accepts a run. Between two steps a row's tau and
-/// exact may change, and a row may be cancelled. `cost` is needed for rows with an automatic window; without it they
-/// get full windows.
-std::unique_ptr<Schedule> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
-                                 CostSource cost = nullptr);
+/// Decodes a fixed set of rows side by side until all have ended.
+class Run {
+  public:
+    /// The rows must outlive this.
+    Run(std::unique_ptr<Schedule> schedule, const std::vector<Row*>& rows);
+
+    /// What the next forward gave: nothing for a prompt's piece but the last; no value when all rows have ended. Throws
+    /// SessionError if a row fails.
+    std::optional<std::vector<Accepted>> next();
+
+    std::weak_ptr<Cache> cache() const { return schedule_->cache(); }
+
+  private:
+    std::unique_ptr<Schedule> schedule_;
+};
+
+/// Decode `rows` with cursor commit. `backend` and `rows` must outlive the result.
+std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id,
+                            CostSource cost = nullptr);
 
 } // namespace mars

@@ -30,20 +30,20 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     Backend& backend = *session_->backend;
     const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
     if (commit.kind == Commit::Kind::block) {
-        schedule_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
+        run_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
         watch(began);
         return;
     }
     // Measure before the first step, so that no step has to wait for it.
     const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
     if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
-    schedule_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
+    run_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
     watch(began);
 }
 
 /// Start the deadlines' timers. They end rows between two steps, and stop a running step.
 void Answers::watch(std::chrono::steady_clock::time_point began) try {
-    running_ = schedule_->cache();
+    running_ = run_->cache();
     for (Answer& answer : answers_) {
         Row* row = answer.row.get();
         if (!row->config().deadline) continue;
@@ -65,16 +65,16 @@ void Answers::interrupt() const {
 }
 
 std::optional<std::vector<Event>> Answers::next() {
-    if (!schedule_) return std::nullopt;
+    if (!run_) return std::nullopt;
     // A loop that failed or is done is never used again; its KV memory is freed now.
-    std::unique_ptr<Schedule> schedule = std::move(schedule_);
+    std::unique_ptr<Run> run = std::move(run_);
     failed_ = true; // until this step succeeds
-    std::optional<std::vector<Accepted>> accepted = schedule->next();
+    std::optional<std::vector<Accepted>> accepted = run->next();
     failed_ = false;
     if (!accepted) return std::nullopt;
     std::vector<Event> events;
     for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
-    schedule_ = std::move(schedule);
+    run_ = std::move(run);
     return events;
 }
 

@@ -42,7 +42,7 @@ struct Answers {
 
     std::shared_ptr<const Opened> session_;
     std::vector<Answer> answers_;
-    std::unique_ptr<Schedule> schedule_;
+    std::unique_ptr<Run> run_;
     std::weak_ptr<Cache> running_; // memory that the forwards use
     bool failed_ = false;
     std::vector<std::unique_ptr<Alarm>> alarms_; // last member, so that timers stop before anything else is destroyed
