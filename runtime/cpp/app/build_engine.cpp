@@ -22,6 +22,7 @@
 #include "device/trt/build.hpp"
 #include "device/trt/cuda.hpp"
 #include "device/trt/engine.hpp"
+#include "joined.hpp"
 #include "machine.hpp"
 
 namespace {
@@ -92,8 +93,7 @@ std::atomic<bool> is_interrupted{false};
 
 /// The GPUs of the engine: those of the recipe, or the one in this machine, which must be among them.
 std::vector<std::string> gpus_for(const mars::EngineRecipe& recipe) {
-    std::string known;
-    for (const std::string& each : recipe.compute_capabilities()) known += (known.empty() ? "" : ", ") + each;
+    const std::string known = mars::joined(recipe.compute_capabilities());
     if (recipe.backend() != mars::tensorrt_flavor())
         throw mars::SessionError("the recipe " + recipe.name() + " is for " + recipe.backend() + ", this program was built with " +
                                  mars::tensorrt_flavor());

@@ -1,7 +1,6 @@
 #include "options.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <functional>

@@ -5,7 +5,6 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
-#include "decode/schedule.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"
@@ -193,8 +192,8 @@ TEST_CASE("every case of batcher.json: who gets what in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
-        mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]},
-                                          nullptr, optional_of<std::int64_t>(each["max_rows_per_client"]));
+        mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]}, nullptr,
+                                optional_of<std::int64_t>(each["max_rows_per_client"]));
         std::vector<std::shared_ptr<mars::Row>> rows;
         std::vector<Json> commits;
         for (const Json& wanted : each["rows"]) {

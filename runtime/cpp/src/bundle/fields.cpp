@@ -7,6 +7,8 @@
 #include <mars/config.hpp>
 #include <mars/errors.hpp>
 
+#include "joined.hpp"
+
 namespace mars {
 
 namespace {
@@ -27,12 +29,6 @@ bool is_within(const Json& value, std::int64_t low, std::int64_t high) {
         return number <= static_cast<std::uint64_t>(high) && static_cast<std::int64_t>(number) >= low;
     }
     return value.is_number_integer() && value.get<std::int64_t>() >= low && value.get<std::int64_t>() <= high;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-    std::string text;
-    for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-    return text;
 }
 
 constexpr int max_depth = 100, max_evidence_depth = 32;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <set>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +54,9 @@ class PlainFile {
         }
         return std::nullopt;
     }
+
+    /// The contents in memory, until unmapped; MAP_FAILED on failure.
+    void* map() const { return mmap(nullptr, static_cast<std::size_t>(state.st_size), PROT_READ, MAP_PRIVATE, file_, 0); }
 
     struct stat state{};
 
@@ -123,6 +127,17 @@ bool write_whole(const fs::path& path, const std::string& content) {
     if (is_whole && rename(scratch.c_str(), path.c_str()) == 0) return true;
     unlink(scratch.c_str());
     return false;
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+    const PlainFile file(path);
+    size_ = static_cast<std::size_t>(file.state.st_size);
+    if (file.is_open() && size_ > 0) data_ = file.map();
+    if (!file.is_open() || data_ == MAP_FAILED) throw BundleError(path.string() + ": not readable; copy or build the bundle again");
+}
+
+MappedFile::~MappedFile() {
+    if (data_ != nullptr) munmap(data_, size_);
 }
 
 void verify(const fs::path& directory, const Manifest& manifest, Verify how, bool safe) {

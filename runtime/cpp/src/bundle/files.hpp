@@ -20,6 +20,23 @@ std::optional<std::string> read_file(const std::filesystem::path& path, std::siz
 /// Replace a file by `content`, completely or not at all. Returns whether it succeeded.
 bool write_whole(const std::filesystem::path& path, const std::string& content);
 
+/// A file mapped into memory. Mapping needs memory once, reading a copy twice. Empty files have no data.
+class MappedFile {
+  public:
+    /// Throws BundleError if it is not a regular file or cannot be mapped.
+    explicit MappedFile(const std::filesystem::path& path);
+    ~MappedFile();
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+
+    const void* data() const { return data_; }
+    std::size_t size() const { return size_; }
+
+  private:
+    void* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
 /// Check that the directory has exactly the files of the manifest, with their sizes and hashes. Throws one BundleError
 /// that lists everything wrong.
 ///

@@ -1,12 +1,12 @@
 #include "bundle/profiles.hpp"
 
-#include <algorithm>
 #include <set>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
+
+#include "joined.hpp"
 
 namespace mars {
 
@@ -64,16 +64,12 @@ const Profile& find_profile(const Bundle& bundle, const Variant& variant, const 
         known.insert(each.name);
         if (each.name == name && (found == nullptr || (each.variant == variant.name && found->variant != variant.name))) found = &each;
     }
-    if (found == nullptr) {
-        std::string names;
-        for (const std::string& each : known) names += (names.empty() ? "" : ", ") + each;
+    if (found == nullptr)
         throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) +
-                           "` (there are: " + (names.empty() ? "none" : names) + "); `mars-export calibrate` makes one");
-    }
-    std::string reasons;
-    for (const std::string& reason : staleness(bundle.manifest, variant, *found)) reasons += (reasons.empty() ? "" : "; ") + reason;
-    if (!reasons.empty())
-        throw SessionError("profile `" + name + "` is stale: " + reasons + ". Renew it with:\n  " + renewal(bundle.path, *found));
+                           "` (there are: " + (known.empty() ? "none" : joined(known)) + "); `mars-export calibrate` makes one");
+    if (const auto reasons = staleness(bundle.manifest, variant, *found); !reasons.empty())
+        throw SessionError("profile `" + name + "` is stale: " + joined(reasons, "; ") + ". Renew it with:\n  " +
+                           renewal(bundle.path, *found));
     return *found;
 }
 

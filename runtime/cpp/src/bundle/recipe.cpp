@@ -6,6 +6,7 @@
 
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
@@ -23,12 +24,6 @@ std::vector<std::string> names_of(const Bundle& bundle) {
         if (file.path.size() > ending.size() && file.path.compare(file.path.size() - ending.size(), ending.size(), ending) == 0)
             names.push_back(file.path.substr(0, file.path.size() - ending.size()));
     return names;
-}
-
-std::string joined(const std::vector<std::string>& names) {
-    std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-    return text.empty() ? "none" : text;
 }
 
 Json read(const Bundle& bundle, const std::string& name) {
@@ -68,7 +63,7 @@ EngineRecipe EngineRecipe::find(const Bundle& bundle, const std::string& name, c
     const std::string what = !name.empty()     ? "no recipe `" + name + "`"
                              : fitting.empty() ? "no recipe for " + backend
                                                : "more than one recipe; give --recipe NAME";
-    throw BundleError(bundle.path.string() + ": " + what + " (there: " + joined(all) +
+    throw BundleError(bundle.path.string() + ": " + what + " (there: " + (all.empty() ? "none" : joined(all)) +
                       "); `mars-export trt BUNDLE --target ... --no-build` writes one");
 }
 

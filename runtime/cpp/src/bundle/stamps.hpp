@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <string>
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,5 @@
 // The C interface of batchers and requests.
 #include <cmath>
-#include <memory>
 
 #include <mars/batcher.hpp>
 

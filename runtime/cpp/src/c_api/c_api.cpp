@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <new>
 
 #include <nlohmann/json.hpp>
 

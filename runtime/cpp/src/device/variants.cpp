@@ -7,16 +7,11 @@
 #include <mars/errors.hpp>
 
 #include "device/name.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
 namespace {
-
-std::string joined(const std::vector<std::string>& parts, const char* between) {
-    std::string text;
-    for (const std::string& part : parts) text += (text.empty() ? "" : between) + part;
-    return text;
-}
 
 /// Whether two versions agree in the numbers that both have. Python's package says 10.3.0 or 10.7.0.post1 where the
 /// library says 10.3.0.30. TensorRT itself judges anything after the patch level when it loads the engine.
@@ -63,7 +58,7 @@ std::vector<std::string> engine_obstacles(const Variant& variant, const Here& he
 
 std::string other(const Variant& variant, const std::string& device) {
     if (const auto reason = why_not(variant, device, nullptr)) return *reason;
-    return "a graph for ONNX Runtime; select it as the variant to run it instead of an engine";
+    return "a graph for ONNX Runtime; name it as the variant to run it instead of an engine";
 }
 
 } // namespace

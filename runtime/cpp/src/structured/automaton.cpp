@@ -1,7 +1,6 @@
 #include "structured/automaton.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include <mars/errors.hpp>
 

@@ -1,7 +1,6 @@
 // SentencePiece's spaces and bytes (Llama 2, Mistral): a space is written U+2581, a byte without a character <0xNN>.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>

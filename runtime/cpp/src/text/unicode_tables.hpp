@@ -1,8 +1,6 @@
 // Unicode as in Hugging Face `tokenizers`: sorted tables that tools/unicode_tables.py generates from that library.
 #pragma once
 
-#include <cstddef>
-
 namespace mars {
 
 /// A generated table.

@@ -4,7 +4,6 @@
 #define ORT_API_MANUAL_INIT // ort_base() loads the library; a version that is too old is an error, not a crash
 #include <exception>
 #include <string>
-#include <utility>
 
 #include <onnxruntime_cxx_api.h>
 

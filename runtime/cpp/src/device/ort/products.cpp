@@ -1,6 +1,5 @@
 #include "device/ort/products.hpp"
 
-#include <algorithm>
 #include <array>
 #include <mutex>
 #include <vector>

@@ -1,8 +1,11 @@
 #include "device/ort/signature.hpp"
 
+#include <algorithm>
 #include <set>
 
 #include <mars/errors.hpp>
+
+#include "joined.hpp"
 
 namespace mars {
 
@@ -33,11 +36,9 @@ std::int64_t check_signature(const Ort::Session& session, const std::filesystem:
         check(session.GetOutputNameAllocated(i, allocator).get(), session.GetOutputTypeInfo(i));
     odd.insert(missing.begin(), missing.end());
     if (odd.empty()) return top_k;
-    std::string names;
-    int count = 0;
-    for (const std::string& name : odd)
-        if (count++ < 6) names += (names.empty() ? "" : ", ") + name;
-    throw BundleError(file.string() + ": the graph and the manifest disagree about " + names + "; export again");
+    std::vector<std::string> names(odd.begin(), odd.end());
+    names.resize(std::min(names.size(), std::size_t{6}));
+    throw BundleError(file.string() + ": the graph and the manifest disagree about " + joined(names) + "; export again");
 }
 
 } // namespace mars

@@ -7,6 +7,8 @@
 
 #include <mars/errors.hpp>
 
+#include "joined.hpp"
+
 namespace mars {
 
 namespace {
@@ -47,10 +49,9 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
 /// Whether an output has several values for each prediction.
 bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
 
-[[noreturn]] void disagree(const std::vector<std::string>& tensors) {
-    std::string names;
-    for (std::size_t i = 0; i < std::min(tensors.size(), std::size_t{6}); ++i) names += (names.empty() ? "" : ", ") + tensors[i];
-    throw SessionError("the engine and the manifest disagree about " + names + "; build the engine again");
+[[noreturn]] void disagree(std::vector<std::string> tensors) {
+    tensors.resize(std::min(tensors.size(), std::size_t{6}));
+    throw SessionError("the engine and the manifest disagree about " + joined(tensors) + "; build the engine again");
 }
 
 } // namespace

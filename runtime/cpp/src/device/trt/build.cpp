@@ -14,6 +14,7 @@
 #include "decode/backend.hpp"
 #include "device/trt/engine.hpp"
 #include "device/trt/engine_log.hpp"
+#include "joined.hpp"
 
 // TensorRT can write KV entries in place, and has attention as a layer, since 10.15; all supported versions of
 // TensorRT-RTX do.
@@ -126,19 +127,13 @@ void check(nvinfer1::INetworkDefinition& network, const Variant& variant, const 
 #endif
     }
     std::map<std::string, Shapes> due = inputs_of(variant.engine->ranges.front(), model, *variant.capacity);
-    std::string odd;
-    std::size_t count = 0;
-    const auto note = [&](const std::string& name) {
-        if (count++ < longest_list) odd += (odd.empty() ? "" : ", ") + name;
-    };
+    std::vector<std::string> odd;
     for (std::int32_t i = 0; i < network.getNbInputs(); ++i)
-        if (const char* name = network.getInput(i)->getName(); due.erase(name) == 0) note(name);
-    for (const auto& missing : due) note(missing.first);
-    if (!odd.empty()) problems.push_back("inputs differ: " + odd);
-    if (problems.empty()) return;
-    std::string text;
-    for (const std::string& problem : problems) text += (text.empty() ? "" : "; ") + problem;
-    wrong("read the graph wrongly, so no engine was built: " + text);
+        if (const char* name = network.getInput(i)->getName(); due.erase(name) == 0) odd.emplace_back(name);
+    for (const auto& missing : due) odd.push_back(missing.first);
+    odd.resize(std::min(odd.size(), longest_list));
+    if (!odd.empty()) problems.push_back("inputs differ: " + joined(odd));
+    if (!problems.empty()) wrong("read the graph wrongly, so no engine was built: " + joined(problems, "; "));
 }
 
 void add_ranges(nvinfer1::IBuilder& builder, nvinfer1::IBuilderConfig& config, const Variant& variant, const ModelInfo& model,

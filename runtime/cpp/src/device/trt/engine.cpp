@@ -10,8 +10,8 @@
 #include <mars/errors.hpp>
 
 #include "bundle/files.hpp"
-#include "bundle/mapped.hpp"
 #include "device/trt/engine_log.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
@@ -19,9 +19,8 @@ namespace {
 
 std::string built_for(const Variant& variant) {
     const EngineInfo& info = *variant.engine;
-    std::string capabilities;
-    for (const std::string& one : info.compute_capabilities) capabilities += (capabilities.empty() ? "" : ", ") + one;
-    return "built with " + variant.backend + " " + info.version + " (CUDA " + info.cuda + ") for " + capabilities + " on " + info.platform;
+    return "built with " + variant.backend + " " + info.version + " (CUDA " + info.cuda + ") for " + joined(info.compute_capabilities) +
+           " on " + info.platform;
 }
 
 std::string here(int number) {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "decode/backend.hpp"
 #include "device/trt/cuda.hpp"
