@@ -88,7 +88,7 @@ std::string_view cut(std::string_view& text, std::string_view at) {
 }
 
 std::size_t length_of(std::string_view text, std::size_t most) {
-    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) throw Refusal(400, "Content-Length is no number");
+    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) throw Refusal(400, "Content-Length is not a number");
     text.remove_prefix(std::min(text.find_first_not_of('0'), text.size()));
     const bool is_long = text.size() > 15;
     if (is_long || (!text.empty() && std::stoull(std::string(text)) > most))
@@ -240,7 +240,7 @@ void Server::run() {
         pollfd waiting[] = {{listener_, POLLIN, 0}, {wake_[0], POLLIN, 0}};
         if (poll(waiting, 2, -1) > 0 && waiting[0].revents != 0 && !stopping_) accept_one();
     }
-    // Clients that have connected already are told that the service is stopping.
+    // Answer clients that have connected already: the service is stopping.
     for (std::size_t i = 0; i < limits_.connections && accept_one(); ++i) {
     }
     close(listener_);

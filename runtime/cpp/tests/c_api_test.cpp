@@ -233,10 +233,10 @@ TEST_CASE("prompts and settings that are none") {
     CHECK(config.tau == MARS_EXACT);
     CHECK(config.max_new_tokens == 256);
     config.metric = 7;
-    CHECK(refused(&config) == "3 config: metric is no mars_metric");
+    CHECK(refused(&config) == "3 config: metric is not a mars_metric");
     mars_config_init(&config, sizeof config);
     config.commit = -1;
-    CHECK(refused(&config) == "3 config: commit is no mars_commit");
+    CHECK(refused(&config) == "3 config: commit is not a mars_commit");
     mars_config_init(&config, sizeof config);
     config.num_stop = 1;
     CHECK(refused(&config) == "3 config: num_stop without stop");

@@ -74,8 +74,8 @@ mars_config default_config() {
 
 Request request_of(const mars_config* given) {
     const mars_config config = known(given, default_config(), "config");
-    if (config.metric < MARS_PROBABILITY || config.metric > MARS_ENTROPY) throw ArgumentError("config: metric is no mars_metric");
-    if (config.commit < MARS_COMMIT_CURSOR || config.commit > MARS_COMMIT_BLOCK) throw ArgumentError("config: commit is no mars_commit");
+    if (config.metric < MARS_PROBABILITY || config.metric > MARS_ENTROPY) throw ArgumentError("config: metric is not a mars_metric");
+    if (config.commit < MARS_COMMIT_CURSOR || config.commit > MARS_COMMIT_BLOCK) throw ArgumentError("config: commit is not a mars_commit");
     if (config.num_eos_ids > 0 && config.eos_ids == nullptr) throw ArgumentError("config: num_eos_ids without eos_ids");
     if (config.num_stop > 0 && config.stop == nullptr) throw ArgumentError("config: num_stop without stop");
     Request request;

@@ -27,7 +27,7 @@ void check(const char* call, cudaError_t error) {
     throw DeviceError(what);
 }
 
-/// Clear the error: a refused capture is no failure of the next call.
+/// Clear the error: a refused capture must not fail the next call.
 Device::Graph refused() {
     cudaGetLastError();
     return nullptr;
