@@ -1,4 +1,4 @@
-// Files of automata, good or not: docs/format.md, "Grammars".
+// Valid and invalid automaton files (docs/format.md, "Grammars").
 #pragma once
 
 #include <string>

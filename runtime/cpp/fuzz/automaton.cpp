@@ -1,5 +1,5 @@
-// Any bytes as the automaton of a grammar: refused, or walked in every way an answer may go. Half the inputs say what the automaton is, so
-// that most of those are good ones.
+// Fuzzes grammar automata: any bytes are refused, or walked in every way an answer may go. Half of the inputs describe
+// an automaton, so that most of those are valid.
 #include "structured/automaton.hpp"
 
 #include <memory>
@@ -22,7 +22,8 @@ std::shared_ptr<const mars::Vocabulary> vocabulary() {
     return all;
 }
 
-/// The file of an automaton: of each state whether it is an end, and its edges, each a gap, a width and a target.
+/// An automaton file described by the input: for each state whether it is an end, and its edges, each a gap, a width
+/// and a target.
 std::string written(Bytes& given) {
     std::vector<automata::State> states(1 + given.below(60));
     for (std::size_t i = 0; i < states.size(); ++i) {
@@ -40,7 +41,7 @@ std::string written(Bytes& given) {
     return automata::file(states);
 }
 
-/// Of the tokens that may follow, one.
+/// One of the tokens that may follow.
 std::int64_t drawn(const mars::TokenSet& mask, std::size_t number) {
     Tokens all;
     for (std::int64_t token = 0; token < vocab_size; ++token)
@@ -60,7 +61,7 @@ void check(mars::Walk& walk) {
     }
 }
 
-/// An answer under the grammar, and another one that begins alike. Every byte is a token here, so none gets stuck.
+/// An answer under the grammar, and another with the same beginning. Every byte is a token here, so none gets stuck.
 void follow(const std::shared_ptr<mars::Walk>& walk, Bytes& given) {
     std::unique_ptr<mars::Matcher> matcher = walk->matcher();
     for (int step = 0; step < 40; ++step) {
@@ -108,7 +109,7 @@ std::vector<std::string> seeds() {
     return made;
 }
 
-/// The first byte: whether the rest is a file, or says what is in one.
+/// The first byte decides whether the rest is a file or describes one.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     Bytes given(data, size);
     const std::string content = given.byte() % 2 == 0 ? std::string(given.rest()) : written(given);

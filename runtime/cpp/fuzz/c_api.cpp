@@ -1,5 +1,6 @@
-// Any bytes as a sequence of calls of the C interface, with odd values, strings that are no text, NULL, structs of other versions and
-// handles that have ended: each call ends with a status that says what is true, and what it gives can be read to its end.
+// Fuzzes the C interface: any bytes are a sequence of calls with odd values, invalid strings, NULL, structs of other
+// versions and handles that have ended. Each call must return a true status, and its results must be readable to their
+// end.
 #include <cmath>
 #include <memory>
 #include <thread>
@@ -367,7 +368,7 @@ std::vector<std::string> seeds() {
     return made;
 }
 
-/// The first byte: a quarter of the inputs runs on the real bundle, if there is one.
+/// The first byte: a quarter of the inputs run on the real bundle, if there is one.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (size == 0) return 0;
     Calls calls(Bytes(data + 1, size - 1), data[0] % 4 == 3 ? real_session() : nullptr);

@@ -1,4 +1,5 @@
-// The handles of a sequence of calls, and what is true of every call: its status says whether there is an error and a handle.
+// The handles of a sequence of calls, and checks for every call: the status must say whether there is an error and a
+// handle.
 #pragma once
 
 #include "automata.hpp"
@@ -6,7 +7,7 @@
 #include "c_values.hpp"
 #include "model.hpp"
 
-/// A session of the bundle in MARS_FUZZ_BUNDLE; NULL without.
+/// A session of the bundle in MARS_FUZZ_BUNDLE; NULL if it is not set.
 inline const mars_session* real_session() {
     static mars_session* session = [] {
         mars_session* opened = nullptr;
@@ -27,7 +28,7 @@ inline const mars_session* real_session() {
 
 constexpr std::size_t places = 3; // of each kind of handle
 
-/// All of an input's handles, which end with it.
+/// All handles of an input; destroyed with it.
 class Handles : protected Values {
   public:
     Handles(Bytes given, const mars_session* lent) : Values(given), session_(lent) {
@@ -77,7 +78,7 @@ class Handles : protected Values {
         return all[given_.below(places)];
     }
 
-    /// Where a call puts its error, and what must be true of that.
+    /// Receives a call's error, and checks it.
     mars_error** error() {
         error_ = nullptr;
         wants_error_ = given_.below(8) != 0;
@@ -100,7 +101,7 @@ class Handles : protected Values {
         return status == MARS_OK;
     }
 
-    /// Put a handle into a place; what was there ends.
+    /// Store a handle; the previous one ends.
     template <typename T>
     void keep(T*& at, T* made, bool is_good, void (*end)(T*)) {
         require(is_good == (made != nullptr), "there is a handle where the call was good");

@@ -1,5 +1,5 @@
-// Values of calls of the C interface: strings that may be no text, structs of other versions, lists, and NULL in place of each. Knows what is
-// true of what the library gives; makes no call.
+// Arguments of C calls: possibly invalid strings, structs of other versions, lists, and NULL instead of each; and
+// checks of the library's results.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "fuzz.hpp"
 #include "text/utf8.hpp"
 
-/// A caller's struct, of this version, an older or a newer one.
+/// A caller's struct of this, an older or a newer version.
 template <typename T>
 struct Struct {
     explicit Struct(Bytes& given, void (*init)(T*, std::size_t)) {
@@ -43,7 +43,7 @@ inline void check_event(const mars_event& event) {
     require(event.finish_reason >= MARS_NOT_FINISHED && event.finish_reason <= MARS_FINISH_DEADLINE, "a reason is one");
 }
 
-/// What a callback looks at.
+/// What a callback checks.
 struct Heard {
     int most;             // events, then the answer is stopped
     std::int64_t row = 0; // of the last one
@@ -60,7 +60,7 @@ inline void on_log(std::int32_t level, const char* line, void*) {
     require(level >= MARS_LOG_DEBUG && level <= MARS_LOG_ERROR && line != nullptr, "a line of the log has a level");
 }
 
-/// What is made of an input lives as long as this.
+/// Owns everything made from an input.
 class Values {
   public:
     explicit Values(Bytes given) : given_(given) {}

@@ -1,4 +1,4 @@
-// Inputs as deep as they are hostile: the bytes 1 and 2, which stand in no JSON, become a thousand brackets each.
+// Deeply nested inputs: the bytes 1 and 2, which do not occur in JSON, become a thousand brackets each.
 #pragma once
 
 #include <cstddef>

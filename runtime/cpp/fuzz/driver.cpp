@@ -1,4 +1,4 @@
-// Fuzzing programs where there is no libFuzzer, and a way to see their seeds where there is: `PROGRAM --seeds=DIRECTORY` writes them.
+// Runs fuzzing programs without libFuzzer; with it, `PROGRAM --seeds=DIRECTORY` writes their seeds.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -16,7 +16,7 @@ void write(const std::filesystem::path& directory) {
     for (const std::string& seed : seeds()) std::ofstream(directory / ("seed-" + std::to_string(number++)), std::ios::binary) << seed;
 }
 
-/// Whether the seeds were asked for, and are written.
+/// Whether the seeds were requested and have been written.
 bool has_written(int argc, char** argv) {
     const std::string_view first = argc == 2 ? argv[1] : "";
     if (first.substr(0, seeds_option.size()) != seeds_option) return false;
@@ -39,7 +39,7 @@ namespace {
 
 constexpr std::size_t longest = 65536;
 
-/// Seeds, changed in one to eight places. The same ones in every run.
+/// Seeds with one to eight changes; the same ones in every run.
 class Mutant {
   public:
     std::string next(const std::vector<std::string>& from) {
@@ -81,7 +81,7 @@ void run(const std::string& data) { LLVMFuzzerTestOneInput(reinterpret_cast<cons
 
 } // namespace
 
-/// `PROGRAM [NUMBER] [FILE...]`: those files, or the seeds and as many changed ones.
+/// `PROGRAM [NUMBER] [FILE...]`: runs the files, or the seeds and that many changed ones.
 int main(int argc, char** argv) {
     if (has_written(argc, argv)) return 0;
     const int number = argc > 1 ? std::atoi(argv[1]) : 2000;

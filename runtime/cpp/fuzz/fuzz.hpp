@@ -1,4 +1,4 @@
-// What a fuzzing program is made of, and odd values out of its bytes. Knows no library under test.
+// The parts of a fuzzing program, and odd values made from its bytes.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,17 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
-/// Inputs to begin with, some of them above 4 KiB.
+/// Initial inputs, some of them larger than 4 KiB.
 std::vector<std::string> seeds();
 
-/// A finding, unless `good`. Not assert: it holds in every build.
+/// Report a finding unless `good`. Unlike assert, it is active in every build.
 inline void require(bool good, const char* what) {
     if (good) return;
     std::fprintf(stderr, "not so: %s\n", what);
     std::abort();
 }
 
-/// The bytes of an input, one value after the other; zeros behind its end.
+/// The bytes of an input, one value after the other; zeros after its end.
 class Bytes {
   public:
     Bytes(const std::uint8_t* data, std::size_t size) : left_(reinterpret_cast<const char*>(data), size) {}
@@ -44,7 +44,7 @@ class Bytes {
 
     bool flag() { return byte() % 2 == 1; }
 
-    /// Small numbers mostly, and those at which arithmetic ends.
+    /// Mostly small numbers, and those at which arithmetic overflows.
     std::int64_t integer() {
         using Ends = std::numeric_limits<std::int64_t>;
         static constexpr std::int64_t odd[] = {
@@ -56,7 +56,7 @@ class Bytes {
         return raw<std::int64_t>();
     }
 
-    /// Fractions of 1 mostly, and what is no number or none that fits.
+    /// Mostly fractions of 1, and NaN, infinities and values out of range.
     double real() {
         using Ends = std::numeric_limits<double>;
         static constexpr double odd[] = {
@@ -76,7 +76,7 @@ class Bytes {
         return value;
     }
 
-    /// Any bytes: a length, and as many of what is left.
+    /// Any bytes: a length, and that many of the remaining bytes.
     std::string text(std::size_t most = 4096) {
         std::size_t size = byte();
         if (size >= 250) size = (size - 249) * 512; // long ones, too

@@ -1,5 +1,5 @@
-// Any bytes as the example service's requests, which arrive in pieces of any size: a head and a body that are read and understood, or a
-// refusal that HTTP has a status for, nothing else.
+// Fuzzes the example service's requests: any bytes, in pieces of any size, are read and understood, or refused with a
+// valid HTTP status.
 #include "../../../examples/cpp_service/http.hpp"
 
 #include <sys/socket.h>
@@ -14,7 +14,7 @@ namespace {
 
 const std::atomic<bool> not_stopping{false};
 
-/// Two ends of a connection that keeps the pieces apart.
+/// Two ends of a connection that preserves the pieces.
 struct Wire {
     Wire() { require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0, "there are sockets"); }
     ~Wire() {
@@ -23,7 +23,7 @@ struct Wire {
     Wire(const Wire&) = delete;
     Wire& operator=(const Wire&) = delete;
 
-    /// Send in pieces; the last ones are as large as they must be for all to be under way at once.
+    /// Send in pieces; the last ones are large enough for all of them to be in flight at once.
     void put(std::string_view data, std::size_t piece) const {
         for (int i = 0; !data.empty(); ++i) {
             const std::size_t size = std::min(i < 64 ? piece : 8192, data.size());
@@ -33,7 +33,7 @@ struct Wire {
         shutdown(ends[0], SHUT_WR);
     }
 
-    /// What the service has written, to its end.
+    /// Everything the service has written.
     std::string get() const {
         std::string all;
         char chunk[16384];
@@ -45,7 +45,7 @@ struct Wire {
     int ends[2] = {-1, -1};
 };
 
-/// What the service does before it runs anything. Returns the status.
+/// Parse a request as the service does before it runs anything. Returns the status.
 int understood(const std::string& target, const std::string& body) {
     const std::string path = target.substr(0, target.find('?'));
     try {
@@ -64,7 +64,7 @@ int understood(const std::string& target, const std::string& body) {
     return 200;
 }
 
-/// Answer as the service would: whole, and in chunks.
+/// Answer as the service would, in one piece or in chunks.
 void answer(http::Exchange& exchange, int status, const std::string& text) {
     if (status != 200) return exchange.respond(status, text);
     exchange.begin("text/event-stream");
@@ -154,13 +154,13 @@ std::vector<std::string> seeds() {
     return made;
 }
 
-/// The first byte: how large the first pieces are, 0 for no pieces.
+/// The first byte: size of the first pieces, 0 for one piece.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (size == 0) return 0;
     const std::size_t piece = data[0] == 0 ? 8192 : data[0];
     const std::string input = deepened(data + 1, size - 1);
     serve(input, piece);
-    // A body of its own, which no head has cut short.
+    // Also as a body that no head has cut short.
     for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/mars/streams/x"}) understood(path, input);
     return 0;
 }

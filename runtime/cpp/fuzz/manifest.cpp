@@ -1,4 +1,5 @@
-// Any bytes as JSON that is not ours: a manifest, chat messages, or a refusal, nothing else. What is read can be written and read again.
+// Fuzzes the JSON readers: any bytes are a manifest, chat messages, or refused. What is read can be written and read
+// again.
 #include "../tests/manifest.hpp"
 
 #include <stdexcept>

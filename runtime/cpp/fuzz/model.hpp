@@ -1,4 +1,5 @@
-// A session that answers in microseconds: a model of hashes with every output, a tokenizer, chat turns, a profile and grammars.
+// A session that answers in microseconds: a model made of hashes with every output, a tokenizer, chat turns, a profile
+// and grammars.
 #pragma once
 
 #include <cmath>
@@ -16,7 +17,7 @@ namespace model {
 
 constexpr std::int64_t mask = 0, end = 1, context = 96;
 
-/// small_tokenizer with the mask and the end in front.
+/// small_tokenizer with the mask and the end token in front.
 inline mars::Text text() {
     nlohmann::json json = small_tokenizer(no_split);
     for (auto& [token, id] : json["model"]["vocab"].items()) id = id.get<int>() + 2;
@@ -40,14 +41,14 @@ class Cache : public fake::Cache {
   public:
     using fake::Cache::Cache;
 
-    /// The mask may be a token of a prompt here.
+    /// The mask may occur in a prompt here.
     std::shared_ptr<const mars::Saved> save(std::int64_t row, std::int64_t length) override {
         const fake::Tokens& from = entries[static_cast<std::size_t>(row)];
         return std::make_shared<fake::Saved>(fake::Tokens(from.begin(), from.begin() + length));
     }
 };
 
-/// What it says depends on the token before and on the place. Throws where the loop asks for what cannot be.
+/// Its output depends on the previous token and the position. Throws if the loop's inputs are invalid.
 class Backend : public mars::Backend {
   public:
     const std::vector<std::string>& outputs() const override { return outputs_; }
@@ -94,7 +95,7 @@ class Backend : public mars::Backend {
     std::vector<std::string> outputs_{"token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits"};
 };
 
-/// A directory with grammars, gone at the end of the process.
+/// A directory with grammars, removed at the end of the process.
 class Directory {
   public:
     Directory() {
@@ -112,7 +113,7 @@ class Directory {
     std::filesystem::path path;
 };
 
-/// `files`: automata, called g0, g1, ...
+/// `files`: automata, named g0, g1, ...
 inline mars::Bundle bundle(const std::filesystem::path& path, const std::vector<std::string>& files) {
     nlohmann::json manifest = valid();
     manifest["model"]["vocab_size"] = vocab_size;

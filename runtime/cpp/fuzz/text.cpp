@@ -1,4 +1,4 @@
-// Any bytes as a text, a stream of tokens and stop strings: whole characters, the same text again, no crash.
+// Fuzzes texts: any bytes as a text, a stream of tokens and stop strings. Checks whole characters and round trips.
 #include "text/text.hpp"
 
 #include <mars/errors.hpp>

@@ -1,4 +1,4 @@
-// Any bytes as tokenizer.json and as a chat template: read or refused with BundleError, nothing else. What is read also works.
+// Fuzzes tokenizer.json and chat templates: any bytes are read or refused with BundleError. What is read also works.
 #include <mars/errors.hpp>
 
 #include "../tests/small_tokenizer.hpp"
