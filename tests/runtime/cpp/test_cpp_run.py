@@ -108,7 +108,7 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
     ("arguments", "code", "message"),
     [
         ((), 2, "a BUNDLE is missing"),
-        (("a", "b"), 2, "there is also `b`"),
+        (("a", "b"), 2, "not also `b`"),
         (("a", "--tau"), 2, "--tau needs a value"),
         (("a", "--tau", "much"), 2, "--tau needs a number, not `much`"),
         (("a", "--max-new-tokens", "0"), 2, "--max-new-tokens must be 1 or more"),
