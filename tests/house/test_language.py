@@ -119,6 +119,17 @@ def in_sources(*kinds: str) -> Iterator[Passage]:
         yield from (passage for passage in read(path) if passage.kind in kinds)
 
 
+def test_the_check_itself() -> None:
+    def of(text: str) -> str:
+        return problems([Passage("file:1", "comment", text)])
+
+    assert "'behind': after" in of("the step behind it")
+    assert "'of before'" in of("bundles of before keep their graph")
+    assert not of("a server behind a reverse proxy, before it instead of before; nothing is left behind")
+    assert len(list(in_sources("comment"))) > 1000
+    assert len(list(in_sources("docstring", "string"))) > 5000
+
+
 def test_pages() -> None:
     pages = ((prose.html if page.suffix == ".html" else prose.markdown)(page) for page in PAGES)
     found = problems(itertools.chain.from_iterable(pages), UNCLEAN_PAGES)
