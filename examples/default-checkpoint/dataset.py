@@ -21,9 +21,9 @@ HELD_OUT = "held-out-4"  # seed of the held-out rows
 DATA = Path(__file__).parent / "data"
 # Calibration rows that the package ships as its built-in tasks.
 BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
-SHARES = {"assistant": 0.22, "arithmetic": 0.28, "chat": 0.36, "smalltalk": 0.14}  # of response tokens
+SHARES = {"assistant": 0.20, "arithmetic": 0.30, "chat": 0.38, "smalltalk": 0.12}  # of response tokens
 NUM_WIDE = 100
-WIDE = 0.6  # of the word problems in training
+WIDE = 0.7  # of the word problems in training
 DISTILLED = ("chat", "smalltalk")  # tasks that use the base model's answers
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 # The text that GPTQ chooses the default checkpoint's int4 codes on: the first rows of each calibration split.

@@ -60,7 +60,7 @@ class Candidates:
         self.common = torch.tensor(
             sorted({token for _, tokens, prompt in islice(stream, 4000) for token in tokens[prompt:]})
         )
-        self.size, self.random, self.seed = size, 4096, seed
+        self.size, self.random, self.seed = size, 8192, seed
 
     def draw(self, targets: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids of this step, and the targets as indices into them."""
