@@ -68,9 +68,9 @@ PHRASES = {
     r"\bcomes? to stand\b|\bcame to stand\b|\bstands? for itself\b": "is",
 }
 # Rooms whose comments and docstrings are not in plain English yet. Their errors and help are.
-UNCLEAN = ("examples/cpp_service/", "examples/ros2_node/", "runtime/cpp/src/", "runtime/cpp/include/")
+UNCLEAN: tuple[str, ...] = ()
 # The same of errors and pages.
-UNCLEAN_ERRORS = ("examples/cpp_service/", "runtime/cpp/src/")
+UNCLEAN_ERRORS: tuple[str, ...] = ()
 UNCLEAN_PAGES: tuple[str, ...] = ()
 
 PAGES = sorted(
