@@ -264,7 +264,7 @@ def test_a_reading_that_transformers_does_not_share(tmp_path: Path, copied: Name
     opened = open_checkpoint(str(directory))
     tiny.change_config(directory, rms_norm_eps=0.5)  # behind the exporter's back
     with pytest.raises(
-        ExportError, match=r"transformers \d.* in another way.*nothing was written.*--no-oracle"
+        ExportError, match=r"transformers \d.* in another way.*Nothing was written.*--no-oracle"
     ):
         export_onnx(opened, tmp_path / "b", ExportOptions(block=4))
     export_onnx(opened, tmp_path / "b", ExportOptions(block=4, oracle=False))
@@ -345,6 +345,6 @@ def test_weights_beyond_what_fp32_can_multiply(copied: Named, tmp_path: Path) ->
     tensors = load_file(directory / "model.safetensors")
     tensors["model.layers.0.mlp.down_proj.weight"][:] = 1e38
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ExportError, match="the checkpoint, computed in fp32, gives .* NaN or Inf"):
+    with pytest.raises(ExportError, match="the checkpoint, computed in fp32, gives NaN or Inf"):
         export_onnx(open_checkpoint(str(directory)), tmp_path / "b", ExportOptions(block=4, allow_drift=True))
     assert not (tmp_path / "b").exists()
