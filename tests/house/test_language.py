@@ -67,12 +67,6 @@ PHRASES = {
     r"\basks? (?:it|them) (?:nothing|for nothing)\b": "does not use",
     r"\bcomes? to stand\b|\bcame to stand\b|\bstands? for itself\b": "is",
 }
-# Rooms whose comments and docstrings are not in plain English yet. Their errors and help are.
-UNCLEAN: tuple[str, ...] = ()
-# The same of errors and pages.
-UNCLEAN_ERRORS: tuple[str, ...] = ()
-UNCLEAN_PAGES: tuple[str, ...] = ()
-
 PAGES = sorted(
     {
         *(path for path in (ROOT / "docs").glob("*.md") if path.name != "archive.md"),
@@ -100,13 +94,12 @@ SOURCES = sorted(
 )
 
 
-def problems(passages: Iterable[Passage], unclean: tuple[str, ...] = ()) -> str:
+def problems(passages: Iterable[Passage]) -> str:
     """A line for each phrase, with the words around it."""
     found = [
         f"{passage.where}: ...{passage.text[max(0, hit.start() - 40) : hit.end() + 40]}...\n"
         f"    '{hit[0]}': {instead}"
         for passage in passages
-        if not passage.where.startswith(unclean)
         for pattern, instead in PHRASES.items()
         for hit in re.finditer(pattern, passage.text)
     ]
@@ -132,7 +125,7 @@ def test_the_check_itself() -> None:
 
 def test_pages() -> None:
     pages = ((prose.html if page.suffix == ".html" else prose.markdown)(page) for page in PAGES)
-    found = problems(itertools.chain.from_iterable(pages), UNCLEAN_PAGES)
+    found = problems(itertools.chain.from_iterable(pages))
     assert not found, found
 
 
@@ -142,12 +135,12 @@ def test_help() -> None:
 
 
 def test_errors() -> None:
-    found = problems(in_sources("string"), UNCLEAN_ERRORS)
+    found = problems(in_sources("string"))
     assert not found, found
 
 
 def test_comments() -> None:
-    found = problems(in_sources("comment", "docstring"), UNCLEAN)
+    found = problems(in_sources("comment", "docstring"))
     assert not found, found
 
 
