@@ -88,7 +88,8 @@ std::string_view cut(std::string_view& text, std::string_view at) {
 }
 
 std::size_t length_of(std::string_view text, std::size_t most) {
-    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) throw Refusal(400, "Content-Length is not a number");
+    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos)
+        throw Refusal(400, "Content-Length is not a number");
     text.remove_prefix(std::min(text.find_first_not_of('0'), text.size()));
     const bool is_long = text.size() > 15;
     if (is_long || (!text.empty() && std::stoull(std::string(text)) > most))
