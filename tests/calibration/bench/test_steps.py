@@ -68,5 +68,5 @@ def test_a_batch_that_memory_does_not_hold() -> None:
 
             return SimpleNamespace(reserve=reserve)
 
-    with pytest.raises(CalibrationError, match="no memory for a batch of 999 rows of 8 tokens"):
+    with pytest.raises(CalibrationError, match="a batch of 999 rows of 8 tokens does not fit in memory"):
         StepTimer(fake_session(Full(predict)), (1, 999), 8)
