@@ -94,4 +94,4 @@ def test_the_self_check_says_its_bounds_and_warns_before_them(
         f"self-check passed: the next token is the checkpoint's in {same} of 97 places (at least 73)\n"
     )
     assert f"confidence error {error:.2g} (at most 0.8)" in printed.out
-    assert ("warning: w8a8 is far from the checkpoint" in printed.err) == warns
+    assert ("warning: w8a8 differs from the checkpoint" in printed.err) == warns
