@@ -441,7 +441,7 @@ def _print_drift(drift: Drift, precision: str) -> None:
     )
     if positions - matches > (1 - share) * positions / 2 or error > confidence_bound / 2:
         err.print(
-            f"warning: {precision} differs from the checkpoint in many of these places; compare their answers on"
-            " your own task (docs/quantization.md), or choose a wider --precision",
+            f"warning: {precision} differs from the checkpoint in many of these places; compare their"
+            " answers on your own task (docs/quantization.md), or choose a wider --precision",
             style="yellow",
         )
