@@ -110,9 +110,11 @@ def calibrate(
     task: Annotated[str, TASK],
     max_drop: Annotated[
         float,
-        typer.Option(help="The largest acceptable mean quality loss against tau 1; 0.02 is two points."),
+        typer.Option(
+            help="The largest acceptable mean quality loss against tau 1; 0.02 means two percentage points."
+        ),
     ] = 0.02,
-    confidence: Annotated[float, typer.Option(help="The confidence of the bound.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the quality bound.")] = 0.95,
     name: Annotated[str | None, typer.Option(help="Name of the profile; by default the task's.")] = None,
     store: Annotated[
         bool, typer.Option("--store/--no-store", help="Whether to store the profile in the bundle.")

@@ -93,7 +93,9 @@ class CheckpointOptions:
 class GraphOptions:
     """How weights are stored, what the graph returns, and how it is checked."""
 
-    group: Annotated[int, option(WEIGHTS, "int4 and int8: inputs that share a scale.")] = 32
+    group: Annotated[
+        int, option(WEIGHTS, "int4 and int8: group size, the number of inputs that share a scale.")
+    ] = 32
     search: Annotated[
         bool, option(WEIGHTS, "int4 and int8: try narrower ranges for each group; slower.", "--search")
     ] = False
@@ -333,7 +335,7 @@ def trt(
             "--build/--no-build",
         ),
     ] = True,
-    batch: Annotated[int, option(SHAPES, "Most rows of a step.", min=1)] = 1,
+    batch: Annotated[int, option(SHAPES, "Maximum batch size.", min=1)] = 1,
     capacity: Annotated[
         int | None,
         option(SHAPES, "KV entries of a row: 1024, or the model's context if that is less.", min=1),

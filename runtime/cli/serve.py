@@ -33,7 +33,8 @@ class AccessOptions:
         list[str] | None,
         option(
             ACCESS,
-            "API key that requests must have. Repeatable; the variable holds keys with spaces between them.",
+            "API key to accept. Repeatable; in the variable, separate keys with spaces. Without keys, every"
+            " request is accepted.",
             "--api-key",
             metavar="KEY",
             envvar="MARS_API_KEY",
@@ -41,11 +42,11 @@ class AccessOptions:
     ] = None
     api_key_file: Annotated[
         Path | None,
-        option(ACCESS, "File of API keys, one a line.", exists=True, dir_okay=False, metavar="FILE"),
+        option(ACCESS, "File of API keys, one per line.", exists=True, dir_okay=False, metavar="FILE"),
     ] = None
     cors_origin: Annotated[
         list[str] | None,
-        option(ACCESS, "Web page that may call from a browser, or *. Repeatable.", metavar="URL"),
+        option(ACCESS, "Allowed CORS origin, or * for any. Repeatable.", metavar="URL"),
     ] = None
     allowed_host: Annotated[
         list[str] | None,
@@ -77,7 +78,7 @@ class LimitOptions:
         int | None,
         option(
             LIMITS,
-            "Requests of each bundle that run at once: 8, or all rows of an engine that has fewer.",
+            "Requests of each bundle that run at once: 8, or fewer if its engine has fewer rows.",
             metavar="N",
             min=1,
         ),
@@ -86,26 +87,33 @@ class LimitOptions:
         int | None,
         option(
             LIMITS,
-            "Of --max-rows, the most for one API key, or without keys for one address. All by default.",
+            "Requests that run at once for one API key, or for one address if there are no keys; --max-rows"
+            " by default.",
             metavar="N",
             min=1,
         ),
     ] = None
     max_waiting: Annotated[
-        int, option(LIMITS, "Requests that may wait; further ones get status 429.", metavar="N", min=1)
+        int,
+        option(
+            LIMITS, "Requests of each bundle that may wait; further ones get status 429.", metavar="N", min=1
+        ),
     ] = 64
     max_prompt_tokens: Annotated[
-        int | None, option(LIMITS, "Longest prompt; the context by default.", metavar="N", min=1)
+        int | None, option(LIMITS, "Maximum tokens of a prompt; the context by default.", metavar="N", min=1)
     ] = None
     max_new_tokens: Annotated[
-        int | None, option(LIMITS, "Longest answer; the context by default.", metavar="N", min=1)
+        int | None, option(LIMITS, "Maximum tokens of an answer; the context by default.", metavar="N", min=1)
     ] = None
     kv_bytes: Annotated[
         int | None, option(LIMITS, "KV memory of each bundle's batch, such as 2G.", **Size)
     ] = None
-    max_body: Annotated[int, option(LIMITS, "Largest request body.", show_default="4M", **Size)] = 4 << 20
+    max_body: Annotated[
+        int, option(LIMITS, "Largest request body; 4M by default.", show_default=False, **Size)
+    ] = 4 << 20
     request_timeout: Annotated[
-        float, option(LIMITS, "Seconds for an answer, with its wait.", metavar="SECONDS")
+        float,
+        option(LIMITS, "Maximum seconds per request, including the time in the queue.", metavar="SECONDS"),
     ] = 600
     queue_timeout: Annotated[float, option(LIMITS, "Seconds that a request may wait.", metavar="SECONDS")] = (
         60
@@ -114,7 +122,7 @@ class LimitOptions:
         float,
         option(
             LIMITS,
-            "Seconds for running answers after SIGTERM. A second signal ends at once.",
+            "Seconds that running requests have to finish after SIGTERM. A second signal exits at once.",
             metavar="SECONDS",
             min=0.0,
         ),
@@ -207,7 +215,7 @@ def serve(
     model: SessionOptions,
     replicas: ReplicaOptions,
 ) -> None:
-    """Serve bundles over HTTP, with the API of OpenAI.
+    """Serve bundles with an OpenAI-compatible API.
 
     The API is at /v1, a chat page at /, metrics at /metrics.
     """
