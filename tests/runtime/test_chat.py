@@ -218,6 +218,7 @@ class Terminal:
         self.program = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env=os.environ | {"TERM": "dumb", "COLUMNS": "200"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs ignore it
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
