@@ -52,7 +52,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Ca
 
     @cache
     def export(machine: str) -> Path:
-        options = ExportOptions(block=6, precision="fp32")
+        options = ExportOptions(block=6, precision="fp32", logits=False)
         done = export_engine(
             open_checkpoint(str(checkpoints("llama"))), root / machine, options, MACHINES[machine][0]
         )
