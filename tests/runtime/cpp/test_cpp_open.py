@@ -93,7 +93,7 @@ def test_options_of_onnx_runtime(library: Library, bundles: Named) -> None:
     refusals = {
         "device_id": "the CPU has no option device_id",
         "session.intra_op_thread_affinities": "ONNX Runtime .* cannot load the graph",
-        "session.qdq_matmulnbits_accuracy_level": "the variant has it",
+        "session.qdq_matmulnbits_accuracy_level": "the variant determines it",
     }
     for name, words in refusals.items():
         with pytest.raises(MarsStatusError, match=words) as error:
