@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.cli.console import Json, advance, err, out, print_json, progress_bars
+from ..runtime.cli.console import Json, advance, err, option, out, print_json, progress_bars
 from ..runtime.cli.options import takes_options
 from ..runtime.errors import CheckpointError, PrecisionError
 
@@ -31,11 +31,6 @@ SHAPES = "Shapes"
 ENGINE = "Engine"
 READING = "How the checkpoint is read"
 CHECKS = "Checks"
-
-
-def option(panel: str, text: str, *names: str, **settings: Any) -> Any:
-    """An option that --help shows in a panel with others of its kind."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
 @dataclass(frozen=True, slots=True)
