@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.cli.console import Json, advance, err, option, out, print_json, progress_bars
+from ..runtime.cli.console import Json, Size, advance, err, option, out, print_json, progress_bars
 from ..runtime.cli.options import takes_options
 from ..runtime.errors import CheckpointError, PrecisionError
+from .options import WEIGHTS, CheckpointOptions, GraphOptions
 
 if TYPE_CHECKING:
     from ..runtime.bundle.manifest import Drift
@@ -23,128 +23,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-DEFAULT = "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
 # Panels of --help
-WEIGHTS = "Weights"
-OUTPUTS = "Outputs of the graph"
 SHAPES = "Shapes"
 ENGINE = "Engine"
-READING = "How the checkpoint is read"
-CHECKS = "Checks"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """How a checkpoint is read."""
-
-    mask_token: Annotated[
-        str | None,
-        option(READING, "The mask token (text or id), instead of the one that the tokenizer names."),
-    ] = None
-    tokenizer: Annotated[
-        str | None, option(READING, "Tokenizer files to use instead of the checkpoint's.", metavar="DIR")
-    ] = None
-    tied: Annotated[
-        bool | None,
-        option(
-            READING,
-            "Whether lm_head is the embedding, if config.json and the weights disagree.",
-            "--tied/--untied",
-        ),
-    ] = None
-    long_context: Annotated[
-        bool,
-        option(
-            READING, "Longrope: use the frequencies for long texts, and the whole context.", "--long-context"
-        ),
-    ] = False
-    revision: Annotated[str | None, option(READING, "The hub revision to use.")] = None
-    base: Annotated[
-        str | None, option(READING, "The adapter's base model, instead of the one that it names.")
-    ] = None
-
-    def open(self, source: str | None) -> Checkpoint:
-        """Open the checkpoint, or without a source the default one."""
-        from .checkpoint.open import open_checkpoint
-
-        if source is None:
-            err.print(DEFAULT)
-        checkpoint = open_checkpoint(
-            source, revision=self.revision, base=self.base, mask_token=self.mask_token, tied=self.tied,
-            tokenizer=self.tokenizer, long_context=self.long_context,
-        )  # fmt: skip
-        vocabulary = checkpoint.vocabulary
-        if self.mask_token is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
-            err.print(
-                f"mask token: using {vocabulary.mask_token} (id {vocabulary.mask_token_id}) from --mask-token"
-                f" instead of the tokenizer's {vocabulary.named_mask}",
-                style="yellow",
-                markup=False,
-            )
-        return checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class GraphOptions:
-    """How weights are stored, what the graph returns, and how it is checked."""
-
-    group: Annotated[
-        int, option(WEIGHTS, "int4 and int8: group size, the number of inputs that share a scale.")
-    ] = 32
-    search: Annotated[
-        bool, option(WEIGHTS, "int4 and int8: try narrower ranges for each group; slower.", "--search")
-    ] = False
-    quantizer: Annotated[
-        str,
-        option(
-            WEIGHTS,
-            "How codes are chosen: gptq (needs a calibration text), round, or auto: gptq for int4 if"
-            " there is a text.",
-        ),
-    ] = "auto"
-    calibration_text: Annotated[
-        Path | None,
-        option(
-            WEIGHTS,
-            "Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has its own.",
-            metavar="FILE",
-        ),
-    ] = None
-    metrics: Annotated[bool, option(OUTPUTS, "Also return margin and entropy.", "--metrics")] = False
-    logits: Annotated[
-        bool,
-        option(
-            OUTPUTS,
-            "Return logits too: sampling, repetition penalty and structured answers need them. Without them a"
-            " step is 1 to 2 % faster.",
-            "--logits/--no-logits",
-        ),
-    ] = True
-    top_k: Annotated[
-        int,
-        option(
-            OUTPUTS,
-            "Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.",
-            min=0,
-            metavar="K",
-        ),
-    ] = 0
-    allow_drift: Annotated[
-        bool, option(CHECKS, "Keep a bundle that fails the self-check.", "--allow-drift")
-    ] = False
-    no_oracle: Annotated[
-        bool, option(CHECKS, "Do not compare the checkpoint with transformers and peft.", "--no-oracle")
-    ] = False
-
-    def with_options(self, **options: Any) -> ExportOptions:
-        """These and the command's own as the options of an export."""
-        from .export import ExportOptions
-
-        return ExportOptions(
-            group=self.group, search=self.search, quantizer=self.quantizer,
-            calibration_text=self.calibration_text, metrics=self.metrics, logits=self.logits,
-            top_k=self.top_k, allow_drift=self.allow_drift, oracle=not self.no_oracle, **options,
-        )  # fmt: skip
 
 
 @app.command()
@@ -246,16 +127,6 @@ def onnx(
     out.print(f"try: mars-export chat {output}{system}", markup=False)
 
 
-def _bytes_of(size: str | None) -> int | None:
-    """The value of --workspace, in bytes."""
-    if size is None:
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([MG])B?", size.upper())
-    if match is None:
-        raise typer.BadParameter(f"a size such as 512M or 4G is expected, not {size!r}")
-    return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
-
-
 @app.command()
 @takes_options
 def trt(
@@ -313,13 +184,12 @@ def trt(
         bool, option(ENGINE, "Round float32 products to TF32: faster, but less exact.", "--tf32")
     ] = False,
     workspace: Annotated[
-        str | None,
+        int | None,
         option(
             ENGINE,
             "GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most"
             " of it.",
-            metavar="SIZE",
-            callback=_bytes_of,
+            **Size,
         ),
     ] = None,
     build: Annotated[
@@ -352,8 +222,7 @@ def trt(
 
     engine = EngineOptions(
         target=target, jetpack=jetpack, kv_layout=kv_layout, batch=batch, capacity=capacity,
-        prefill=prefill, fixed=fixed, build=build, tf32=tf32,
-        workspace=workspace,  # type: ignore[arg-type]  # the callback made it a number
+        prefill=prefill, fixed=fixed, build=build, tf32=tf32, workspace=workspace,
     )  # fmt: skip
     with progress_bars() as bars:
         if source is not None and is_bundle(source):

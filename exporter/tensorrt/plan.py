@@ -146,6 +146,8 @@ def _sizes(options: EngineOptions, block: int, context_length: int) -> tuple[int
         )
     elif capacity % unit:
         problems.append(f"--capacity must be a multiple of {unit} with --batch above 1, not {capacity}")
+    if options.workspace is not None and options.workspace < 1 << 20:
+        problems.append(f"--workspace must be at least 1M, not {options.workspace} bytes")
     if not 1 <= prefill <= capacity:
         problems.append(f"--prefill must be 1 to the capacity, not {prefill}")
     if not 1 <= options.batch <= MOST_ROWS:

@@ -47,7 +47,7 @@ def recipe(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
     """The text of the script. `graph` is the ONNX file that trtexec reads, with the plan's capacity."""
     machine = plan.target.name + (f", JetPack {plan.jetpack.version}" if plan.jetpack else "")
     needed = "10.15" if plan.kv_layout == "static" else "10.3"
-    workspace = f" --workspace {plan.workspace // 10**6}" if plan.workspace else ""
+    workspace = f" --workspace {plan.workspace >> 20}" if plan.workspace else ""
     return f"""#!/bin/sh
 # Builds the TensorRT engine of this bundle on the machine it is for: {machine}
 # ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
@@ -79,7 +79,7 @@ def _command(plan: EnginePlan) -> str:
         f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
         *(["--fixed"] if plan.is_fixed else []),
         *(["--tf32"] if plan.tf32 else []),
-        *([f"--workspace {plan.workspace // 10**6}M"] if plan.workspace else []),
+        *([f"--workspace {plan.workspace >> 20}M"] if plan.workspace else []),
     ]
     return " ".join(words)
 

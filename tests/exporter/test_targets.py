@@ -119,6 +119,7 @@ def test_in_place_writes_came_with_10_15() -> None:
             "older than 10.15 and cannot write KV entries in place",
         ),
         ({"kv_layout": "paged"}, "--kv-layout must be static or delta, not paged"),
+        ({"workspace": 512}, "--workspace must be at least 1M, not 512 bytes"),
         ({"capacity": 15}, r"--capacity must be 16 \(two blocks\) to 4096"),
         (
             {"capacity": 1000, "batch": 2},
@@ -211,7 +212,7 @@ def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_pa
     assert result.obstacle in text
 
 
-@pytest.mark.parametrize(("tf32", "workspace"), [(False, None), (True, 512_000_000)])
+@pytest.mark.parametrize(("tf32", "workspace"), [(False, None), (True, 512 << 20)])
 def test_tf32_and_workspace_are_left_to_tensorrt_only_on_request(tf32: bool, workspace: int | None) -> None:
     """TensorRT's defaults: round to TF32, and take most of the GPU's memory."""
     result = plan_of(target="sm86", tf32=tf32, workspace=workspace)
@@ -237,7 +238,7 @@ def test_tf32_and_workspace_are_left_to_tensorrt_only_on_request(tf32: bool, wor
     assert limits == ([] if workspace is None else [("workspace", workspace)])
     text = recipe(result, MODEL, "x.onnx")
     assert ("--noTF32" in text, "--tf32" in text) == (not tf32, tf32)
-    for word in ("--workspace 512M\n", f"--recipe {result.name} --workspace 512\n", "workspace:488"):
+    for word in ("--workspace 512M\n", f"--recipe {result.name} --workspace 512\n", "workspace:512"):
         assert (word in text) == (workspace is not None)
 
 

@@ -36,7 +36,7 @@ Build the TensorRT engine of a bundle's recipe, on the machine it is for, and ad
 
       --recipe NAME   which one, if the bundle has several
       --force         replace an engine of that name; build even if memory looks too small
-      --workspace MB  device memory that a layer may use for itself; TensorRT's default is most of it
+      --workspace MiB device memory that a layer may use for itself; TensorRT's default is most of it
       --dry-run       show what would be built, and build nothing
       --version, --help
 )";
@@ -56,10 +56,10 @@ struct Arguments {
     bool force = false, dry_run = false, help = false, version = false;
 };
 
-std::int64_t megabytes(const std::string& text) {
+std::int64_t mebibytes(const std::string& text) {
     if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos || std::stoll(text) == 0)
-        throw UsageError("--workspace needs a whole number of MB, not `" + text + "`");
-    return std::stoll(text) * 1'000'000;
+        throw UsageError("--workspace needs a whole number of MiB, not `" + text + "`");
+    return std::stoll(text) << 20;
 }
 
 Arguments parse(int argc, char** argv) {
@@ -69,7 +69,7 @@ Arguments parse(int argc, char** argv) {
         if (word == "--recipe" && i + 1 < argc)
             all.recipe = argv[++i];
         else if (word == "--workspace" && i + 1 < argc)
-            all.workspace = megabytes(argv[++i]);
+            all.workspace = mebibytes(argv[++i]);
         else if (word == "--force")
             all.force = true;
         else if (word == "--dry-run")

@@ -240,8 +240,8 @@ def test_fp32_is_no_tf32_unless_the_recipe_says_so(tf32: bool, recipe: Callable[
     assert done.returncode == 0, done.stderr
     entry = json.loads((bundle / "manifest.json").read_text())["variants"][-1]
     built = json.loads((bundle / entry["file"]).read_text())
-    assert (entry["engine"]["tf32"], built["tf32"], built["workspace"]) == (tf32, tf32, 512_000_000)
-    assert "a whole number of MB" in run("jetson-orin", bundle, "--workspace", "much").stderr
+    assert (entry["engine"]["tf32"], built["tf32"], built["workspace"]) == (tf32, tf32, 512 << 20)
+    assert "a whole number of MiB" in run("jetson-orin", bundle, "--workspace", "much").stderr
 
 
 def test_libmars_needs_neither_tensorrt_nor_cuda_its_plugin_does() -> None:
