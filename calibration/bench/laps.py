@@ -129,7 +129,7 @@ def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Ite
     events: list[list[float]] = [[] for _ in streams]
     check_blocks(session.backend, rows, size)
     limits = Limits.of_rows(max(1, len(rows)))
-    schedule = BlockSchedule(session.backend, manifest.block, manifest.tokens.mask, limits, size)
+    schedule = BlockSchedule(session.backend, manifest.block, manifest.mask_id, limits, size)
     for step in run(schedule, rows):
         now = perf_counter()
         for event in step:

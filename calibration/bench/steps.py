@@ -86,7 +86,7 @@ class StepTimer:
 
     def _time(self, batch: int, slots: int) -> float:
         manifest = self.session.bundle.manifest
-        fixed = (self.cursor, manifest.block, manifest.tokens.mask)
+        fixed = (self.cursor, manifest.block, manifest.mask_id)
         times = [
             step_seconds(self.session.backend, self._cache, (batch, slots), *fixed)
             for _ in range(1 + REPEATS)

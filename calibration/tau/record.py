@@ -187,9 +187,7 @@ def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trac
             rows.append(GuidedRecordingRow(i, ids, config, manifest.tokens.eos, session.guide(config)))
         else:
             rows.append(RecordingRow(i, ids, config, manifest.tokens.eos))
-    forwards = run(
-        Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows
-    )
+    forwards = run(Schedule(session.backend, manifest.block, manifest.mask_id, Limits.of_rows(batch)), rows)
     start = time.perf_counter()
     for row in rows:
         while row.finish_reason is None:

@@ -51,7 +51,7 @@ class Batcher:
         _ = session.cost
         budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
         self._schedule = Schedule(
-            session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy(), budget
+            session.backend, manifest.block, manifest.mask_id, self.limits, session.policy(), budget
         )
         self._budget, self._process = budget, os.getpid()
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs

@@ -16,7 +16,7 @@ from .fields import Bounds, Reader, parse
 from .files import MANIFEST_FILE, FileEntry, is_safe_name
 from .turns import ChatTurns
 
-FORMAT_VERSION = "1.2"
+FORMAT_VERSION = "1.3"
 OLD_W8A8 = (
     "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
     " again: mars-export onnx CHECKPOINT --precision w8a8"
@@ -27,7 +27,8 @@ KV_DTYPES = ("float32", "float16", "bfloat16")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
-GRAMMAR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NO_NAME = "is not letters, digits, dots, dashes and underscores, 64 at most"
 GRAMMAR_FILE = re.compile(r"grammar-[0-9a-f]{16}\.dfa")
 GRAMMAR_KINDS = ("schema", "tools", "regex", "choice")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
@@ -63,9 +64,9 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """Special token ids."""
+    """Special token ids. `mask` is None for a model without a mask token: it may predict every token."""
 
-    mask: TokenId
+    mask: Annotated[int | None, Bounds(below="model.vocab_size")]
     eos: tuple[TokenId, ...]
     pad: TokenId
 
@@ -83,6 +84,28 @@ class TextInfo:
     bos_token: str | None
     eos_token: str | None
     chat: ChatTurns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """Draft adapters over a stock model: they act at draft slots, which take the place of masks.
+
+    adapters: their names; the first is the default
+    low, high: the token ids that draft slots feed, without `high`
+    """
+
+    adapters: Annotated[tuple[str, ...], Bounds(most=64)]
+    low: TokenId
+    high: Annotated[int, Bounds(1)]
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if not self.adapters or len(set(self.adapters)) != len(self.adapters):
+            yield "adapters", "different names are expected, at least one"
+        for name in self.adapters:
+            if NAME.fullmatch(name) is None:
+                yield "adapters", f"`{name[:60]}` {NO_NAME}"
+        if not self.low < self.high:
+            yield "high", f"more than low, {self.low}, is expected, not {self.high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +260,8 @@ class StoredGrammar:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
-        if GRAMMAR_NAME.fullmatch(self.name) is None:
-            yield (
-                "name",
-                f"`{self.name[:60]}` is not letters, digits, dots, dashes and underscores, 64 at most",
-            )
+        if NAME.fullmatch(self.name) is None:
+            yield "name", f"`{self.name[:60]}` {NO_NAME}"
         if GRAMMAR_FILE.fullmatch(self.file) is None:
             yield "file", f"`{self.file[:60]}` is not grammar-, 16 hexadecimal digits and .dfa"
 
@@ -261,6 +281,8 @@ class Manifest:
     files: every file of the bundle but the manifest and its checksum
     profiles: calibrated taus
     grammars: automata for structured answers
+    masks: the most masks of a step; None for the block's
+    draft: the draft adapters, if it has any
     format_version: of docs/format.md
     """
 
@@ -275,11 +297,22 @@ class Manifest:
     files: Annotated[tuple[FileEntry, ...], Bounds(most=1000)]
     profiles: Annotated[tuple[Profile, ...], Bounds(most=10_000)] = ()
     grammars: Annotated[tuple[StoredGrammar, ...], Bounds(absent=(), most=256)] = ()
+    masks: Annotated[int | None, Bounds(0, 4096)] = None
+    draft: DraftInfo | None = None
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
         """The manifest as canonical JSON text."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @property
+    def mask_id(self) -> int:
+        """The input of a slot without a token: the mask, token 0 of a draft slot, or any id if no step has
+        masks.
+        """
+        if self.draft is not None:
+            return self.model.vocab_size + self.draft.low
+        return self.tokens.pad if self.tokens.mask is None else self.tokens.mask
 
     @property
     def graphs(self) -> frozenset[str]:
@@ -352,5 +385,12 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
         yield f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
     if not manifest.variants:
         yield f"{where}.variants: empty: nothing to run"
+    draft, has_mask = manifest.draft, manifest.tokens.mask is not None
+    if draft is not None and draft.high > model.vocab_size:
+        yield f"{where}.draft.high: at most {model.vocab_size}, the vocabulary, is expected"
+    if draft is not None and has_mask:
+        yield f"{where}.tokens.mask: null is expected in a bundle with draft adapters"
+    if draft is None and not has_mask and manifest.masks != 0:
+        yield f"{where}.tokens.mask: null needs draft adapters, or masks 0"
     if manifest.tokens.mask in manifest.tokens.eos:
         yield f"{where}.tokens: the mask token cannot end a sequence"

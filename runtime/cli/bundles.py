@@ -62,7 +62,11 @@ def inspect(
             if chat is None
             else f"chat      roles {', '.join(chat.roles)}; in C++ too"
         )
-    say(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
+    mask = "no mask" if tokens.mask is None else f"mask id {tokens.mask}"
+    say(f"decoding  block {manifest.block}, {mask}, end ids {', '.join(map(str, tokens.eos))}")
+    if (draft := manifest.draft) is not None:
+        ids = draft.low if draft.high == draft.low + 1 else f"{draft.low} to {draft.high - 1}"
+        say(f"draft     {', '.join(draft.adapters)}: at most {manifest.masks} draft slots, ids {ids}")
     table = Table(
         "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
     )

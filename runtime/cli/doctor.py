@@ -196,7 +196,7 @@ def proof(session: Session, reference: Session | None, subject: str) -> list[Fin
     fast = [session.generate(p, exact).token_ids for p in prompts]
     kind, where = DeviceName.of(session.device).kind, session.backend.kv_device
     manifest = session.bundle.manifest
-    points = cost.measure(session.backend, manifest.block, manifest.tokens.mask).points
+    points = cost.measure(session.backend, manifest.block, manifest.mask_id).points
     steps = ", ".join(f"{slots}: {1000 * seconds:.2f}" for slots, seconds in points)
     if reference is None:
         tokens = Finding(f"{subject}, tokens", "absent", "the graph does not run on the CPU")
@@ -214,7 +214,8 @@ def proof(session: Session, reference: Session | None, subject: str) -> list[Fin
 def _prompts(session: Session) -> list[list[int]]:
     """Seeded token ids of several lengths."""
     draw, manifest = Random(1), session.bundle.manifest
-    high = min(manifest.model.vocab_size, manifest.tokens.mask)
+    mask = manifest.tokens.mask
+    high = manifest.model.vocab_size if mask is None else mask
     room = session.backend.max_capacity - ANSWER - 2 * manifest.block
     return [[draw.randrange(high) for _ in range(max(1, min(length, room)))] for length in LENGTHS]
 

@@ -39,7 +39,9 @@ class Batch:
             tokens = row.tokens[cursor : cursor + known]
             if feed.proposals:
                 tokens += row.proposals.token_ids[: feed.proposals]
-            input_ids.append(tokens + [self.mask_id] * (slots - known - feed.proposals))
+            rest = slots - len(tokens)
+            masks = row.draft.ids(cursor + len(tokens), rest) if row.draft else [self.mask_id] * rest
+            input_ids.append(tokens + masks)
             slot_index = list(range(known - 1 if known else 0, feed.slots))
             output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)

@@ -49,6 +49,7 @@ class GenerationConfig:
     lookup: propose, too, what followed the last `lookup` tokens where they occurred before (exact mode only);
         0 is off.
     min_p: draw from tokens at least this much as likely as the most likely one; 0 is off.
+    draft: the draft adapter that proposes tokens, by its name in the bundle; None for the first.
     cache_salt: only requests with the same salt share KV entries.
     schema: the answer is JSON of this schema, a text or a mapping. It becomes JSON text here.
     regex: the answer matches this regular expression.
@@ -77,6 +78,7 @@ class GenerationConfig:
     lookup: Annotated[int, integer(0)] = 0
     min_p: Annotated[float, number("a number of 0 to 1", high=1)] = 0.0
     cache_salt: Annotated[str, Rule("a text", lambda value: isinstance(value, str))] = ""
+    draft: Annotated[str | None, Rule("a text", lambda value: isinstance(value, str))] = None
     schema: Json | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None

@@ -11,6 +11,7 @@ import numpy as np
 from ..accept import accept, verify
 from .backend import Feed, StepOutput
 from .config import GenerationConfig
+from .draft import DraftSlots
 from .pace.estimates import Foresight, Hopes, PassRates
 from .pace.proposals import NONE, Lookup, Proposals, Proposer
 from .pace.split import Chances
@@ -97,6 +98,8 @@ class Row:
     hopes: shared by the rows of a session.
     proposer: another source of proposals than the row's masks.
     stem: the row's connection to the prefix cache.
+    draft: what its draft slots feed; None if masks feed the mask token.
+    max_masks: the most masks of a step; None for the block's.
     client: whose row it is; None for no client.
     on_start: called before each forward of the row.
     """
@@ -123,6 +126,8 @@ class Row:
         self.hopes, self.foresight = hopes or Hopes(), Foresight()
         self.proposals = NONE
         self.proposer: Proposer | None = Lookup(config.lookup) if config.lookup else None
+        self.draft: DraftSlots | None = None
+        self.max_masks: int | None = None
         self.client: Hashable = None
         self.on_start: Callable[[], None] | None = None
 
@@ -170,6 +175,8 @@ class Row:
         most = block + 1 if block > 1 and self.feeds_proposals else block - 1
         if isinstance(config.window, int):
             most = min(config.window - 1, most)
+        if self.max_masks is not None:
+            most = min(self.max_masks, most)
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
     def consult_proposer(self, most: int) -> None:

@@ -15,14 +15,17 @@ FLOAT = np.finfo(np.float32)
 REACHES = (8.0, 16.0, math.inf)  # a draw sorts the logits that are this many temperatures below the largest
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends only on `seed` and `position` (splitmix64), not on how
-    many tokens a step gives.
-    """
+def splitmix64(seed: int, position: int) -> int:
+    """The 64-bit number of a position: output `position` of Vigna's generator of that name."""
     z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
-    return ((z ^ (z >> 31)) >> 11) / 2**53
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends only on `seed` and `position`, not on how many tokens a step gives."""
+    return (splitmix64(seed, position) >> 11) / 2**53
 
 
 class Draws(Sequence[int]):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..decode.draft import check_tau
 from ..decode.row import Accepted, FinishReason, Row
 from ..decode.stats import Stats
 from ..text.tokenizer import TextStream
@@ -70,7 +72,7 @@ class Answer:
 
     @tau.setter
     def tau(self, value: float) -> None:
-        self._row.config = self._row.config.with_values(tau=value)
+        self._set(tau=value)
 
     @property
     def exact(self) -> bool:
@@ -79,7 +81,13 @@ class Answer:
 
     @exact.setter
     def exact(self, value: bool) -> None:
-        self._row.config = self._row.config.with_values(exact=value)
+        self._set(exact=value)
+
+    def _set(self, **changes: Any) -> None:
+        config = self._row.config.with_values(**changes)
+        if self._row.draft is not None:
+            check_tau(config)
+        self._row.config = config
 
     @property
     def stats(self) -> Stats:

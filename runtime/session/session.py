@@ -16,6 +16,7 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
+from ..decode.draft import DraftSlots, check_tau
 from ..decode.pace.cost import Cost, measure
 from ..decode.pace.estimates import Hopes
 from ..decode.pace.policy import Policy
@@ -209,7 +210,16 @@ class Session:
             row: Row = GuidedRow(index, ids, config, eos_ids, guide, stop, stats, self._hopes, stem=stem)
         else:
             row = Row(index, ids, config, eos_ids, stop, stats, self._hopes, stem=stem)
+        row.draft, row.max_masks = self._draft_slots(config.draft), self.bundle.manifest.masks
         return row, text
+
+    def _draft_slots(self, name: str | None) -> DraftSlots | None:
+        """The draft slots of the adapter with this name, which the bundle has."""
+        manifest, draft = self.bundle.manifest, self.bundle.manifest.draft
+        if draft is None:
+            return None
+        adapter = 0 if name is None else draft.adapters.index(name)
+        return DraftSlots.of(adapter, manifest.model.vocab_size, draft.low, draft.high)
 
     @property
     def prefix_stats(self) -> PrefixStats:
@@ -268,7 +278,7 @@ class Session:
                 self._cost = self._cost_file.read() if self._cost_file is not None else None
             if self._cost is None:
                 manifest = self.bundle.manifest
-                self._cost = measure(self.backend, manifest.block, manifest.tokens.mask)
+                self._cost = measure(self.backend, manifest.block, manifest.mask_id)
                 if self._cost_file is not None and not machine.is_busy():
                     self._cost_file.write(self._cost)
             return self._cost
@@ -302,7 +312,13 @@ class Session:
         def lacks(what: str, field: str | None) -> NoReturn:
             raise SessionError(what, code="unsupported_by_model", field=field)
 
-        outputs = self.backend.outputs
+        outputs, draft = self.backend.outputs, self.bundle.manifest.draft
+        if draft is not None:
+            check_tau(config)
+        names = () if draft is None else draft.adapters
+        if config.draft is not None and config.draft not in names:
+            known = f"it has {', '.join(names)}" if names else "it has none (docs/families.md)"
+            lacks(f"this bundle has no draft adapter {config.draft[:60]!r}; {known}", "draft")
         if config.metric != "probability" and config.metric not in outputs:
             lacks(f"the metric {config.metric} needs a bundle exported with --metrics", "metric")
         if config.needs_logits and "logits" not in outputs:
@@ -335,10 +351,8 @@ class Session:
         manifest, limits = self.bundle.manifest, Limits.of_rows(num_rows)
         if commit.kind == "block":
             check_blocks(self.backend, rows, commit.cache_block)
-            return BlockSchedule(
-                self.backend, manifest.block, manifest.tokens.mask, limits, commit.cache_block
-            )
-        return Schedule(self.backend, manifest.block, manifest.tokens.mask, limits, self.policy())
+            return BlockSchedule(self.backend, manifest.block, manifest.mask_id, limits, commit.cache_block)
+        return Schedule(self.backend, manifest.block, manifest.mask_id, limits, self.policy())
 
     def _answers(
         self, streams: Sequence[tuple[Row, TextStream | None]], num_rows: int, commit: Commit

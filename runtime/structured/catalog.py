@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.files import FileEntry
-from ..bundle.manifest import GRAMMAR_NAME, Manifest, StoredGrammar
+from ..bundle.manifest import NAME, Manifest, StoredGrammar
 from ..bundle.open import open_bundle, rewrite
 from ..bundle.profiles import shown
 from ..errors import SessionError
@@ -16,7 +16,7 @@ from ..errors import SessionError
 
 def check_name(name: str) -> None:
     """Raise SessionError if `name` cannot name a grammar."""
-    if GRAMMAR_NAME.fullmatch(name) is None:
+    if NAME.fullmatch(name) is None:
         raise SessionError(
             "a grammar is named with letters, digits, dots, dashes and underscores, 64 at most, not"
             f" {name[:80]!r}"

@@ -58,7 +58,10 @@ def fake_session(backend: FakeBackend) -> Any:
         words = Words()
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
-    manifest = SimpleNamespace(block=BLOCK, source="fake", tokens=SimpleNamespace(mask=MASK, eos=()))
+    tokens = SimpleNamespace(mask=MASK, eos=())
+    manifest = SimpleNamespace(
+        block=BLOCK, source="fake", tokens=tokens, mask_id=MASK, masks=None, draft=None
+    )
     return SimpleNamespace(
         backend=backend,
         bundle=SimpleNamespace(manifest=manifest),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.paths import CONFORMANCE
 
 from mars_export.runtime.accept import METRICS, accept, is_one_token
+from mars_export.runtime.decode.draft import DraftSlots
 from mars_export.runtime.decode.sample import uniform
 
 
@@ -41,6 +42,12 @@ def test_accept_gives_exactly_the_conformance_file(case: dict[str, Any]) -> None
 def test_uniform_gives_exactly_the_conformance_file() -> None:
     for case in cases("uniform.json"):
         assert uniform(int(case["seed"]), case["position"]) == case["numerator"] / 2**53
+
+
+def test_draft_slots_feed_exactly_the_conformance_file() -> None:
+    for case in cases("drafts.json"):
+        slots = DraftSlots.of(case["adapter"], case["vocab_size"], case["low"], case["high"])
+        assert slots.ids(case["position"], case["count"]) == case["ids"], case
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:

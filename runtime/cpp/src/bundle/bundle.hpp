@@ -14,7 +14,7 @@
 
 namespace mars {
 
-constexpr std::string_view format_version = "1.2";
+constexpr std::string_view format_version = "1.3";
 
 /// Dimensions that a runtime needs to allocate KV buffers and check token ids.
 struct ModelInfo {

@@ -1,0 +1,82 @@
+"""Draft slots in the loop: what they feed and how many there are. The answer does not depend on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.chaos import BLOCK, chaotic
+from support.fake import MASK, FakeBackend
+from support.loops import decode
+
+from mars_export import GenerationConfig, SessionError
+from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.draft import DraftSlots
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.session.answer import Answer
+
+VOCAB, LOW, HIGH = 50, 3, 41
+
+
+class DraftBackend(FakeBackend):
+    """Takes draft slots for masks, after it has checked their ids: `owners` are the adapters of its rows."""
+
+    def __init__(self, owners: list[int]) -> None:
+        super().__init__(chaotic)
+        self.owners = owners
+        self.fed: list[int] = []
+
+    def step(
+        self, cache: Cache, first: int, input_ids: np.ndarray, kv_length: np.ndarray, *rest: Any
+    ) -> StepOutput:
+        for i, (ids, start) in enumerate(zip(input_ids, kv_length.tolist(), strict=True)):
+            slots = DraftSlots.of(self.owners[first + i], VOCAB, LOW, HIGH)
+            is_draft = ids >= VOCAB
+            expected = np.array(slots.ids(start, len(ids)))
+            assert (ids[is_draft] == expected[is_draft]).all()
+            self.fed += (ids[is_draft] % VOCAB).tolist()
+        return super().step(cache, first, np.where(input_ids >= VOCAB, MASK, input_ids), kv_length, *rest)
+
+
+def rows(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Row]:
+    made = [Row(i, [4, 1, 1 + i], config, ()) for i in range(len(owners))]
+    for row, owner in zip(made, owners, strict=True):
+        row.draft, row.max_masks = DraftSlots.of(owner, VOCAB, LOW, HIGH), most
+    return made
+
+
+@pytest.mark.parametrize("owners", [[0], [1, 0, 2]])
+def test_each_row_feeds_its_adapter_s_ids_by_position_and_says_the_one_token_text(owners: list[int]) -> None:
+    plain = rows(owners, GenerationConfig(tau=1.0, max_new_tokens=30))
+    list(decode(DraftBackend(owners), plain, BLOCK, VOCAB + LOW))
+    backend, drafted = DraftBackend(owners), rows(owners, GenerationConfig(max_new_tokens=30, window="full"))
+    list(decode(backend, drafted, BLOCK, VOCAB + LOW))
+    assert [row.tokens for row in drafted] == [row.tokens for row in plain]
+    assert len(set(backend.fed)) > 10
+    assert LOW <= min(backend.fed) <= max(backend.fed) < HIGH
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, None])
+def test_no_step_has_more_masks_than_the_bundle_says(most: int | None) -> None:
+    backend = FakeBackend(chaotic)
+    [row] = rows([0], GenerationConfig(max_new_tokens=30, window="full"), most)
+    row.draft = None
+    list(decode(backend, [row], BLOCK, MASK))
+    masks = [int((step.input_ids == MASK).sum()) for step in backend.steps]
+    assert max(masks) == (BLOCK + 1 if most is None else most)
+
+
+def test_a_running_answer_takes_no_tau_but_that_of_one_token() -> None:
+    [row] = rows([0], GenerationConfig())
+    answer = Answer(row, None)
+    for change in ({"tau": 0.9}, {"exact": False}):
+        with pytest.raises(SessionError, match="trained to be verified") as caught:
+            setattr(answer, *next(iter(change.items())))
+        assert (caught.value.code, caught.value.field) == ("unsupported_by_model", "tau")
+        assert answer.exact
+    answer.tau = 1.0
+    assert answer.tau == 1.0
+    answer.exact = True
+    row.draft = None
+    answer.tau = 0.9
