@@ -24,4 +24,4 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["mars-export", "serve"]
-CMD ["/bundles/mars.bundle", "--host", "0.0.0.0", "--port", "8000", "--json-logs"]
+CMD ["/bundles/mars.bundle", "--host", "0.0.0.0", "--port", "8000", "--log-format", "json"]

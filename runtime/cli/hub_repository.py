@@ -13,6 +13,7 @@ from ..bundle.manifest import Manifest, parse_manifest
 from ..bundle.open import HUB_ID, open_bundle
 from ..bundle.replace import replacing
 from ..errors import BundleError, MarsError, SessionError
+from ..machine import cache_dir
 
 CARD = "README.md"
 OLD_FILES = ["*.onnx", "*.bin", "*.engine", "*.dfa", "*.build.json", "build-on-device.sh"]
@@ -52,6 +53,21 @@ def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manif
             return open_bundle(scratch, full=True, name=target).manifest
     except OSError as error:
         raise BundleError(f"{output}: cannot be written ({error.strerror})") from error
+
+
+def pull_once(repo: str) -> Path:
+    """The bundle in `repo`, in the user's cache directory, where it is pulled to the first time.
+
+    Raises BundleError.
+    """
+    if not HUB_ID.fullmatch(repo):
+        raise BundleError(f"hub:{repo}: hub:OWNER/NAME is expected")
+    if (cache := cache_dir()) is None:
+        raise BundleError(f"hub:{repo}: no cache directory; set MARS_EXPORT_CACHE, or pull it yourself")
+    target = cache / "bundles" / f"{repo}.bundle"
+    if not target.exists():
+        pull(repo, target)
+    return target
 
 
 def card(hub: Any, manifest: Manifest, repo: str, licence: str | None) -> Any:

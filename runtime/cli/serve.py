@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import MarsError, MarsWarning
+from .config_file import read_config
 from .console import Size, err, listed, option
 from .options import SessionOptions, takes_options
 
@@ -23,6 +25,7 @@ app = typer.Typer()
 ACCESS = "Access"
 LIMITS = "Limits"
 REPLICAS = "Replicas (Ray Serve)"
+HUB = "hub:"  # before a repository in place of a bundle's directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,21 @@ class AccessOptions:
         list[str] | None,
         option(
             ACCESS,
-            "API key to accept. Repeatable; in the variable, separate keys with spaces. Without keys, every"
-            " request is accepted.",
+            "API key to accept. Repeatable; in the variable MARS_API_KEY, separate keys with spaces. Without"
+            " keys, every request is accepted.",
             "--api-key",
             metavar="KEY",
-            envvar="MARS_API_KEY",
         ),
     ] = None
     api_key_file: Annotated[
         Path | None,
-        option(ACCESS, "File of API keys, one per line.", exists=True, dir_okay=False, metavar="FILE"),
+        option(
+            ACCESS,
+            "File of API keys, one per line. SIGHUP reads it again.",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+        ),
     ] = None
     cors_origin: Annotated[
         list[str] | None,
@@ -181,19 +189,41 @@ class ServerOptions:
     )
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info"
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="Write logs as JSON lines.")] = False
+    log_format: Annotated[str, typer.Option(help="text, or json: one object per line.")] = "text"
 
 
-@app.command()
+class ServeCommand(TyperCommand):
+    """Each option has a variable, MARS_PORT for --port, which the help does not repeat for every one."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            parameter.show_envvar = False  # type: ignore[attr-defined]
+
+
+@app.command(cls=ServeCommand, context_settings={"auto_envvar_prefix": "MARS"})
 @takes_options
 def serve(
     bundles: Annotated[
         list[Path],
         typer.Argument(
-            metavar="BUNDLE", help="Bundle directories. Each is a model with the name of its directory."
+            metavar="BUNDLE",
+            help="Bundle directories. Each is a model with the name of its directory. hub:OWNER/NAME pulls a"
+            " bundle from the Hugging Face hub, once.",
         ),
     ],
     *,
+    config: Annotated[  # noqa: ARG001  # its callback has read it
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            callback=read_config,
+            is_eager=True,
+            help="TOML file of these options: port = 80, bundles = [...]. The command line comes first, then"
+            " variables, then the file.",
+        ),
+    ] = None,
     server: ServerOptions,
     served_model_name: Annotated[
         list[str] | None,
@@ -218,15 +248,19 @@ def serve(
     """Serve bundles with an OpenAI-compatible API.
 
     The API is at /v1, a chat page at /, metrics at /metrics.
+
+    Each option can also be set by a variable, such as MARS_PORT for --port, or in the file of --config.
     """
     from ..serve import ServeOptions
-    from ..serve.logs import LEVELS
+    from ..serve.logs import FORMATS, LEVELS
 
-    if server.log_level not in LEVELS:
-        raise typer.BadParameter(
-            f"one of {', '.join(LEVELS)}, not {server.log_level!r}", param_hint="--log-level"
-        )
-    names = _names(bundles, served_model_name or [])
+    for name, value, known in (
+        ("--log-level", server.log_level, LEVELS),
+        ("--log-format", server.log_format, FORMATS),
+    ):
+        if value not in known:
+            raise typer.BadParameter(f"one of {', '.join(known)}, not {value!r}", param_hint=name)
+    names = _names([_pulled(bundle) for bundle in bundles], served_model_name or [])
     options = ServeOptions(
         limits=limits.limits, fits_rows=limits.max_rows is None, max_body=limits.max_body,
         request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
@@ -247,11 +281,24 @@ def serve(
         return
     if replicas.replicas is not None or replicas.address is not None:
         raise typer.BadParameter("--replicas and --address need --ray")
-    _serve_here(names, options, model, server)
+    _serve_here(names, options, access, model, server)
+
+
+def _pulled(bundle: Path) -> Path:
+    """The directory of a bundle, which is pulled if it is hub:OWNER/NAME."""
+    if not str(bundle).startswith(HUB):
+        return bundle
+    from .hub_repository import pull_once
+
+    return pull_once(str(bundle).removeprefix(HUB))
 
 
 def _serve_here(
-    names: dict[str, Path], options: ServeOptions, model: SessionOptions, server: ServerOptions
+    names: dict[str, Path],
+    options: ServeOptions,
+    access: AccessOptions,
+    model: SessionOptions,
+    server: ServerOptions,
 ) -> None:
     from ..serve import app as new_app
     from ..serve.logs import listen
@@ -260,13 +307,21 @@ def _serve_here(
     listening = bind(server.host, server.port)
     with listening:
         server_app = new_app({name: model.open(path) for name, path in names.items()}, options)
-        listen(server.log_level, as_json=server.json_logs)
+        listen(server.log_level, server.log_format)
         address, number = listening.getsockname()[:2]
         url = f"http://{_in_url(address)}:{number}"
         err.print(
             f"serving {', '.join(names)} at {url} (API at {url}/v1) once warm; Ctrl-C ends", markup=False
         )
-        run(new_server(server_app, options), listening, server_app.service.models, options.drain)
+        service = server_app.service
+
+        def reload() -> int:
+            return service.keys.replace(access.keys)
+
+        run(
+            *(new_server(server_app, options), listening, service.models, options.drain),
+            reload=reload if access.api_key_file is not None else None,
+        )
 
 
 def _serve_replicas(
@@ -290,7 +345,7 @@ def _serve_replicas(
     fleet = Fleet(
         tuple(_shares(names, model, replicas.replicas or "1")), options=replace(options, keys=()),
         routing=replicas.routing, log_level=server.log_level, key_file=key_file,
-        json_logs=server.json_logs,
+        log_format=server.log_format,
     )  # fmt: skip
     address, host, port = replicas.address, server.host, server.port
     if address is None:

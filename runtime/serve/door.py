@@ -17,7 +17,12 @@ from .options import HEADER_BYTES, ServeOptions
 from .refusals import CLOSE, Refused, encoded
 
 LOG = logging.getLogger("mars_export.serve")
-OPEN_PATHS = ("/health", "/")  # need no key: probes have none, and the page asks for it
+OPEN_PATHS = (
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/",
+)  # need no key: probes have none, and the page asks for it
 CLIENT = "mars.client"
 METHODS, ALLOWED = "GET, POST, OPTIONS", "authorization, content-type"
 

@@ -16,19 +16,29 @@ class Keys:
     """The accepted keys, as hashes; without keys, everyone may use the server."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._hashes = [_hash(key) for key in keys]
+        self._numbers: dict[bytes, int] = {}  # of all keys so far: a number is never used for another key
+        self._hashes: list[bytes] = []
+        self.replace(keys)
 
     @property
     def is_open(self) -> bool:
         return not self._hashes
 
+    def replace(self, keys: Sequence[str]) -> int:
+        """Accept these keys from now on, and return how many they are. Running requests continue."""
+        hashes = [_hash(key) for key in keys]
+        for digest in hashes:
+            self._numbers.setdefault(digest, len(self._numbers))
+        self._hashes = hashes
+        return len(hashes)
+
     def find(self, authorization: str | None) -> int | None:
         """The number of the key in an Authorization header, or None. Every key is compared every time."""
         scheme, _, key = (authorization or "").partition(" ")
         digest, number = _hash(key.strip()), None
-        for i, known in enumerate(self._hashes):
+        for known in self._hashes:
             if hmac.compare_digest(digest, known):
-                number = i
+                number = self._numbers[known]
         return number if scheme.lower() == "bearer" else None
 
 

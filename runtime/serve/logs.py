@@ -8,6 +8,7 @@ import sys
 from datetime import datetime, timezone
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("text", "json")
 
 
 class Lines(logging.Formatter):
@@ -41,10 +42,10 @@ def _shown(value: object) -> str:
     return text if text and " " not in text else repr(text)
 
 
-def listen(level: str, *, as_json: bool) -> None:
-    """Write the log of this package and of the HTTP server to standard error."""
+def listen(level: str, log_format: str) -> None:
+    """Write the log of this package and of the HTTP server to standard error, in one of FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines(as_json=as_json))
+    handler.setFormatter(Lines(as_json=log_format == "json"))
     # The batcher logs each request too, and uvicorn logs invalid HTTP, which any client can send.
     least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
     for name, minimum in least.items():

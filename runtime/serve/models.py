@@ -82,7 +82,12 @@ class Served:
     @property
     def is_ready(self) -> bool:
         batcher = self.batcher
-        return batcher is not None and batcher.alive and batcher.step_seconds < STEP_HANGS
+        return batcher is not None and batcher.alive and not self.hangs
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a step has been running for too long."""
+        return self.batcher is not None and self.batcher.step_seconds >= STEP_HANGS
 
     @property
     def broken(self) -> BaseException | None:
@@ -227,6 +232,11 @@ class Models:
     @property
     def is_ready(self) -> bool:
         return all(served.is_ready for served in self.served.values())
+
+    @property
+    def is_live(self) -> bool:
+        """False if only a new process helps: a bundle cannot be served any more, or a step hangs."""
+        return not self.faults and not any(served.hangs for served in self.served.values())
 
     @property
     def faults(self) -> dict[str, BaseException]:

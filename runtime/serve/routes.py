@@ -69,6 +69,8 @@ class _Routes:
         gets: dict[str, Handler] = {
             "/": self.page,
             "/health": self.health,
+            "/health/live": self.live,
+            "/health/ready": self.health,
             "/metrics": self.metrics,
             "/v1/models": self.list_models,
             "/v1/models/{id}": self.model,
@@ -127,6 +129,11 @@ class _Routes:
             return _json({"status": "ok"})
         status = "failed" if self._models.faults else "not ready"
         return _json({"status": status}, 503, {"retry-after": "5"})
+
+    async def live(self, _: Request) -> Response:
+        if self._models.is_live:
+            return _json({"status": "ok"})
+        return _json({"status": "failed"}, 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)

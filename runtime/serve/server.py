@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -63,16 +63,33 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def run(server: Server, listening: socket.socket, models: Models, drain: float) -> None:
-    """Serve until a signal. Raises MarsError if a bundle fails."""
-    asyncio.run(_run(server, listening, models, drain))
+def run(
+    server: Server,
+    listening: socket.socket,
+    models: Models,
+    drain: float,
+    reload: Callable[[], int] | None = None,
+) -> None:
+    """Serve until a signal. `reload` reads the API keys again at SIGHUP, and returns their number.
+
+    Raises MarsError if a bundle fails.
+    """
+    asyncio.run(_run(server, listening, models, drain, reload))
     if faults := models.faults:
         reasons = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())
         raise MarsError(f"cannot serve {reasons}")
 
 
-async def _run(server: Server, listening: socket.socket, models: Models, drain: float) -> None:
+async def _run(
+    server: Server,
+    listening: socket.socket,
+    models: Models,
+    drain: float,
+    reload: Callable[[], int] | None,
+) -> None:
     loop = asyncio.get_running_loop()
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, _reload, reload)
     shutdown = _Shutdown(server, models, drain)
     for number in SIGNALS:
         loop.add_signal_handler(number, shutdown.signal, number)
@@ -93,6 +110,13 @@ async def _watch(models: Models, server: Server) -> None:
         server.should_exit = True
     else:
         LOG.info("ready: %s", ", ".join(models.served))
+
+
+def _reload(keys: Callable[[], int]) -> None:
+    try:
+        LOG.info("%d API keys", keys())
+    except MarsError as error:
+        LOG.error("the API keys stay as they were: %s", error)
 
 
 class _Shutdown:

@@ -78,6 +78,7 @@ COMMAND_LINE = {"cli", "__main__"} | {
     "runtime/cli/grammars",
     "runtime/cli/hub",
     "exporter/options",
+    "runtime/cli/config_file",
     "exporter/commands",
     "exporter/demo_command",
     "calibration/commands",

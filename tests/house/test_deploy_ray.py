@@ -160,7 +160,7 @@ def test_what_holds_for_all_and_what_for_one() -> None:
         ({"bound": -1}, "bound must be"),
         ({"routing": "random"}, "routing must be"),
         ({"log_level": "loud"}, "log_level must be"),
-        ({"json_logs": "yes"}, "json_logs must be"),
+        ({"log_format": "yaml"}, "log_format must be"),
         ({"max_rows": 0}, "max_rows must be"),
         ({"drain": -1}, "drain must be"),
         ({"keys": ["secret"]}, "unknown 'keys'"),

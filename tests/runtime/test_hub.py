@@ -107,3 +107,16 @@ def test_what_is_no_good_bundle_leaves_nothing(there: Path, path: Path, tmp_path
             hub.pull(REPO, tmp_path / "new")
         assert not (tmp_path / "new").exists()
         assert not list(tmp_path.glob(".*"))
+
+
+def test_serve_pulls_a_bundle_once(
+    there: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(BundleError, match="404"):
+        hub.pull_once(REPO)
+    hub.push(path, REPO)
+    assert contents(pulled := hub.pull_once(REPO)) == contents(path)
+    assert pulled.name == "tiny-mars.bundle", "the model's name"
+    shutil.rmtree(there)
+    assert hub.pull_once(REPO) == pulled, "the hub is not asked again"

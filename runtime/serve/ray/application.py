@@ -99,7 +99,7 @@ def _builder(fleet: Fleet) -> Callable[[], Any]:
 
 
 def _new_front(fleet: Fleet) -> Door[Front]:
-    listen(fleet.log_level, as_json=fleet.json_logs)
+    listen(fleet.log_level, fleet.log_format)
     app_name = serve.get_replica_context().app_name
     pools = {
         share.name: HandlePool(share.name, serve.get_deployment_handle(deployment_of(share.name), app_name))

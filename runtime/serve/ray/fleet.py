@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ...decode.schedule import Limits
 from ...errors import SessionError
 from ...rules import is_integer, number
-from ..logs import LEVELS
+from ..logs import FORMATS, LEVELS
 from ..options import ServeOptions
 
 SPARE = 2  # requests beyond its rows that a replica may have, so that no row idles
@@ -56,7 +56,7 @@ class Fleet:
     front_cpus: CPUs of a front; above 0, fronts are not placed on a head node without CPUs, and outlive it
     routing: how a replica is chosen
     bound: requests that a replica may have more than the least busy one to get a request for its prefix cache
-    log_level, json_logs: of the log
+    log_level, log_format: of the log
     """
 
     shares: tuple[Share, ...]
@@ -67,7 +67,7 @@ class Fleet:
     routing: Routing = "prefix"
     bound: int = 2
     log_level: str = "info"
-    json_logs: bool = False
+    log_format: str = "text"
 
     @property
     def ongoing(self) -> int:
@@ -112,10 +112,9 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
             wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")
     if not AMOUNT.holds(own.get("front_cpus", 0.0)):
         wrong.append(f"front_cpus must be a number of 0 or more, not {own['front_cpus']!r}")
-    if own.get("log_level", "info") not in LEVELS:
-        wrong.append(f"log_level must be one of {', '.join(LEVELS)}, not {own['log_level']!r}")
-    if not isinstance(own.get("json_logs", False), bool):
-        wrong.append(f"json_logs must be true or false, not {own['json_logs']!r}")
+    for name, words in (("log_level", LEVELS), ("log_format", FORMATS)):
+        if own.get(name, words[0]) not in words:
+            wrong.append(f"{name} must be one of {', '.join(words)}, not {own[name]!r}")
     options = ServeOptions()
     try:
         options = _options(arguments)

@@ -63,6 +63,8 @@ class Front:
         gets: dict[str, Handler] = {
             "/": self._page,
             "/health": self._health,
+            "/health/live": self._live,
+            "/health/ready": self._health,
             "/metrics": self._metrics,
             "/v1/models": self._list_models,
             "/v1/models/{id}": self._model,
@@ -139,6 +141,9 @@ class Front:
                 silent.append(name)
         if silent:
             return _json({"status": "not ready", "models": silent}, 503, {"retry-after": "5"})
+        return _json({"status": "ok"})
+
+    async def _live(self, _: Request) -> Response:
         return _json({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:

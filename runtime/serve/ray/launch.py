@@ -50,7 +50,7 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
     if address is None:
         for share in fleet.shares:
             open_bundle(share.path)  # report problems here, not in the log of a replica
-    listen(fleet.log_level, as_json=fleet.json_logs)
+    listen(fleet.log_level, fleet.log_format)
     try:
         if address is None:
             ray.init(num_cpus=num_cores, include_dashboard=False)

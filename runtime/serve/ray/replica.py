@@ -24,7 +24,7 @@ class Replica:
     """Opens the bundle and warms it up. Ray routes to it when the constructor has returned."""
 
     def __init__(self, share: Share, fleet: Fleet) -> None:
-        listen(fleet.log_level, as_json=fleet.json_logs)
+        listen(fleet.log_level, fleet.log_format)
         self.id = serve.get_replica_context().replica_id.unique_id
         session = Session.open(
             share.path, share.device, threads=share.threads, variant=share.variant,

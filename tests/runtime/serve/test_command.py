@@ -88,7 +88,7 @@ def begin(port: int, body: str) -> tuple[http.client.HTTPConnection, http.client
 
 
 def test_it_answers_drains_and_ends(bundles: Named) -> None:
-    with started(str(bundles(MAIN)), "--json-logs", "--threads", "1") as (process, port):
+    with started(str(bundles(MAIN)), "--log-format", "json", "--threads", "1") as (process, port):
         connection, answer = begin(port, BODY)
         assert answer.status == 200 and json.loads(answer.read())["model"] == MAIN
         connection.close()
@@ -118,6 +118,77 @@ def test_it_has_the_name_and_the_key_that_were_chosen(
         assert [model["id"] for model in json.loads(connection.getresponse().read())["data"]] == ["my-model"]
         connection.close()
     assert run("serve", bundles(MAIN), "--served-model-name", "a", "--served-model-name", "b").returncode == 2
+
+
+def asked(port: int, path: str, key: str = "") -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
+    return connection.getresponse()
+
+
+def test_sighup_reads_the_keys_again(bundles: Named, tmp_path: Path) -> None:
+    """New keys are accepted and old ones are not; a file that cannot be used changes nothing."""
+    keys = tmp_path / "keys"
+    keys.write_text("alpha\nbeta\n")
+    with started(str(bundles(MAIN)), "--threads", "1", "--api-key-file", str(keys)) as (process, port):
+        assert [asked(port, "/v1/models", key).status for key in ("alpha", "gamma")] == [200, 401]
+        for text, said, statuses in (
+            ("gamma\n", "1 API keys", [401, 200]),
+            ("# none\n", "API keys stay as they were: .*no key in it", [401, 200]),
+            ("alpha\ngamma\n", "2 API keys", [200, 200]),
+        ):
+            keys.write_text(text)
+            process.process.send_signal(signal.SIGHUP)
+            process.wait_for(said)
+            assert [asked(port, "/v1/models", key).status for key in ("alpha", "gamma")] == statuses
+        assert asked(port, "/health/live").status == asked(port, "/health/ready").status == 200
+        assert not process.said("alpha|gamma"), "keys are not logged"
+
+
+def test_options_come_from_the_command_line_then_variables_then_the_file(
+    bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mars.toml"
+    file.write_text(
+        f"bundles = ['{bundles(MAIN)}']\nthreads = 1\nmax-new-tokens = 2\nserved-model-name = 'file'\n"
+        "api-key = ['one', 'two']\nsafe = true\nkv-bytes = '64M'\nlog-format = 'json'\n"
+    )
+    monkeypatch.setenv("MARS_SERVED_MODEL_NAME", "variable")
+    monkeypatch.setenv("MARS_MAX_NEW_TOKENS", "3")
+    with started("--config", str(file), "--max-new-tokens", "4") as (process, port):
+        [entry] = json.loads(asked(port, "/v1/models", "two").read())["data"]
+        assert entry["id"] == "variable" and asked(port, "/v1/models").status == 401
+        body = {**json.loads(BODY), "max_tokens": 5}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"authorization": "Bearer one"})
+        answer = connection.getresponse()
+        assert answer.status == 400 and b"4" in answer.read(), "of the command line"
+        assert any(line.startswith("{") for line in process.lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_rows = 3\nprot = 1", "unknown max_rows, prot; keys are names of options"),
+        ("config = 'other.toml'", "unknown config"),
+        ("[limits]\nmax-rows = 3", "unknown limits"),
+        ("port = 'x'", "Invalid value for '--port'"),
+        ("port = [1, 2]", "Invalid value for '--port'"),
+        ("port = true", "Invalid value for '--port'"),
+        ("port = 80.5", "Invalid value for '--port'"),
+        ("safe = 'perhaps'", "Invalid value for '--safe"),
+        ("kv-bytes = '4X'", "not '4X'"),
+        ("log-level = {}", "--log-level"),
+        ("port 80", "not a TOML file"),
+        ("\udcff", "not a TOML file"),
+    ],
+)
+def test_mistakes_in_the_file_are_told(text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "mars.toml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    done = run("serve", tmp_path / "none", "--config", file)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.replace("│", " ").split()), done.stderr
 
 
 def test_a_second_signal_is_the_end(bundles: Named) -> None:
@@ -158,6 +229,8 @@ def test_killed_and_started_again(bundles: Named) -> None:
         (["{bundle}", "--request-timeout", "0"], "request_timeout must be"),
         (["{bundle}", "--api-key-file", "{empty}"], "no key in it"),
         (["{empty}"], "not a bundle"),
+        (["hub:me"], "hub:OWNER/NAME is expected"),
+        (["hub:../../x/y"], "hub:OWNER/NAME is expected"),
     ],
 )
 def test_mistakes_are_told_at_once(arguments: list[str], words: str, bundles: Named, tmp_path: Path) -> None:

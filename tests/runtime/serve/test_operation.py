@@ -91,6 +91,15 @@ def test_keys_are_read_and_compared(tmp_path: Path) -> None:
         read_keys(tmp_path / "none")
 
 
+def test_a_number_of_a_key_is_never_given_to_another() -> None:
+    """Streams and places in the queue belong to the number."""
+    keys = Keys(("alpha", "beta"))
+    keys.replace(("gamma", "beta"))
+    assert [keys.find(f"Bearer {key}") for key in ("alpha", "beta", "gamma")] == [None, 1, 2]
+    keys.replace(("alpha",))
+    assert [keys.find(f"Bearer {key}") for key in ("alpha", "beta", "gamma")] == [0, None, None]
+
+
 def test_pages_of_others_do_not_reach_it(session: Session) -> None:
     options = ServeOptions(
         hosts=frozenset(("localhost", "127.0.0.1")), cors_origins=("https://friend.example",)
@@ -231,6 +240,7 @@ def test_health_says_when_it_is_warm(session: Session) -> None:
     with serving({"tiny": cold}, warm=False) as server:
         health = server.call("/health")
         assert health.status == 503 and health.json == {"status": "not ready"}
+        assert server.call("/health/live").status == 200 and server.call("/health/ready").status == 503
         early = server.chat(max_tokens=1)
         assert early.status == 503 and "retry-after" in early.headers
         assert server.call("/v1/models").status == 200
@@ -248,7 +258,7 @@ def test_a_drain_lets_running_answers_finish(slow: tuple[Session, Paced]) -> Non
             closing = threading.Thread(target=server.door.service.models.close, args=(20,))
             closing.start()
             until(lambda: not server.batcher.alive)
-            assert server.call("/health").status == 503
+            assert server.call("/health").status == 503 and server.call("/health/live").status == 200
             late = server.chat(max_tokens=1)
             assert late.status == 503 and late.json["error"]["code"] == "closing"
             pace.open()
@@ -301,6 +311,7 @@ def test_a_gpu_that_has_failed_for_good_is_said_by_health_and_in_the_log(
         until(lambda: not server.batcher.alive)
         health = server.call("/health")
         assert (health.status, health.json) == (503, {"status": "failed"})
+        assert server.call("/health/live").status == 503
         late = server.call("/v1/completions", {"model": "tiny", "prompt": [1, 2], "max_tokens": 2})
         assert (late.status, late.json["error"]["code"]) == (503, "failed")
         faults = server.door.service.models.faults
