@@ -92,7 +92,7 @@ def _check_safe(bundle: Bundle, variant: Variant) -> None:
     sizes, free = sum(entry.size for entry in bundle.manifest.files), machine.available()
     if free is not None and sizes > free:
         raise SessionError(
-            f"{bundle.path}: its files have {sizes / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free:"
+            f"{bundle.path}: its files have {sizes / 1e6:.0f} MB, {free / 1e6:.0f} MB of memory are free:"
             f" safe mode takes no more; {REMEDY}"
         )
 

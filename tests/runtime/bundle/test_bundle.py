@@ -19,6 +19,8 @@ import pytest
 from support.fixtures import Named
 
 from mars_export import BundleError, Session, SessionError
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, rewrite, write_manifest
@@ -106,6 +108,13 @@ def test_a_file_found_good_is_not_hashed_again_unless_asked(directory: Path, has
     assert hashed[3:] == ["weights.bin"]
     open_bundle(directory, full=True)
     assert len(hashed) == 7
+
+
+def test_a_new_bundle_is_not_hashed_again(checkpoints: Named, hashed: list[str], tmp_path: Path) -> None:
+    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "bundle", ExportOptions(block=4))
+    hashed.clear()
+    open_bundle(tmp_path / "bundle")
+    assert not hashed
 
 
 def test_a_file_changed_under_its_old_time_is_found(directory: Path) -> None:

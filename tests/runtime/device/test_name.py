@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.fixtures import Named
@@ -79,3 +81,18 @@ def test_an_engine_is_opened_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cuda, "Device", device)
     with pytest.raises(Seen, match="^2$"):
         trt.TrtBackend.of(SimpleNamespace(path=Path()), SimpleNamespace(), 2)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_does_not_open_leaves_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        lock, closed = nullcontext(), 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    made = Device()
+    monkeypatch.setattr(cuda, "Device", lambda *_: made)
+    monkeypatch.setattr(trt.LoadedEngine, "of", Mock(side_effect=SessionError("it does not open")))
+    with pytest.raises(SessionError, match="it does not open"):
+        trt.TrtBackend.of(SimpleNamespace(path=Path()), SimpleNamespace(), 2)  # type: ignore[arg-type]
+    assert made.closed == 1
