@@ -58,8 +58,9 @@ def check(
 ) -> Drift:
     """Run `graph` (that of `spec` with logits, weights in `directory`) on a few prompts followed by masks.
 
-    Raises ExportError for NaN or Inf in logits, if transformers reads the checkpoint in another way, and with
-    `bounded` for a drift beyond the bounds of the precision.
+    Raises ExportError for NaN or Inf in the checkpoint's logits, or if transformers reads the checkpoint in
+    another way; PrecisionError for NaN or Inf in the graph's logits, or, with `bounded`, for a drift beyond
+    the bounds of the precision.
     """
     mask = checkpoint.vocabulary.mask_token_id
     sequences = [ids + [mask] * (spec.block - 1) for ids in _prompts(checkpoint, spec.block)]
@@ -72,7 +73,8 @@ def check(
     few = segments.layers_at_once(checkpoint.tensors.shapes)
     results = segments.run(directory / "check.onnx", graph, spec, few, OUTPUTS, accuracy_level, sequences)
     logits = [result["logits"] for result in results]
-    _require_numbers(logits, f"the {spec.weight_precision} graph", "Use a wider --precision or --activations")
+    remedy = "Use a wider --precision or --activations"
+    _require_numbers(logits, f"the {spec.weight_precision} graph", remedy, PrecisionError)
     skipped = 1 if spec.weight_precision in ROUNDED else 0
     drift, size = _drift(results, expected, mask, yardstick, skipped)
     if bounded:
@@ -111,14 +113,14 @@ def _drift(
     return Drift(positions, matches, logit_error, confidence_error, by_tau, yardstick), size
 
 
-def _require_numbers(arrays: Sequence[np.ndarray], who: str, remedy: str) -> None:
-    """Raise ExportError for logits that are NaN or Inf, which the comparisons would not notice."""
+def _require_numbers(
+    arrays: Sequence[np.ndarray], who: str, remedy: str, error: type[ExportError] = ExportError
+) -> None:
+    """Raise `error` for logits that are NaN or Inf, which the comparisons would not notice."""
     bad = sum(int(array.size - np.count_nonzero(np.isfinite(array))) for array in arrays)
     if bad:
         total = sum(array.size for array in arrays)
-        raise ExportError(
-            f"{who} gives NaN or Inf for {bad} of {total} logits. Nothing was written. {remedy}"
-        )
+        raise error(f"{who} gives NaN or Inf for {bad} of {total} logits. Nothing was written. {remedy}")
 
 
 def require(drift: Drift, precision: str, size: float) -> None:
