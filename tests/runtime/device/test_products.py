@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support.paths import ROOT
 
 from mars_export import SessionError
 from mars_export.runtime.device.ort import products
@@ -29,3 +32,10 @@ def test_wrong_products_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_inexact", lambda *_: [2, 8])
     with pytest.raises(SessionError, match=r"wrong products .* steps of 2, 8 slots.* --precision int8"):
         products.require_exact(onnxruntime, {})
+
+
+def test_libmars_multiplies_the_same() -> None:
+    source = (ROOT / "runtime/cpp/src/device/ort/products.cpp").read_text()
+    assert bytes.fromhex("".join(re.findall(r"0x([0-9A-F]{2})", source))) == products.GRAPH
+    assert f"inputs = {products.INPUTS}, outputs = {products.OUTPUTS};" in source
+    assert f"largest = {products.LARGEST};" in source
