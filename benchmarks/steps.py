@@ -4,6 +4,7 @@
     python benchmarks/steps.py settings BUNDLE       KV capacity, prefill chunk, how threads wait
     python benchmarks/steps.py host BUNDLE           a step outside ONNX Runtime: Python, C++ (make cpp)
     python benchmarks/steps.py one-token BUNDLE DIR  one-token mode beside transformers' generate
+    python benchmarks/steps.py sampling BUNDLE       a forward of drawn answers beside greedy ones
     python benchmarks/steps.py window BUNDLE         the adaptive window beside fixed ones, by wall clock
     python benchmarks/steps.py replay BUNDLE...      the same from recorded predictions and the cost table
 
@@ -27,6 +28,7 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
+from mars_export.calibration.tasks.tasks import load
 from mars_export.runtime.decode.backend import Backend, bucket
 from step_times import CURSOR, Steps, Times, Work, one_round, step_of, steps_of_an_answer
 from step_windows import replay, window
@@ -34,6 +36,13 @@ from step_windows import replay, window
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
 SLOTS = (1, 2, 4, 8, 15)
+DATA = HERE.parent / "examples" / "default-checkpoint" / "data"
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature 1": {"temperature": 1.0},
+    "temperature 1, top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "temperature 1, top-k 50": {"temperature": 1.0, "top_k": 50},
+}
 TEXT, NEW_TOKENS = "The history of the steam engine begins in the first century, when", 48
 
 
@@ -197,6 +206,24 @@ def one_token(args: argparse.Namespace) -> dict[str, Any]:
     return {"median_ms": medians, "ratio": ratio}
 
 
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """CPU time of a forward in exact mode with full windows, tool calls; medians over the rounds."""
+    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
+    prompts = [session.encode(task.prompt) for task in load(DATA / "assistant.test.jsonl")[: args.rows]]
+    plain = GenerationConfig(max_new_tokens=48, window="full")
+    configs = {name: plain.with_values(**changes) for name, changes in SAMPLING.items()}
+    spent: dict[str, list[float]] = {name: [] for name in configs}
+    for index in range(args.rounds + 1):
+        for name, config in configs.items():
+            begun = process_time()
+            forwards = sum(session.generate(prompt, config).stats.forwards for prompt in prompts)
+            spent[name] += [1000 * (process_time() - begun) / forwards] if index else []
+    medians = {name: median(times) for name, times in spent.items()}
+    for name, value in medians.items():
+        print(f"{name:25} {value:6.2f} ms, {value / medians['greedy']:.3f} of greedy")
+    return {"rows": args.rows, "median_cpu_ms": medians}
+
+
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
@@ -223,6 +250,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     command(settings, rounds=10)
     command(host, threads=2, tokens=64, rounds=5).add_argument("--program", type=Path, default=PROGRAM)
     command(one_token, threads=2, rounds=7).add_argument("directory", metavar="DIR", type=Path)
+    command(sampling, threads=1, rows=6, rounds=5)
     for each in (command(window, threads=2, rows=6, rounds=3), command(replay, threads=2, rows=20)):
         each.add_argument("--taus", type=float, nargs="+", default=[0.95, 0.8])
     args = parser.parse_args(words)

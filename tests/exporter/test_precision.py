@@ -75,6 +75,7 @@ def test_auto_takes_any_widths(heads: int, head_dim: int, hidden: int, inner: in
     checkpoint = tiny.write(tiny.Tiny("odd", "llama", settings), tmp_path / "checkpoint")
     done = run("onnx", str(checkpoint), "-o", str(tmp_path / "b"), "--precision", "auto")
     assert done.returncode == 0 and "precision: w8a8 (the fastest on a CPU" in done.stderr, done.stderr
+    assert f"byte products here: {byte_products()}" in run("inspect", tmp_path / "b").stdout
     session = Session.open(tmp_path / "b", threads=1)
     exact, one = (session.generate("hi", GenerationConfig(max_new_tokens=8, tau=tau)) for tau in (None, 1.0))
     assert exact.token_ids == one.token_ids

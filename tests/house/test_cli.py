@@ -16,10 +16,12 @@ from support.tiny import Named
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import open_bundle
+from mars_export.runtime.machine import byte_products
 
 
 def test_doctor(plain: Path, tmp_path: Path) -> None:
-    assert run("doctor").returncode == 0
+    done = run("doctor")
+    assert done.returncode == 0 and f"byte products: {byte_products()}" in done.stdout
     good = run("doctor", plain, "--json")
     assert good.returncode == 0
     assert json.loads(good.stdout)["good"] is True

@@ -27,6 +27,7 @@ def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
         "--json",
     )
     assert done.returncode == 0, done.stderr
+    assert "weights ...\nself-check ...\n" in done.stderr, "progress where standard error is a pipe"
     manifest = json.loads(done.stdout)["manifest"]
     assert manifest["block"] == 4
     assert [v["slots"] for v in manifest["variants"]] == [None, 1, 4, 16]
