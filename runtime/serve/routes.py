@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,7 @@ from . import tokenize as tokens
 from .answer.service import Answering, Service
 from .answer.stream import EventStream
 from .ask.bodies import Bodies
-from .ask.request import read_ask
+from .ask.request import PATHS, Kind, read_ask
 from .door import CLIENT, Door
 from .keys import Keys
 from .models import Models
@@ -60,8 +61,7 @@ class _Routes:
 
     def table(self) -> list[Route]:
         posts: dict[str, Handler] = {
-            "/v1/chat/completions": self.chat,
-            "/v1/completions": self.text,
+            **{path: partial(self._answer, kind) for path, kind in PATHS.items()},
             "/v1/mars/streams/{id}": self.steer,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
@@ -78,13 +78,7 @@ class _Routes:
         table = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
         return table + [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
 
-    async def chat(self, request: Request) -> Any:
-        return await self._answer("chat", request)
-
-    async def text(self, request: Request) -> Any:
-        return await self._answer("text", request)
-
-    async def _answer(self, kind: Literal["chat", "text"], request: Request) -> Any:
+    async def _answer(self, kind: Kind, request: Request) -> Any:
         service = self._service
         self._models.start()
         model, answering = None, None

@@ -22,9 +22,6 @@ from ..models import Models, Served
 from ..options import ServeOptions
 from ..refusals import Refused
 
-PARAMS = {"max_new_tokens": "max_tokens", "eos_ids": "ignore_eos", "schema": "response_format"}
-"""Fields of GenerationConfig that have another name in a request."""
-
 
 @dataclass(slots=True)
 class Admitted:
@@ -87,8 +84,7 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
 def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationConfig, str | None]:
     """The settings, and the level of load if it chose among them."""
     session = served.session
-    most = served.default_tokens if ask.max_tokens is None else ask.max_tokens
-    settings: dict[str, Any] = {"max_new_tokens": most, **ask.settings}
+    settings: dict[str, Any] = {"max_new_tokens": served.default_tokens, **ask.settings}
     if ask.tools is not None and ask.tools.must:
         settings["tools"] = ask.tools.functions
     if ask.settings.get("temperature") and not ask.has_seed:
@@ -147,6 +143,7 @@ async def _prompt(session: Session, ask: Ask, prompt: Any, most: int | None) -> 
 
 def _refused(error: MarsError, ask: Ask) -> Refused:
     """The response to an error. An error without a field is about the prompt."""
-    if error.field in (None, "prompt"):
-        return Refused.of(error, "messages" if ask.kind == "chat" else "prompt")
-    return Refused.of(error, PARAMS.get(str(error.field), error.field))
+    name = error.field
+    if name in (None, "prompt"):
+        name = "prompts" if ask.kind == "text" else "messages"
+    return Refused.of(error, ask.names.get(str(name), name))

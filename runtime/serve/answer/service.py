@@ -20,7 +20,7 @@ from ..refusals import Refused, busy
 from .admission import Admitted, admit
 from .choice import Choice, Piece
 from .events import GONE, Events, Receive
-from .replies import OpenAIReply
+from .replies import Reply, new_reply
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")
@@ -51,10 +51,10 @@ class Answering:
         self._events: Events | None = None
         self._steps: dict[int, float] = {}  # time of the last step of each choice
         self._outcome = "cancelled"  # until it is over
-        self.reply: OpenAIReply | None = None
+        self.reply: Reply | None = None
         self.has_begun = self.is_streamed = False
 
-    async def begin(self) -> OpenAIReply:
+    async def begin(self) -> Reply:
         """Submit the ask, and wait for its first row. Raises Refused."""
         service = self._service
         until = self._came + service.options.queue_timeout
@@ -74,7 +74,7 @@ class Answering:
         service = self._service
         self._admitted = await admit(service.models, service.options, self._ask, self._sender)
         self._events = Events(self._admitted.requests, self._receive)
-        self.reply = OpenAIReply(self._admitted)
+        self.reply = new_reply(self._admitted)
         await self._events.begun()
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
@@ -152,7 +152,7 @@ class Answering:
             seconds = self._service.options.request_timeout
             raise Refused(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
 
-    def _log(self, reply: OpenAIReply, seconds: float) -> None:
+    def _log(self, reply: Reply, seconds: float) -> None:
         admitted, stats = reply.admitted, reply.admitted.requests[0].stats
         fields: dict[str, Any] = {
             "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,

@@ -7,22 +7,24 @@ from typing import Any
 
 from ...decode.config import GenerationConfig
 from ...errors import MarsError
-from ..ask.fields import BodyFields
+from ..ask.fields import Field, flag, number, read_fields
 from ..refusals import Refused
-from .replies import OpenAIReply
+from .replies import Reply
 from .usage import settings
+
+FIELDS = {"tau": Field(number), "exact": Field(flag)}
 
 
 class Streams:
     """The running streams of one server. For its event loop only."""
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[OpenAIReply, int | None]] = {}
+        self._running: dict[str, tuple[Reply, int | None]] = {}
 
-    def add(self, reply: OpenAIReply, client: int | None) -> None:
+    def add(self, reply: Reply, client: int | None) -> None:
         self._running[reply.id] = reply, client
 
-    def drop(self, reply: OpenAIReply) -> None:
+    def drop(self, reply: Reply) -> None:
         self._running.pop(reply.id, None)
 
     def __len__(self) -> int:
@@ -35,9 +37,8 @@ class Streams:
         reply, owner = self._running.get(name, (None, None))
         if reply is None or owner != client:
             raise Refused(404, f"no stream {name[:80]!r} is running", param="id", code="stream_not_found")
-        fields = BodyFields(body)
-        tau, exact = fields.number("tau"), fields.flag("exact")
-        fields.finish()
+        values, _ = read_fields(body, FIELDS)
+        tau, exact = values.get("tau"), values.get("exact")
         if (tau is None) == (exact is None) or exact is False:
             raise Refused(400, 'send either {"tau": NUMBER} or {"exact": true}', param="tau")
         session = reply.admitted.served.session

@@ -37,10 +37,10 @@ class EventStream:
                     if data and not answering.has_more:  # else it is sent with the next piece
                         await _write(send, data)
                         data = b""
-                await _write(send, data + DONE)
+                await _write(send, data if reply.admitted.ask.is_typed else data + DONE)
             except Refused as refusal:
                 if refusal.status != 499:
-                    await _write(send, data + _data(refusal.body))
+                    await _write(send, data + failure(refusal, is_typed=reply.admitted.ask.is_typed))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -48,5 +48,11 @@ async def _write(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+def failure(refusal: Refused, *, is_typed: bool) -> bytes:
+    """The last event of a stream that failed. `is_typed`: whether events of its protocol have a type."""
+    return _data({"type": "error"} | refusal.body if is_typed else refusal.body)
+
+
 def _data(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + encoded(chunk) + b"\n\n"
+    kind = f"event: {chunk['type']}\n".encode() if "type" in chunk else b""
+    return kind + b"data: " + encoded(chunk) + b"\n\n"

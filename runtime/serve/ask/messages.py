@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...text.tokenizer import Message
@@ -14,10 +14,8 @@ from .fields import shown
 MOST_MESSAGES = 4096
 
 
-def read_messages(value: object) -> list[dict[str, Any]]:
+def read_messages(_name: str, value: object) -> list[dict[str, Any]]:
     """The messages of a body. Raises Refused if they are invalid."""
-    if value is None:
-        raise _wrong("messages is missing")
     if not isinstance(value, list) or not value:
         raise _wrong(f"messages must be a list of at least one message, not {shown(value) if value else []}")
     if len(value) > MOST_MESSAGES:
@@ -50,6 +48,27 @@ def _is_call(call: object) -> bool:
         and isinstance(function.get("name"), str)
         and isinstance(function.get("arguments", "{}"), str)
     )
+
+
+def joined_text(where: str, content: object, kinds: Sequence[str], param: str) -> str:
+    """A text, or the joined texts of parts whose type is one of `kinds`. Raises Refused for other parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refused(400, f"{where} must be a text or a list of parts, not {shown(content)}", param=param)
+    texts = []
+    for i, part in enumerate(content):
+        fields = part if isinstance(part, dict) else {}
+        kind, text = fields.get("type"), fields.get("text")
+        if kind not in kinds or not isinstance(text, str):
+            raise Refused(
+                400,
+                f'{where}[{i}]: only text is supported ({{"type": "{kinds[0]}", "text": ...}}), not'
+                f" {shown(kind)}",
+                param=param,
+            )
+        texts.append(text)
+    return "".join(texts)
 
 
 def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Message]:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
+from ..ask.request import Ask
+
 CHARACTERS, IDS = 256, 64  # in a piece of a text completion's prompt
 MOST_ENDS = 32  # keys of the first, and of the last pieces of a request
 MOST_HOMES = 4  # replicas that are stored for one key
@@ -20,13 +22,14 @@ are too busy; or no replica has one.
 """
 
 
-def keys_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+def keys_of(ask: Ask) -> tuple[str, ...]:
     """Hashes of longer and longer beginnings of the prompt: of the system message, of the system message with
     the first turn, and so on. Requests with a common key may share entries of the prefix cache.
     """
-    digest = blake2b(_canonical([body.get("cache_salt"), body.get("tools")]), digest_size=12)
+    tools = None if ask.tools is None else ask.tools.functions
+    digest = blake2b(_canonical([ask.settings.get("cache_salt"), tools]), digest_size=12)
     keys = []
-    for piece in _pieces(body):
+    for piece in _pieces(ask):
         digest.update(b"\0" + _canonical(piece))
         keys.append(digest.hexdigest())
     if len(keys) > 2 * MOST_ENDS:
@@ -34,14 +37,10 @@ def keys_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _pieces(body: Mapping[str, Any]) -> Sequence[Any]:
-    if isinstance(messages := body.get("messages"), list):
-        return messages
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # the first of several prompts decides
-    if not isinstance(prompt, str | list):
-        return []
+def _pieces(ask: Ask) -> Sequence[Any]:
+    prompt: Sequence[Any] = ask.prompts[0]  # the first of several prompts decides
+    if ask.kind != "text":
+        return prompt
     size = CHARACTERS if isinstance(prompt, str) else IDS
     return [prompt[i : i + size] for i in range(0, len(prompt) - size + 1, size)]
 

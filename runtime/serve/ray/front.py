@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +15,7 @@ from starlette.routing import Route, Router
 
 from .. import page
 from ..ask.bodies import Bodies
-from ..ask.request import read_ask
+from ..ask.request import PATHS, Ask, Kind, read_ask
 from ..door import Door
 from ..keys import Keys
 from ..options import ServeOptions
@@ -28,7 +28,7 @@ from .relay import Relay
 
 REPLICAS = "mars_front_replicas"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-PASSED_ON = (b"authorization", b"content-type", b"user-agent")
+PASSED_ON = (b"authorization", b"x-api-key", b"content-type", b"user-agent")
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -54,8 +54,7 @@ class Front:
 
     def table(self) -> list[Route]:
         posts: dict[str, Handler] = {
-            "/v1/chat/completions": partial(self._answer, "chat"),
-            "/v1/completions": partial(self._answer, "text"),
+            **{path: partial(self._answer, kind) for path, kind in PATHS.items()},
             "/v1/mars/streams/{id}": self._steer,
             "/tokenize": self._pass_on,
             "/detokenize": self._pass_on,
@@ -74,7 +73,7 @@ class Front:
 
     # --- to one replica ---
 
-    async def _answer(self, kind: Literal["chat", "text"], request: Request) -> Any:
+    async def _answer(self, kind: Kind, request: Request) -> Any:
         name = ""
         try:
             body = await self._bodies.read(request)
@@ -85,18 +84,16 @@ class Front:
             raise
         if ask.settings.get("temperature") and not ask.has_seed:
             body["seed"] = secrets.randbits(63)  # so that another replica would draw the same tokens
-        return self._relay(request, name, body, keys_of(body), is_stream=ask.stream)
+        return self._relay(request, name, body, ask)
 
     async def _pass_on(self, request: Request) -> Any:
         body = await self._bodies.read(request)
         model = body.get("model")
         name = self._find(model if isinstance(model, str) else None)
-        return self._relay(request, name, body, (), is_stream=False)
+        return self._relay(request, name, body)
 
-    def _relay(
-        self, request: Request, name: str, body: Any, keys: tuple[str, ...], *, is_stream: bool
-    ) -> Relay:
-        call = replace(_call(request, encoded(body)), keys=keys)
+    def _relay(self, request: Request, name: str, body: Any, ask: Ask | None = None) -> Relay:
+        call = replace(_call(request, encoded(body)), keys=() if ask is None else keys_of(ask))
 
         def attempt(avoid: frozenset[str]) -> AsyncGenerator[Part, None]:
             return self._pools[name].send(replace(call, avoid=avoid))
@@ -107,7 +104,12 @@ class Front:
 
         options = self._options
         return Relay(
-            attempt, is_stream=is_stream, ping=options.ping, patience=options.queue_timeout, done=done
+            attempt,
+            is_stream=ask is not None and ask.stream,
+            is_typed=ask is not None and ask.is_typed,
+            ping=options.ping,
+            patience=options.queue_timeout,
+            done=done,
         )
 
     def _find(self, model: str | None) -> str:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from starlette.types import Receive, Scope, Send
 
-from ..answer.stream import HEADERS, PING
-from ..refusals import Refused, busy, encoded
+from ..answer.stream import HEADERS, PING, failure
+from ..refusals import Refused, busy
 from .call import Begun, Headers, Lost, Part, Start
 
 ATTEMPTS = 3  # a request may kill its replica
 GONE = "the replica of this request was lost"
+OPENINGS = ("response.created", "response.in_progress", "message_start")
 
 Outcome = Literal["answered", "lost", "refused", "overloaded", "failed", "left"]
 Attempt = Callable[[frozenset[str]], AsyncGenerator[Part, None]]
@@ -33,14 +34,15 @@ class Relay:
         attempt: Attempt,
         *,
         is_stream: bool,
+        is_typed: bool = False,
         ping: float,
         patience: float,
         done: Callable[[Relay], None],
     ) -> None:
-        """`patience` is the time in seconds until a replica must have the request. `done` is called
-        at the end.
+        """`is_typed`: whether the events of a stream have a type. `patience` is the time in seconds until a
+        replica must have the request. `done` is called at the end.
         """
-        self._attempt, self._is_stream = attempt, is_stream
+        self._attempt, self._is_stream, self._is_typed = attempt, is_stream, is_typed
         self._ping, self._done = ping, done
         self._patience, self._until = patience, monotonic() + patience
         self._start: Start | None = None  # of this attempt
@@ -166,7 +168,7 @@ class Relay:
     async def _fail(self, send: Send, refusal: Refused) -> None:
         if not self._has_started:
             raise refusal
-        await self._write(send, b"data: " + encoded(refusal.body) + b"\n\n")
+        await self._write(send, failure(refusal, is_typed=self._is_typed))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -208,7 +210,8 @@ async def _next(parts: AsyncGenerator[Part, None]) -> Part | _End:
 def _events(data: bytes) -> list[Any]:
     """The complete events of a stream, without comments."""
     whole = data.split(b"\n\n")[:-1]
-    return [_json(line[6:]) for line in whole if line.startswith(b"data: ")]
+    lines = [line for event in whole for line in event.split(b"\n")]
+    return [_json(line[6:]) for line in lines if line.startswith(b"data: ")]
 
 
 def _json(data: bytes) -> Any:
@@ -218,9 +221,11 @@ def _json(data: bytes) -> Any:
 
 
 def _is_opening(event: Any) -> bool:
-    """Whether an event is the first chunk, which has the role only."""
-    choices = event.get("choices") if isinstance(event, dict) else None
-    return (
+    """Whether an event comes before the answer: the first chunk, which has the role only, or by its type."""
+    if not isinstance(event, dict):
+        return False
+    choices = event.get("choices")
+    return event.get("type") in OPENINGS or (
         isinstance(choices, list)
         and bool(choices)
         and all(choice.get("delta") == {"role": "assistant", "content": ""} for choice in choices)

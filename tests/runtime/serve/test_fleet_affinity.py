@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mars_export.runtime.serve.ask.request import read_ask
 from mars_export.runtime.serve.ray import affinity
 from mars_export.runtime.serve.ray.affinity import Homes, choose, keys_of
 
@@ -17,7 +18,7 @@ SYSTEM = {"role": "system", "content": "be short"}
 def turn(*texts: str, **fields: Any) -> tuple[str, ...]:
     roles = ("user", "assistant")
     said = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-    return keys_of({"messages": [SYSTEM, *said], **fields})
+    return keys_of(read_ask("chat", {"messages": [SYSTEM, *said], **fields}))
 
 
 def ranks(homes: Homes, keys: tuple[str, ...], bound: int = 2, **loads: int) -> list[list[str]]:
@@ -37,17 +38,20 @@ def test_what_the_store_does_not_share_has_no_key_in_common(change: dict[str, An
 
 
 def test_a_text_has_keys_by_its_pieces() -> None:
+    def keys(prompt: Any) -> tuple[str, ...]:
+        return keys_of(read_ask("text", {"prompt": prompt}))
+
     text = "x" * (3 * affinity.CHARACTERS)
-    assert len(keys_of({"prompt": text + "more"})) == 3
-    assert keys_of({"prompt": text + "more"}) == keys_of({"prompt": [text + "else", "other"]})
+    assert len(keys(text + "more")) == 3
+    assert keys(text + "more") == keys([text + "else", "other"])
     ids = list(range(2 * affinity.IDS + 5))
-    assert (
-        keys_of({"prompt": ids})[:1]
-        == keys_of({"prompt": [ids[: affinity.IDS]]})
-        != keys_of({"prompt": text})
-    )
-    assert keys_of({"prompt": "short"}) == ()
-    assert keys_of({"prompt": None}) == keys_of({}) == ()
+    assert keys(ids)[:1] == keys([ids[: affinity.IDS]]) != keys(text)
+    assert keys("short") == ()
+
+
+def test_the_same_chat_has_the_same_keys_in_every_protocol() -> None:
+    asked = read_ask("responses", {"instructions": "be short", "input": "one"})
+    assert keys_of(asked) == turn("one")
 
 
 def test_the_keys_of_a_long_talk_are_its_beginning_and_its_end() -> None:

@@ -323,8 +323,8 @@ def _steer(server: Serving, path: str, pace: Paced) -> None:
 
 
 def test_an_unknown_path_names_the_known_ones(server: Serving) -> None:
-    missing = server.call("/v1/responses", {"input": "hi"})
+    missing = server.call("/v1/embeddings", {"input": "hi"})
     assert missing.status == 404
     message = missing.json["error"]["message"]
-    assert message.startswith("no /v1/responses here; there are /v1/chat/completions, /v1/completions,")
+    assert message.startswith("no /v1/embeddings here; there are /v1/chat/completions, /v1/completions,")
     assert server.call("/v1/chat/completions").json["error"]["message"].endswith("GET; use POST")

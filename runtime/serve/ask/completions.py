@@ -1,0 +1,191 @@
+"""The fields of /v1/chat/completions and /v1/completions, and those that all protocols share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...rules import is_integer
+from ..options import MOST_CHOICES, MOST_PROMPTS
+from ..refusals import Refused
+from .fields import (
+    Field,
+    Reader,
+    Table,
+    a_dict,
+    a_list,
+    flag,
+    ignored,
+    inner,
+    integer,
+    number,
+    shown,
+    text,
+    texts,
+    unsupported,
+    wrong,
+)
+from .messages import read_messages
+
+
+def _top_k(name: str, value: Any) -> int:
+    k = integer()(name, value)
+    return 0 if k == -1 else k  # -1 is off in some APIs
+
+
+def _seed(name: str, value: Any) -> int:
+    seed = integer()(name, value)
+    return seed + 2**64 if -(2**63) <= seed < 0 else seed
+
+
+def _window(name: str, value: Any) -> Any:
+    if value not in ("auto", "full") and not is_integer(value, 1):
+        raise wrong(name, '"auto", "full" or an integer of 1 or more', value)
+    return value
+
+
+def _ignore_eos(name: str, value: Any) -> tuple[int, ...] | None:
+    return () if flag(name, value) else None
+
+
+def no_effect(*names: str) -> dict[str, Field]:
+    """Fields that do not change the answer."""
+    return dict.fromkeys(names, Field(ignored))
+
+
+def refusing(**neutral: tuple[Any, ...]) -> dict[str, Field]:
+    """Unsupported fields that would change the answer, with the values that would not."""
+    return {name: Field(unsupported(*values)) for name, values in neutral.items()}
+
+
+SHARED: Table = {
+    "model": Field(text),
+    "stream": Field(flag),
+    "temperature": Field(number),
+    "top_p": Field(number),
+    "top_k": Field(_top_k),
+    "min_p": Field(number),
+    "repetition_penalty": Field(number),
+    "seed": Field(_seed),
+    "ignore_eos": Field(_ignore_eos, "eos_ids"),
+    "exact": Field(flag),
+    "tau": Field(number),
+    "metric": Field(text),
+    "window": Field(_window),
+    "lookup": Field(integer()),
+    "profile": Field(text),
+    "cache_salt": Field(text),
+    "regex": Field(text),
+    "choice": Field(texts),
+    "grammar": Field(text),
+    **no_effect("user", "metadata", "service_tier", "safety_identifier", "request_id", "priority"),
+    **refusing(
+        presence_penalty=(0,), frequency_penalty=(0,), logit_bias=({},), min_tokens=(0,),
+        length_penalty=(1,), stop_token_ids=([],), typical_p=(1,), mirostat=(0,),
+        skip_special_tokens=(True,), chat_template=(), chat_template_kwargs=({},),
+    ),
+}  # fmt: skip
+
+
+def json_schema(name: str, form: Any, inside: str | None = "json_schema") -> Any:
+    """The schema of a text format: {"type": "json_schema", `inside`: {"schema": ...}}, or without `inside`
+    the schema itself in it.
+    """
+    kind = a_dict(name, form).get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    named = form.get(inside) if inside is not None else form
+    if kind == "json_schema" and isinstance(named, dict) and isinstance(named.get("schema"), dict | bool):
+        return named["schema"]
+    schema = '"schema": {...}' if inside is None else f'"{inside}": {{"name": ..., "schema": {{...}}}}'
+    forms = f'{{"type": "text"}}, {{"type": "json_object"}} or {{"type": "json_schema", {schema}}}'
+    raise Refused(400, f"{name} must be {forms}", param=name)
+
+
+def tool_choice(name: str, value: Any) -> str:
+    """none, auto, required, or "=" and the name of a function."""
+    if value in ("none", "auto", "required"):
+        return str(value)
+    named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    function = named.get("name") if isinstance(named, dict) else None
+    if not isinstance(function, str):
+        raise Refused(
+            400,
+            f'{name} must be "none", "auto", "required" or {{"type": "function", "function": {{"name":'
+            f" ...}}}}, not {shown(value)}",
+            param=name,
+        )
+    return f"={function}"
+
+
+def _chat_logprobs(name: str, value: Any) -> int | None:
+    return 0 if flag(name, value) else None
+
+
+def _text_logprobs(name: str, value: Any) -> int:
+    """Only those of the chosen tokens are known."""
+    if value not in (0, 1) or isinstance(value, bool):
+        raise Refused(
+            400,
+            f"{name} {shown(value)}: only those of the chosen tokens are known; use 0 or 1",
+            param=name,
+            code="unsupported_parameter",
+        )
+    return 0
+
+
+def _prompts(name: str, value: Any) -> list[Any]:
+    """One prompt or several, each a text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(is_integer(v) for v in value):
+        return [value]
+    if isinstance(value, list) and 0 < len(value) <= MOST_PROMPTS:
+        ids = [isinstance(v, list) and bool(v) and all(is_integer(i) for i in v) for v in value]
+        if all(ids) or all(isinstance(v, str) for v in value):
+            return value
+    raise wrong(name, f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of these", value)
+
+
+def _limit(into: str = "max_new_tokens") -> Field:
+    return Field(integer(1), into)
+
+
+_stream_options: Reader = inner({"include_usage": Field(flag), "include_obfuscation": Field(ignored)})
+
+COMPLETIONS: Table = {
+    **SHARED,
+    "stop": Field(texts),
+    "n": Field(integer(1, MOST_CHOICES)),
+    "stream_options": Field(_stream_options),
+    "response_format": Field(json_schema, "schema"),
+    "return_steps": Field(flag),
+    **no_effect("store", "prompt_cache_key", "prompt_cache_retention", "timings_per_token"),
+    **refusing(
+        best_of=(1,), echo=(False,), suffix=("",), use_beam_search=(False,), add_special_tokens=(),
+    ),
+}  # fmt: skip
+
+CHAT: Table = {
+    **COMPLETIONS,
+    "messages": Field(read_messages, is_needed=True),
+    "max_tokens": _limit(),
+    "max_completion_tokens": _limit(),
+    "tools": Field(a_list),
+    "tool_choice": Field(tool_choice),
+    "parallel_tool_calls": Field(flag),
+    "logprobs": Field(_chat_logprobs),
+    **refusing(
+        top_logprobs=(0,), modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
+        reasoning_effort=(), verbosity=(), web_search_options=(), add_generation_prompt=(True,),
+        continue_final_message=(False,),
+    ),
+}  # fmt: skip
+
+TEXT: Table = {
+    **COMPLETIONS,
+    "prompt": Field(_prompts, "prompts", is_needed=True),
+    "max_tokens": _limit(),
+    "logprobs": Field(_text_logprobs),
+}

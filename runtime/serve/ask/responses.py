@@ -1,0 +1,123 @@
+"""The fields of /v1/responses (OpenAI's Responses API, without state), read into a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..refusals import Refused
+from .completions import SHARED, json_schema, no_effect, refusing, tool_choice
+from .fields import Field, Table, a_dict, a_list, flag, ignored, inner, integer, shown, text
+from .messages import MOST_MESSAGES, joined_text
+
+TEXTS = ("input_text", "output_text", "text")
+
+
+def read_input(name: str, value: Any) -> list[dict[str, Any]]:
+    """Messages of the form of a chat. Calls join the assistant message before them; a developer message is a
+    system message.
+    """
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
+        raise Refused(400, f"{name} must be a text or a list of 1 to {MOST_MESSAGES} items", param=name)
+    messages: list[dict[str, Any]] = []
+    for i, item in enumerate(value):
+        _add_item(messages, f"{name}[{i}]", item, name)
+    if not messages:
+        raise Refused(400, f"{name} has no message", param=name)
+    return messages
+
+
+def _add_item(messages: list[dict[str, Any]], where: str, item: Any, name: str) -> None:
+    fields = item if isinstance(item, dict) else {}
+    kind = fields.get("type", "message")
+    last = messages[-1] if messages else {}
+    if kind == "reasoning":
+        return
+    if kind == "message" and isinstance(fields.get("role"), str):
+        role = "system" if fields["role"] == "developer" else fields["role"]
+        content = joined_text(f"{where}.content", fields.get("content"), TEXTS, name)
+        if role == "system" and last.get("role") == "system":  # templates take one
+            last["content"] += f"\n\n{content}"
+        else:
+            messages.append({"role": role, "content": content})
+    elif kind == "function_call" and _has_texts(fields, "call_id", "name", "arguments"):
+        if last.get("role") != "assistant":
+            last = {"role": "assistant", "content": ""}
+            messages.append(last)
+        function = {"name": fields["name"], "arguments": fields["arguments"]}
+        call = {"id": fields["call_id"], "type": "function", "function": function}
+        last.setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output" and _has_texts(fields, "call_id"):
+        content = joined_text(f"{where}.output", fields.get("output"), TEXTS, name)
+        messages.append({"role": "tool", "tool_call_id": fields["call_id"], "content": content})
+    else:
+        raise Refused(
+            400,
+            f"{where} must be a message {{role, content}}, a function_call {{call_id, name, arguments}}, a"
+            f" function_call_output {{call_id, output}} or a reasoning item, not {shown(kind)}",
+            param=name,
+        )
+
+
+def _has_texts(fields: dict[str, Any], *names: str) -> bool:
+    return all(isinstance(fields.get(name), str) for name in names)
+
+
+def _tools(name: str, value: Any) -> list[Any]:
+    """Functions in the form of a chat: {"type": "function", "function": {...}}."""
+    tools = []
+    for i, tool in enumerate(a_list(name, value)):
+        if a_dict(f"{name}[{i}]", tool).get("type") != "function":
+            raise Refused(
+                400,
+                f"{name}[{i}].type must be function, not {shown(tool.get('type'))}",
+                param=name,
+                code="unsupported_parameter",
+            )
+        function = {
+            key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None
+        }
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _tool_choice(name: str, value: Any) -> str:
+    if isinstance(value, dict) and value.get("type") == "function":
+        return tool_choice(name, {"type": "function", "function": {"name": value.get("name")}})
+    return tool_choice(name, value)
+
+
+def _format(name: str, value: Any) -> Any:
+    return json_schema(name, value, None)
+
+
+def _include(name: str, value: Any) -> None:
+    """There is no encrypted reasoning, so a request for it has no effect."""
+    if others := [part for part in a_list(name, value) if part != "reasoning.encrypted_content"]:
+        raise Refused(
+            400, f"{name}: {shown(others[0])} is not supported", param=name, code="unsupported_parameter"
+        )
+
+
+_text = inner({"format": Field(_format, "schema"), "verbosity": Field(ignored)})
+
+RESPONSES: Table = {
+    **SHARED,
+    "input": Field(read_input, "messages", is_needed=True),
+    "instructions": Field(text, "system"),
+    "max_output_tokens": Field(integer(1), "max_new_tokens"),
+    "text": Field(_text),
+    "tools": Field(_tools),
+    "tool_choice": Field(_tool_choice),
+    "parallel_tool_calls": Field(flag),
+    "include": Field(_include),
+    **no_effect(
+        "store", "stream_options", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
+        "prompt_cache_options",
+    ),
+    **refusing(
+        previous_response_id=(), conversation=(), background=(False,), truncation=("disabled",),
+        prompt=(), reasoning=({},), top_logprobs=(0,), context_management=(), moderation=(),
+    ),
+}  # fmt: skip
