@@ -24,7 +24,7 @@ OPEN_PATHS = (
     "/",
 )  # need no key: probes have none, and the page asks for it
 CLIENT = "mars.client"
-METHODS, ALLOWED = "GET, POST, OPTIONS", "authorization, content-type"
+METHODS, ALLOWED = "GET, POST, OPTIONS", "authorization, x-api-key, anthropic-version, content-type"
 
 
 class Keyed(Protocol):
@@ -102,11 +102,12 @@ class Door(Generic[S]):
         """The number of the caller's key; None on a server without keys."""
         if self._keys.is_open:
             return None
-        client = self._keys.find(headers.get("authorization"))
+        named = headers.get("x-api-key")  # as Anthropic's clients send it
+        client = self._keys.find(headers.get("authorization") or (named and f"Bearer {named}"))
         if client is None and path not in OPEN_PATHS:
             raise Refused(
                 401,
-                "an API key is needed: send Authorization: Bearer KEY",
+                "an API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -1,4 +1,4 @@
-"""Error responses: a status, and a body in the form of OpenAI's API."""
+"""Error responses: a status, and a body in the form of OpenAI's API, which Anthropic's clients read, too."""
 
 from __future__ import annotations
 

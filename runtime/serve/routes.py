@@ -14,6 +14,7 @@ from starlette.routing import Route, Router
 from ..session.session import Session
 from . import metrics, page
 from . import tokenize as tokens
+from .answer.admission import count_tokens
 from .answer.service import Answering, Service
 from .answer.stream import EventStream
 from .ask.bodies import Bodies
@@ -63,6 +64,7 @@ class _Routes:
         posts: dict[str, Handler] = {
             **{path: partial(self._answer, kind) for path, kind in PATHS.items()},
             "/v1/mars/streams/{id}": self.steer,
+            "/v1/messages/count_tokens": self.count_tokens,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
@@ -107,6 +109,10 @@ class _Routes:
     async def steer(self, request: Request) -> Response:
         body = await self._bodies.read(request)
         return _json(self._service.streams.steer(request.path_params["id"], request.scope[CLIENT], body))
+
+    async def count_tokens(self, request: Request) -> Response:
+        ask = read_ask("messages", await self._bodies.read(request))
+        return _json({"input_tokens": await count_tokens(self._models, ask)})
 
     async def tokenize(self, request: Request) -> Response:
         return _json(await tokens.tokenize(self._models, await self._bodies.read(request)))

@@ -90,6 +90,11 @@ class Answer:
         self._row.config = config
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return None if self._text is None else self._text.stop_string
+
+    @property
     def stats(self) -> Stats:
         return self._row.stats
 

@@ -264,7 +264,11 @@ class TextStream:
         self._unread = 0  # number of last tokens without text so far
         self._text = ""
         self._shown = 0
-        self.stopped = False
+        self.stop_string: str | None = None  # that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop_string is not None
 
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string; the text then ends before that string."""
@@ -315,9 +319,10 @@ class TextStream:
     def _append(self, piece: str) -> None:
         before = len(self._text)
         self._text += piece
-        places = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
-        if any(at >= 0 for at in places):
-            self._text, self.stopped = self._text[: min(at for at in places if at >= 0)], True
+        places = [(self._text.find(s, max(0, before - len(s) + 1)), s) for s in self._stop]
+        if found := [(at, s) for at, s in places if at >= 0]:
+            at, self.stop_string = min(found)
+            self._text = self._text[:at]
 
     def _held(self) -> int:
         """The number of last characters that may begin a stop string."""

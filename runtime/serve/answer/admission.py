@@ -131,14 +131,29 @@ async def _prompt(session: Session, ask: Ask, prompt: Any, most: int | None) -> 
     """The prompt for the batcher: messages, or their token ids if the prompt has optional tools."""
     if ask.kind == "text":
         return prompt
-    text = session.bundle.manifest.text
-    messages: list[Message] = as_template(
-        prompt, dialect_of(text.chat_template if text is not None else None)
-    )
+    messages = _messages(session, prompt)
     if ask.tools is None or ask.tools.must:
         return messages
     tools = json.dumps(ask.tools.functions)
     return await asyncio.to_thread(session.encode, messages, most, tools)
+
+
+async def count_tokens(models: Models, ask: Ask) -> int:
+    """The number of tokens of a chat's prompt. Raises Refused."""
+    session = models.find(ask.model)[0].session
+    messages = _messages(session, ask.prompts[0])
+    try:
+        tools = None if ask.tools is None else GenerationConfig(tools=ask.tools.functions).tools
+        return len(
+            await asyncio.to_thread(session.encode, messages, None, None if tools is None else str(tools))
+        )
+    except MarsError as error:
+        raise _refused(error, ask) from None
+
+
+def _messages(session: Session, messages: list[dict[str, Any]]) -> list[Message]:
+    text = session.bundle.manifest.text
+    return as_template(messages, dialect_of(text.chat_template if text is not None else None))
 
 
 def _refused(error: MarsError, ask: Ask) -> Refused:

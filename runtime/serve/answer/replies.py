@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from ..ask.request import Kind
 from .admission import Admitted
+from .anthropic import MessagesReply
 from .choice import Choice, Piece
 from .completions import CompletionsReply
 from .responses import ResponsesReply
@@ -33,5 +36,9 @@ class Reply(Protocol):
         ...
 
 
-def new_reply(admitted: Admitted) -> Reply:
-    return ResponsesReply(admitted) if admitted.ask.kind == "responses" else CompletionsReply(admitted)
+REPLIES: Mapping[Kind, Callable[[Admitted], Reply]] = {
+    "chat": CompletionsReply,
+    "text": CompletionsReply,
+    "responses": ResponsesReply,
+    "messages": MessagesReply,
+}

@@ -71,7 +71,7 @@ class ResponsesReply:
     def _add(self, item: Event) -> Event:
         """The event of a new item, which begins empty."""
         self._items.append(item)
-        empty = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: Event = {"content": []} if item["type"] == "message" else {"arguments": ""}
         begun = {**item, **empty, "status": "in_progress"}
         return self._event("output_item.added", output_index=len(self._items) - 1, item=begun)
 

@@ -20,7 +20,7 @@ from ..refusals import Refused, busy
 from .admission import Admitted, admit
 from .choice import Choice, Piece
 from .events import GONE, Events, Receive
-from .replies import Reply, new_reply
+from .replies import REPLIES, Reply
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")
@@ -74,7 +74,7 @@ class Answering:
         service = self._service
         self._admitted = await admit(service.models, service.options, self._ask, self._sender)
         self._events = Events(self._admitted.requests, self._receive)
-        self.reply = new_reply(self._admitted)
+        self.reply = REPLIES[self._ask.kind](self._admitted)
         await self._events.begun()
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:

@@ -28,12 +28,12 @@ from .messages import read_messages
 
 
 def _top_k(name: str, value: Any) -> int:
-    k = integer()(name, value)
+    k: int = integer()(name, value)
     return 0 if k == -1 else k  # -1 is off in some APIs
 
 
 def _seed(name: str, value: Any) -> int:
-    seed = integer()(name, value)
+    seed: int = integer()(name, value)
     return seed + 2**64 if -(2**63) <= seed < 0 else seed
 
 

@@ -156,7 +156,8 @@ def refused_field(name: str, note: str = "") -> Refused:
 
 
 def wrong(name: str, what: str, value: object) -> Refused:
-    return Refused(400, f"{name} must be {what}, not {shown(value)}", param=name)
+    """`name` is a field, or a place in it: the param of an error is the field."""
+    return Refused(400, f"{name} must be {what}, not {shown(value)}", param=name.partition("[")[0])
 
 
 def shown(value: object) -> str:

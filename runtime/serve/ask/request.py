@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...decode.config import GenerationConfig
 from ..refusals import Refused
+from .anthropic import MESSAGES
 from .completions import CHAT, TEXT
 from .fields import Table, read_fields
 from .responses import RESPONSES
@@ -17,12 +18,13 @@ KNOBS = ("exact", "tau", "metric", "profile", "window")
 SETTINGS = frozenset(setting.name for setting in dataclasses.fields(GenerationConfig)) - {"tools"}
 TEXT_TOKENS = 16  # default `max_tokens` of text completions, as in OpenAI's API
 
-Kind = Literal["chat", "text", "responses"]
-TABLES: Mapping[Kind, Table] = {"chat": CHAT, "text": TEXT, "responses": RESPONSES}
+Kind = Literal["chat", "text", "responses", "messages"]
+TABLES: Mapping[Kind, Table] = {"chat": CHAT, "text": TEXT, "responses": RESPONSES, "messages": MESSAGES}
 PATHS: Mapping[str, Kind] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text",
     "/v1/responses": "responses",
+    "/v1/messages": "messages",
 }
 
 

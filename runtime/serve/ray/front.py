@@ -56,6 +56,7 @@ class Front:
         posts: dict[str, Handler] = {
             **{path: partial(self._answer, kind) for path, kind in PATHS.items()},
             "/v1/mars/streams/{id}": self._steer,
+            "/v1/messages/count_tokens": self._pass_on,
             "/tokenize": self._pass_on,
             "/detokenize": self._pass_on,
         }

@@ -1,0 +1,143 @@
+"""The fields of /v1/messages (Anthropic's Messages API), read into a chat."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..refusals import Refused
+from .completions import SHARED, json_schema, no_effect, refusing
+from .fields import (
+    Field,
+    Several,
+    Table,
+    a_dict,
+    a_list,
+    ignored,
+    inner,
+    integer,
+    refused_field,
+    shown,
+    texts,
+)
+from .messages import MOST_MESSAGES, joined_text
+
+TEXTS = ("text",)
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def read_turns(name: str, value: Any) -> list[dict[str, Any]]:
+    """Messages of the form of a chat: results of tools become messages of their own, before the text that
+    they came with. The model begins a message of its own, so the last one cannot be the assistant's.
+    """
+    turns = a_list(name, value)
+    if not 0 < len(turns) <= MOST_MESSAGES:
+        raise Refused(400, f"{name} must be a list of 1 to {MOST_MESSAGES} messages", param=name)
+    messages: list[dict[str, Any]] = []
+    for i, turn in enumerate(turns):
+        fields = a_dict(f"{name}[{i}]", turn)
+        if fields.get("role") not in ("user", "assistant"):
+            role = shown(fields.get("role"))
+            raise Refused(400, f"{name}[{i}].role must be user or assistant, not {role}", param=name)
+        messages += _turn(f"{name}[{i}].content", fields["role"], fields.get("content"), name)
+    if messages[-1]["role"] == "assistant":
+        raise Refused(
+            400,
+            f"{name} ends with an assistant message, and continuing one is not supported; end with a user"
+            " message",
+            param=name,
+            code="unsupported_parameter",
+        )
+    return messages
+
+
+def _turn(where: str, role: str, content: Any, name: str) -> list[dict[str, Any]]:
+    """One message, with the results of tools before it."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else a_list(where, content)
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    said: list[Any] = []
+    for i, block in enumerate(blocks):
+        fields = block if isinstance(block, dict) else {}
+        kind = fields.get("type")
+        if kind == "tool_result" and role == "user" and isinstance(fields.get("tool_use_id"), str):
+            text = joined_text(f"{where}[{i}].content", fields.get("content", ""), TEXTS, name)
+            results.append({"role": "tool", "tool_call_id": fields["tool_use_id"], "content": text})
+        elif kind == "tool_use" and role == "assistant" and _is_call(fields):
+            arguments = json.dumps(fields["input"], ensure_ascii=False)
+            function = {"name": fields["name"], "arguments": arguments}
+            calls.append({"id": fields["id"], "type": "function", "function": function})
+        elif kind not in ("thinking", "redacted_thinking") or role != "assistant":
+            said.append(block)
+    message: dict[str, Any] = {"role": role, "content": joined_text(where, said, TEXTS, name)}
+    if calls:
+        message["tool_calls"] = calls
+    return results if results and not said else [*results, message]
+
+
+def _is_call(block: dict[str, Any]) -> bool:
+    is_named = isinstance(block.get("id"), str) and isinstance(block.get("name"), str)
+    return is_named and isinstance(block.get("input"), dict)
+
+
+def _system(name: str, value: Any) -> str:
+    return joined_text(name, value, TEXTS, name)
+
+
+def _tools(name: str, value: Any) -> list[Any]:
+    """Functions in the form of a chat: {"type": "function", "function": {...}}."""
+    tools = []
+    for i, tool in enumerate(a_list(name, value)):
+        fields = a_dict(f"{name}[{i}]", tool)
+        if fields.get("type", "custom") != "custom" or "input_schema" not in fields:
+            raise Refused(
+                400,
+                f"{name}[{i}] must be {{name, description, input_schema}}, not one of type"
+                f" {shown(fields.get('type'))}",
+                param=name,
+                code="unsupported_parameter",
+            )
+        function = {"name": fields.get("name"), "parameters": fields["input_schema"]}
+        if fields.get("description") is not None:
+            function["description"] = fields["description"]
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _tool_choice(name: str, value: Any) -> Several:
+    choice = a_dict(name, value)
+    kind, function = choice.get("type"), choice.get("name")
+    if kind == "tool" and isinstance(function, str):
+        made = f"={function}"
+    elif kind in CHOICES:
+        made = CHOICES[kind]
+    else:
+        forms = '"auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}'
+        raise Refused(400, f'{name} must be {{"type": {forms}', param=name)
+    return Several(tool_choice=made, parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True)
+
+
+def _thinking(name: str, value: Any) -> None:
+    if a_dict(name, value).get("type") != "disabled":
+        raise refused_field(name, ' (except {"type": "disabled"})')
+
+
+def _format(name: str, value: Any) -> Any:
+    return json_schema(name, value, None)
+
+
+_output_config = inner({"format": Field(_format, "schema"), "effort": Field(ignored)})
+
+MESSAGES: Table = {
+    **SHARED,
+    "messages": Field(read_turns, is_needed=True),
+    "system": Field(_system),
+    "max_tokens": Field(integer(1), "max_new_tokens"),
+    "stop_sequences": Field(texts, "stop"),
+    "tools": Field(_tools),
+    "tool_choice": Field(_tool_choice),
+    "output_config": Field(_output_config),
+    "thinking": Field(_thinking),
+    **no_effect("cache_control", "context_management", "inference_geo", "speed", "user_profile_id"),
+    **refusing(container=(), mcp_servers=([],)),
+}
