@@ -86,7 +86,7 @@ SOURCES = sorted(
         ),
         *(
             path
-            for room in ("runtime/cpp/src", "runtime/cpp/include", "runtime/cpp/app", "examples")
+            for room in ("runtime/cpp", "examples")
             for path in (ROOT / room).rglob("*.*")
             if path.suffix in {".cpp", ".hpp", ".h"}
         ),

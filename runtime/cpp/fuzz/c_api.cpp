@@ -240,7 +240,7 @@ class Calls : private Handles {
         } else if (kind == 6) {
             const char* said = nullptr;
             if (good(mars_conversation_messages(own, maybe(&said), error())) && said != nullptr)
-                require(nlohmann::json::accept(said), "what was said is JSON");
+                require(nlohmann::json::accept(said), "messages are JSON");
             require(mars_conversation_dropped(own) >= 0, "turns are counted");
         } else {
             for (std::size_t i = given_.below(20); i > 0; --i) next(reply);

@@ -58,7 +58,7 @@ int understood(const std::string& target, const std::string& body) {
     } catch (const openai::Refused& refused) {
         require(refused.status >= 400 && refused.status <= 499, "a client's mistake has a client's status");
         const std::string text = openai::text_of(openai::error(refused.status, refused.what(), refused.param, refused.code_word));
-        require(openai::Json::accept(text), "what is said of a mistake is JSON");
+        require(openai::Json::accept(text), "an error's body is JSON");
         return refused.status;
     }
     return 200;
@@ -83,7 +83,7 @@ void serve(std::string_view input, std::size_t piece) {
         require(exchange.body.size() == exchange.head.body_bytes, "a body is as long as its head says");
         require(exchange.body.size() <= limits.body_bytes, "a body is no longer than the limit");
         static const Keys no_keys;
-        require(!no_keys.find(exchange.head.authorization), "no key fits where there are none");
+        require(!no_keys.find(exchange.head.authorization), "without keys no key is valid");
         status = understood(exchange.head.target, exchange.body);
         answer(exchange, status, "{\"text\": \"what it says\"}\n");
     } catch (const http::Refusal& refusal) {

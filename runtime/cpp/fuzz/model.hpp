@@ -67,7 +67,7 @@ class Backend : public mars::Backend {
             std::copy_n(input.input_ids.begin() + i * input.slots, input.slots, row.begin() + start);
             for (std::int64_t j = 0; j < input.outputs; ++j) {
                 const std::int64_t slot = input.output_index.at(static_cast<std::size_t>(i * input.outputs + j));
-                if (slot < 0 || slot >= input.slots) throw std::logic_error("a slot that is none");
+                if (slot < 0 || slot >= input.slots) throw std::logic_error("an invalid slot");
                 predict(row.at(static_cast<std::size_t>(start + slot)), start + slot, want_logits, output);
             }
         }

@@ -11,7 +11,7 @@ TEST_CASE("every case of accept.json") {
     }
 }
 
-TEST_CASE("what a verification lets stand") {
+TEST_CASE("verification keeps matching proposals and one more token") {
     const std::vector<std::int64_t> own{4, 5, 6, 7};
     CHECK(mars::verify(own, {}, {}, 9) == 1);
     CHECK(mars::verify(own, {4, 5, 6}, {}, 9) == 4);
@@ -24,7 +24,7 @@ TEST_CASE("what a verification lets stand") {
     CHECK(mars::verify({}, {}, {}, 9) == 0);
 }
 
-TEST_CASE("one-token mode is a rule of its own") {
+TEST_CASE("tau 1, or entropy 0, accepts one token a step") {
     CHECK(mars::is_one_token(1.0, mars::Metric::probability));
     CHECK(mars::is_one_token(1.5, mars::Metric::margin));
     CHECK_FALSE(mars::is_one_token(0.99999, mars::Metric::probability));

@@ -28,7 +28,7 @@ fake::Tokens read(mars::Request& request) {
 
 } // namespace
 
-TEST_CASE("many threads get what each would get alone") {
+TEST_CASE("requests from many threads get the same answers as alone") {
     Opened opened;
     mars::Limits limits = limits_of(3, 200);
     limits.prefill_tokens = 16;
@@ -75,7 +75,7 @@ TEST_CASE("many threads get what each would get alone") {
     CHECK(batcher.num_waiting() == 0);
 }
 
-TEST_CASE("what fails ends its requests and no others, whatever it was") {
+TEST_CASE("any failure ends only the requests it concerns") {
     Opened opened;
     mars::Batcher batcher(opened.session, limits_of(3));
     opened.backend.fails = true;
@@ -94,7 +94,7 @@ TEST_CASE("what fails ends its requests and no others, whatever it was") {
     CHECK(batcher.counts().failed == 2);
 }
 
-TEST_CASE("a batcher that a fault ends has no step in hand") {
+TEST_CASE("a batcher that fails reports no running step") {
     struct Faulty : Gated {
         using Gated::Gated;
         std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override {
@@ -113,7 +113,7 @@ TEST_CASE("a batcher that a fault ends has no step in hand") {
     CHECK(message_of([&] { batcher.submit(fake::Tokens{1}); }) == "this batcher failed; make a new one");
 }
 
-TEST_CASE("closing drains for a while, then cancels; more is refused") {
+TEST_CASE("closing drains, then cancels, and refuses new requests") {
     Opened opened;
     auto batcher = std::make_unique<mars::Batcher>(opened.session, limits_of(1));
     mars::Request quick = batcher->submit(fake::Tokens{1}, config_of({}, 5));
@@ -137,7 +137,7 @@ TEST_CASE("closing drains for a while, then cancels; more is refused") {
     hanging.cancel();
 }
 
-TEST_CASE("whoever waits for room is told of the end") {
+TEST_CASE("closing ends the wait of callers that wait for room") {
     Opened opened;
     opened.backend.open(false);
     mars::Batcher batcher(opened.session, limits_of(1, 1));
@@ -153,7 +153,7 @@ TEST_CASE("whoever waits for room is told of the end") {
     opened.backend.open();
 }
 
-TEST_CASE("rows share what was read before") {
+TEST_CASE("requests use the prefix cache") {
     Opened opened;
     mars::Batcher batcher(opened.session);
     const fake::Tokens prompt(300, 3);
@@ -162,7 +162,7 @@ TEST_CASE("rows share what was read before") {
     CHECK(opened.session.prefix_stats().hits == 1);
 }
 
-TEST_CASE("any number of arrivals, cancels and deadlines leave nothing behind") {
+TEST_CASE("arrivals, cancellations and deadlines in any order leak no places or rows") {
     Opened opened;
     mars::Limits limits = limits_of(4, 1000);
     limits.prefill_tokens = 8;

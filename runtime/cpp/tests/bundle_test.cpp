@@ -48,7 +48,7 @@ TEST_CASE("SHA-256 of known texts") {
     CHECK(million.hex() == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST_CASE("a bundle directory") {
+TEST_CASE("opening a bundle checks its directory and files") {
     const Directory bundle;
     CHECK(says(bundle.refusal(), "not a bundle: it has no manifest.json"));
     bundle.write_bundle();
@@ -95,7 +95,7 @@ TEST_CASE("a bundle directory") {
         for (const char* stamps : {"[]", "{", "{\"weights.bin\": 1}", "{\"weights.bin\": [\"\", 1, 2, 3]}"}) {
             std::ofstream(file) << stamps;
             CHECK(bundle.refusal() == "");
-            CHECK(Json::parse(std::ifstream(file)).contains("weights.bin")); // written anew
+            CHECK(Json::parse(std::ifstream(file)).contains("weights.bin")); // written again
         }
         const std::string deep(1000000, '[');
         for (const std::string& stamps : {deep, deep + std::string(1000000, ']'), "{\"x\": " + deep + std::string(1000000, ']') + "}"}) {
@@ -103,7 +103,7 @@ TEST_CASE("a bundle directory") {
             CHECK(bundle.refusal() == "");
         }
     }
-    SUBCASE("a good stamp spares the hashing, of the very file that was hashed only") {
+    SUBCASE("a valid stamp saves the hashing of the same file only") {
         const fs::path file = *mars::stamp_file(bundle.path), weights = bundle.path / "weights.bin";
         const fs::file_time_type time = fs::last_write_time(weights);
         const Json before = Json::parse(std::ifstream(file));
@@ -138,7 +138,7 @@ TEST_CASE("a bundle directory") {
     }
 }
 
-TEST_CASE("safe mode: no stamps, no more than a bundle needs") {
+TEST_CASE("safe mode uses no stamps and has stricter limits") {
     const Directory bundle;
     bundle.write_bundle();
     CHECK(bundle.refusal(mars::Verify::once, true).empty());

@@ -21,12 +21,12 @@ std::string message_of(mars_error* error) {
 
 } // namespace
 
-TEST_CASE("versions") {
+TEST_CASE("versions of the C interface") {
     CHECK(mars_abi_version() == MARS_ABI_VERSION);
     CHECK(std::string(mars_version()).find('.') != std::string::npos);
 }
 
-TEST_CASE("no error is no message, and nothing to free") {
+TEST_CASE("a NULL error has an empty message and can be freed") {
     CHECK(mars_error_status(nullptr) == MARS_OK);
     CHECK(std::strlen(mars_error_message(nullptr)) == 0);
     mars_error_free(nullptr);
@@ -35,7 +35,7 @@ TEST_CASE("no error is no message, and nothing to free") {
     mars_completion_free(nullptr);
 }
 
-TEST_CASE("what NULL has: nothing") {
+TEST_CASE("accessors of NULL handles return empty values") {
     std::size_t size = 7;
     CHECK(std::string(mars_completion_text(nullptr, &size)).empty());
     CHECK(size == 0);
@@ -51,7 +51,7 @@ TEST_CASE("what NULL has: nothing") {
     CHECK(std::strlen(mars_completion_text(nullptr, nullptr)) == 0);
 }
 
-TEST_CASE("what a session is opened with") {
+TEST_CASE("session options") {
     mars_session_options given;
     mars_session_options_init(&given, sizeof given);
     const auto refusal = [&] {
@@ -93,7 +93,7 @@ TEST_CASE("what a session is opened with") {
     CHECK(heard == "2so");
 }
 
-TEST_CASE("a text is a slice: an empty one is empty, wherever it points") {
+TEST_CASE("a text of size 0 is empty") {
     mars_prompt prompt;
     mars_prompt_init(&prompt, sizeof prompt);
     CHECK(prompt.text_size == SIZE_MAX);
@@ -106,7 +106,7 @@ TEST_CASE("a text is a slice: an empty one is empty, wherever it points") {
     CHECK(mars::c::prompt_of(&prompt).text()->empty());
 }
 
-TEST_CASE("structs that are filled: a newer caller gets zeros for what this library does not know, an older one keeps its end") {
+TEST_CASE("filled structs: unknown fields of a newer caller are 0, memory after an older caller's struct is kept") {
     struct Newer {
         mars_stats known;
         double unknown[3];
@@ -145,7 +145,7 @@ TEST_CASE("structs that are filled: a newer caller gets zeros for what this libr
     CHECK(info.has_text == 0);
 }
 
-TEST_CASE("a bundle that is not there") {
+TEST_CASE("a missing bundle is an error") {
     mars_session* session = nullptr;
     mars_error* error = nullptr;
     CHECK(mars_session_open("/no/such/bundle", nullptr, &session, &error) == MARS_ERROR_BUNDLE);
@@ -155,7 +155,7 @@ TEST_CASE("a bundle that is not there") {
     CHECK(mars_session_open("/no/such/bundle", nullptr, &session, nullptr) == MARS_ERROR_BUNDLE);
 }
 
-TEST_CASE("NULL where something is needed") {
+TEST_CASE("NULL for a required argument is an error") {
     mars_session* session = nullptr;
     mars_stream* stream = nullptr;
     mars_completion* completion = nullptr;
@@ -201,7 +201,7 @@ TEST_CASE("NULL where something is needed") {
     mars_conversation_close(nullptr);
 }
 
-TEST_CASE("prompts and settings that are none") {
+TEST_CASE("invalid prompts and settings are errors") {
     mars_completion* completion = nullptr;
     mars_error* error = nullptr;
     mars_prompt prompt;
@@ -245,7 +245,7 @@ TEST_CASE("prompts and settings that are none") {
     CHECK(refused(&config) == "3 config: num_eos_ids without eos_ids");
 }
 
-TEST_CASE("structs of other sizes") {
+TEST_CASE("structs of older and newer callers") {
     struct Newer {
         mars_config known;
         double unknown;
@@ -258,7 +258,7 @@ TEST_CASE("structs of other sizes") {
     prompt.text = "words";
     mars_completion* completion = nullptr;
     mars_error* error = nullptr;
-    // Zero in what this library does not know is no demand; the next complaint is of the session.
+    // An unknown field that is 0 is accepted; the next error is about the session.
     CHECK(mars_generate(nullptr, &prompt, &newer.known, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
     CHECK(message_of(error) == "session must not be NULL");
     newer.unknown = 1;
@@ -267,7 +267,7 @@ TEST_CASE("structs of other sizes") {
     newer.known.struct_size = 0;
     CHECK(mars_generate(nullptr, &prompt, &newer.known, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
     CHECK(message_of(error) == "config: set struct_size to the size of the struct");
-    // An older caller knows less: what lies beyond its struct is neither read nor written.
+    // An older caller's struct is smaller: memory after it is neither read nor written.
     struct Older {
         size_t struct_size;
         double tau;

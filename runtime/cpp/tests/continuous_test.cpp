@@ -45,7 +45,7 @@ void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
     }
 }
 
-/// Step until nobody is left; what went wrong.
+/// Step until no row is left. Returns the errors.
 std::vector<std::string> drained(mars::Schedule& schedule) {
     std::vector<std::string> wrong;
     for (int i = 0; !schedule.is_idle(); ++i) {
@@ -64,7 +64,7 @@ fake::Tokens alone(const mars::Row& row) {
     return own.tokens;
 }
 
-/// A device that has no room for rows of more entries than `most`, or fails while it is told to.
+/// A device without room for rows of more than `most` entries, which fails on request.
 class Narrow : public fake::Backend {
   public:
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool logits, mars::StepOutput& output) override {
@@ -127,7 +127,7 @@ std::shared_ptr<mars::Row> guided_row(std::int64_t number, std::int64_t forced, 
 
 } // namespace
 
-TEST_CASE("a long forced text waits for nobody and nobody for it: a piece a step, between two others or alone") {
+TEST_CASE("a long forced text is fed in pieces and delays no other row") {
     for (const std::int64_t guided : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}}) {
         fake::Backend backend;
         backend.record = true;
@@ -158,7 +158,7 @@ TEST_CASE("a long forced text waits for nobody and nobody for it: a piece a step
     }
 }
 
-TEST_CASE("a row that is told to end stops in the middle of a forced text, in both loops") {
+TEST_CASE("a cancelled row stops in the middle of a forced text, in both loops") {
     fake::Backend backend;
     backend.record = true;
     mars::Schedule schedule = schedule_of(backend, 3, 16);
@@ -188,7 +188,7 @@ TEST_CASE("a row that is told to end stops in the middle of a forced text, in bo
     CHECK(other.num_pending() > 100);
 }
 
-TEST_CASE("every case of batcher.json: who gets what in which step") {
+TEST_CASE("every case of batcher.json: what each row gets in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
@@ -221,7 +221,7 @@ TEST_CASE("every case of batcher.json: who gets what in which step") {
     }
 }
 
-TEST_CASE("a row that fails takes nobody with it") {
+TEST_CASE("a row that fails does not end others") {
     fake::Backend backend;
     auto schedule = schedule_of(backend, 3);
     const auto good = row_of(0, {1, 2}, config_of(0.5, 30)), last = row_of(2, {3}, config_of({}, 30));
@@ -232,7 +232,7 @@ TEST_CASE("a row that fails takes nobody with it") {
     CHECK(last->tokens == alone(*last));
 }
 
-TEST_CASE("a device that fails once ends the rows of that forward only") {
+TEST_CASE("a device failure ends only the rows of that forward") {
     Narrow backend;
     auto schedule = schedule_of(backend, 2);
     schedule.add(row_of(0, {1, 2}, config_of(0.5, 50)));
@@ -246,7 +246,7 @@ TEST_CASE("a device that fails once ends the rows of that forward only") {
     CHECK(later->tokens == alone(*later));
 }
 
-TEST_CASE("a row whose copy fails ends, and no other: whichever copy it is") {
+TEST_CASE("a failed copy ends only its row, whichever copy it is") {
     std::int64_t failing = 1;
     for (bool is_last = false; !is_last; ++failing) {
         CAPTURE(failing);
@@ -279,7 +279,7 @@ TEST_CASE("a row whose copy fails ends, and no other: whichever copy it is") {
     CHECK(failing > 10);
 }
 
-TEST_CASE("prompts may be read at once, however many pieces that are") {
+TEST_CASE("a prompt may be read in one step, whatever its number of pieces") {
     fake::Backend backend;
     auto schedule = schedule_of(backend, 2, std::numeric_limits<std::int64_t>::max());
     const auto one = row_of(0, fake::Tokens(300, 2), config_of(1.0, 5)), other = row_of(1, {3}, config_of(1.0, 5));
@@ -288,7 +288,7 @@ TEST_CASE("prompts may be read at once, however many pieces that are") {
     CHECK(one->stats.prefill_forwards == 0);
 }
 
-TEST_CASE("no memory for one prompt is that request's error") {
+TEST_CASE("a lack of memory for a prompt ends that request only") {
     Narrow backend;
     backend.most = 100;
     auto schedule = schedule_of(backend, 3, 16);
@@ -302,7 +302,7 @@ TEST_CASE("no memory for one prompt is that request's error") {
     CHECK(other->tokens == alone(*other));
 }
 
-TEST_CASE("a batch has as many rows as the budget gives to its longest") {
+TEST_CASE("the KV budget and the longest row limit the rows of a batch") {
     fake::Backend backend(fake::hashed, 1000);
     mars::KvBudget budget{4, 8 * 256 * 4, 8, 1000}; // entries of 8 bytes: four rows of 256
     const auto small = row_of(0, fake::Tokens(20, 1), config_of(1.0, 20)), large = row_of(1, fake::Tokens(600, 2), config_of(1.0, 20));
@@ -335,7 +335,7 @@ TEST_CASE("a batch has as many rows as the budget gives to its longest") {
     CHECK(together);
 }
 
-TEST_CASE("what was read before is not read again, and a long entry widens no small rows beyond the budget") {
+TEST_CASE("cached prefixes are not read again, and a long one does not exceed the KV budget") {
     fake::Backend backend(fake::hashed, 2000);
     mars::Prefixes store(1 << 20, 1);
     const fake::Tokens opening(300, 4);
@@ -363,7 +363,7 @@ TEST_CASE("what was read before is not read again, and a long entry widens no sm
     CHECK(small->tokens == alone(*small));
 }
 
-TEST_CASE("only a step that nobody wants is interrupted, and others run on fresh memory") {
+TEST_CASE("a step is interrupted only if all its rows have ended, and later rows use new memory") {
     fake::Backend backend;
     auto schedule = schedule_of(backend, 2);
     const auto one = row_of(0, {1}, config_of(1.0, 50)), two = row_of(1, {2}, config_of(1.0, 50)), late = row_of(2, {3}, config_of({}, 9));
@@ -383,7 +383,7 @@ TEST_CASE("only a step that nobody wants is interrupted, and others run on fresh
     schedule.step();
     last->cancel();
     schedule.add(next);
-    backend.hangs = true; // until its memory is told to end
+    backend.hangs = true; // until its memory is interrupted
     schedule.interrupt_unwanted();
     CHECK(schedule.step().empty());
     backend.hangs = false;

@@ -33,7 +33,7 @@ mars::Session session(bool parse_special = false, std::int64_t mask = fake::mask
 
 } // namespace
 
-TEST_CASE("the answer of a conversation is there until the next question") {
+TEST_CASE("a conversation's answer is valid until the next question") {
     auto talk = session().conversation();
     mars::Stream& reply = talk.send("hi", config_of(1.0, 4));
     while (reply.next()) {
@@ -48,10 +48,10 @@ TEST_CASE("the answer of a conversation is there until the next question") {
     CHECK(reply.completion().token_ids.size() == 4);
     CHECK(&talk.send("ho", config_of(1.0, 4)) == &reply);
     CHECK(reply.completion().token_ids.empty());
-    CHECK(talk.turns().empty()); // the one that is being made is no turn
+    CHECK(talk.turns().empty()); // a running answer is not a turn yet
 }
 
-TEST_CASE("the same through C: what was said, then the completion") {
+TEST_CASE("a conversation through C: messages and completion") {
     const mars_session own(session());
     mars_conversation* talk = nullptr;
     mars_stream* reply = nullptr;
@@ -76,7 +76,7 @@ TEST_CASE("the same through C: what was said, then the completion") {
     mars_conversation_close(talk);
 }
 
-TEST_CASE("a call with a wrong argument takes no event from a stream") {
+TEST_CASE("a call with an invalid argument takes no event from a stream") {
     const mars_session own(session());
     mars_prompt prompt;
     mars_prompt_init(&prompt, sizeof prompt);
@@ -107,7 +107,7 @@ TEST_CASE("a call with a wrong argument takes no event from a stream") {
     mars_stream_close(stream);
 }
 
-TEST_CASE("a special token's text inside a message is plain text, unless it is to be parsed") {
+TEST_CASE("a special token's text in a message is plain text unless parse_special is set") {
     const auto specials = [](const mars::Session& opened, const mars::Prompt& prompt) {
         const auto ids = opened.encode(prompt);
         return std::count(ids.begin(), ids.end(), special);
@@ -125,7 +125,7 @@ TEST_CASE("a special token's text inside a message is plain text, unless it is t
     CHECK(reply.stats().prompt_tokens == static_cast<std::int64_t>(std::string("<|e|>u:hi u: a:").size()));
 }
 
-TEST_CASE("the mask is no part of a prompt") {
+TEST_CASE("a prompt with the mask token is refused") {
     const mars::Session opened = session(false, special);
     for (const mars::Prompt& prompt : {mars::Prompt("hi<|e|>"), mars::Prompt{'h', 'i', special}})
         CHECK_THROWS_WITH_AS(opened.encode(prompt), doctest::Contains("the prompt holds the mask token 263"), mars::SessionError);

@@ -7,7 +7,7 @@
 #include "manifest.hpp"
 #include "session/answers.hpp"
 
-TEST_CASE("settings are named in the call") {
+TEST_CASE("settings can be named in the call") {
     const mars::Session session =
         mars::Opened::over({"nowhere", mars::parse_manifest(valid().dump())}, std::make_unique<fake::Backend>(fake::hashed, 64));
     const auto done =

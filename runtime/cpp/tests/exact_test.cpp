@@ -67,7 +67,7 @@ mars::Proposals rumours(fake::Tokens seen) {
 
 } // namespace
 
-TEST_CASE("every case of exact.json: the same feeds, the same runs") {
+TEST_CASE("every case of exact.json: the same feeds and accepted runs") {
     for (const auto& each : conformance("exact.json")) {
         CAPTURE(each["name"].get<std::string>());
         const auto limit = [&](const char* name) { return optional_of<std::int64_t>(each[name]); };
@@ -122,7 +122,7 @@ TEST_CASE("every case of splits.json") {
     }
 }
 
-TEST_CASE("alone or beside rows at a tau, with any window, lookup or rumour: the one-token text") {
+TEST_CASE("exact rows give the one-token text with any window, lookup, proposals and neighbors") {
     const auto cost = std::make_shared<mars::Cost>(std::vector<std::pair<std::int64_t, double>>{{1, 1.0}, {8, 1.4}, {64, 9.0}});
     for (std::int64_t seed = 1; seed < 9; ++seed)
         for (const std::int64_t window : {mars::auto_window, mars::full_window, std::int64_t{3}}) {
@@ -147,7 +147,7 @@ TEST_CASE("alone or beside rows at a tau, with any window, lookup or rumour: the
         }
 }
 
-TEST_CASE("proposals are worth it: fewer forwards") {
+TEST_CASE("proposals save forwards") {
     fake::Backend backend(guessing), blind([](const fake::Tokens& known, std::int64_t masks) {
         return masks > 0 ? std::pair(std::int64_t{13}, 0.01F) : fake::hashed(known, 0);
     });
@@ -160,7 +160,7 @@ TEST_CASE("proposals are worth it: fewer forwards") {
     CHECK(alone.stats.forwards > 30);
 }
 
-TEST_CASE("text that repeats itself is looked up") {
+TEST_CASE("lookup proposes copies of repeated text") {
     fake::Backend blind([](const fake::Tokens& known, std::int64_t masks) {
         return std::pair(masks > 0 ? std::int64_t{13} : 1 + known.back() % 9, 0.01F);
     });
@@ -174,7 +174,7 @@ TEST_CASE("text that repeats itself is looked up") {
     CHECK(row.stats.forwards < 25);
 }
 
-TEST_CASE("exact and tau may be switched while a row runs") {
+TEST_CASE("exact and tau can change while a row runs") {
     fake::Backend backend(guessing);
     mars::Row row(0, {3, 4}, asking({}), {});
     const auto loop = mars::decode(backend, {&row}, 4, fake::mask);

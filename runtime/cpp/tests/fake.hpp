@@ -95,7 +95,7 @@ class Backend : public mars::Backend {
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool, mars::StepOutput& output) override {
         auto& entries = dynamic_cast<Cache&>(cache).entries;
         if (record) steps.push_back(input);
-        while (hangs) // until nobody wants it any more
+        while (hangs) // until it is interrupted
             if (dynamic_cast<Cache&>(cache).is_interrupted) throw mars::Interrupted("ended");
         if (max_outputs_ && input.outputs > *max_outputs_) throw std::logic_error("more predictions than the device gives");
         output.outputs = input.outputs;

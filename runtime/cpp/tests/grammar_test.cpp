@@ -1,4 +1,4 @@
-// Stored grammars: tests/conformance/grammar.json exactly, sessions that follow one, and files that nobody should trust.
+// Stored grammars: tests/conformance/grammar.json exactly, sessions that follow one, and invalid files.
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -46,7 +46,7 @@ std::string thrown(Run run) {
     return "";
 }
 
-/// A directory with the automata, and a bundle of it that a fake model may run behind.
+/// A directory with the automata, and a bundle of it for a fake model.
 struct KeptGrammars {
     KeptGrammars() {
         std::string name = (std::filesystem::temp_directory_path() / "mars-grammar-XXXXXX").string();
@@ -77,7 +77,7 @@ struct KeptGrammars {
 
 } // namespace
 
-TEST_CASE("every state of grammar.json: the same masks, ends, forced and likely tokens") {
+TEST_CASE("every state of grammar.json: the same masks, ends, forced tokens and top-k choices") {
     for (std::size_t number = 0; number < kept().json["files"].size(); ++number) {
         const auto walk = kept().walk(number);
         for (const Json& state : kept().json["files"][number]["states"]) {
@@ -99,7 +99,7 @@ TEST_CASE("every state of grammar.json: the same masks, ends, forced and likely 
     }
 }
 
-TEST_CASE("every answer of grammar.json: the same runs, feeds and counts") {
+TEST_CASE("every answer of grammar.json: the same accepted runs, feeds and counts") {
     for (const Json& wanted : kept().json["answers"]) {
         CAPTURE(wanted["name"].get<std::string>());
         Scripted model(wanted["script"].get<fake::Tokens>(), wanted);
@@ -129,7 +129,7 @@ TEST_CASE("every answer of grammar.json: the same runs, feeds and counts") {
     }
 }
 
-TEST_CASE("a session's answers follow the grammar that the request names, alone and side by side") {
+TEST_CASE("answers follow the grammar of their request, alone and in a batch") {
     const KeptGrammars directory;
     std::vector<mars::Prompt> prompts;
     std::vector<mars::GenerationConfig> configs;
@@ -162,7 +162,7 @@ TEST_CASE("a session's answers follow the grammar that the request names, alone 
     CHECK(together.back().stats.forced == 0);
 }
 
-TEST_CASE("what a session cannot follow is said before it runs") {
+TEST_CASE("a grammar that a session cannot follow is refused before the first step") {
     const KeptGrammars directory;
     Json wanted = kept().json["answers"][0];
     mars::GenerationConfig config;
@@ -187,7 +187,7 @@ TEST_CASE("what a session cannot follow is said before it runs") {
     CHECK(error().find("not readable") != std::string::npos);
 }
 
-TEST_CASE("manifests with odd grammars are refused") {
+TEST_CASE("manifests with invalid grammars are refused") {
     for (const auto& [field, value, word] :
          {std::tuple("name", "../x", "letters, digits"), std::tuple("file", "model.onnx", "grammar-, 16"),
           std::tuple("file", "grammar-0123456789abcdef.dfa", "does not list"), std::tuple("kind", "song", "kind")}) {
@@ -200,7 +200,7 @@ TEST_CASE("manifests with odd grammars are refused") {
     }
 }
 
-TEST_CASE("files that are no automata are refused, whatever is wrong with them") {
+TEST_CASE("invalid automaton files are refused") {
     const std::string good = kept().content(3);
     const auto changed = [&](std::size_t at, const std::string& bytes) {
         std::string content = good;
@@ -242,7 +242,7 @@ TEST_CASE("files that are no automata are refused, whatever is wrong with them")
         }
 }
 
-TEST_CASE("a state that no token leaves is an error, not an answer") {
+TEST_CASE("a state without a possible token is an error") {
     const auto few = std::make_shared<mars::Vocabulary>(kept().tokenizer, 20); // no letters
     const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(kept().content(3), "it"), few);
     CHECK(thrown([&] { walk->matcher()->mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);

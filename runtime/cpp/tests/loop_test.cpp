@@ -57,7 +57,7 @@ TEST_CASE("every case of loops.json") {
     }
 }
 
-TEST_CASE("a cancelled row ends before its next step, the others go on") {
+TEST_CASE("a cancelled row ends before its next step, and the others continue") {
     for (const bool blocks : {false, true}) {
         CAPTURE(blocks);
         fake::Backend backend;
@@ -80,7 +80,7 @@ TEST_CASE("a cancelled row ends before its next step, the others go on") {
     }
 }
 
-TEST_CASE("a cache block that no step can hold is refused") {
+TEST_CASE("a cache block larger than a step is refused") {
     fake::Backend backend(fake::hashed, 1000, 16);
     mars::Row row(0, {1}, {}, {});
     CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 17),
@@ -91,7 +91,7 @@ TEST_CASE("a cache block that no step can hold is refused") {
                          mars::SessionError);
 }
 
-TEST_CASE("capacities grow by a quarter, in steps") {
+TEST_CASE("capacities grow by a quarter, in multiples of 128") {
     CHECK(mars::bucket(1, 0) == 128);
     CHECK(mars::bucket(129, 128) == 256);
     CHECK(mars::bucket(1025, 1024) == 1280);

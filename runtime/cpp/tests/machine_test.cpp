@@ -42,7 +42,7 @@ struct Machine {
 
 } // namespace
 
-TEST_CASE("the tightest group above counts, and files in memory are free") {
+TEST_CASE("the tightest control group limits memory, and its page cache counts as free") {
     Machine machine;
     const fs::path service = machine.place / "cgroup" / "service";
     write(machine.place / "meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\nSwapFree: 0 kB\n");
@@ -62,7 +62,7 @@ TEST_CASE("the tightest group above counts, and files in memory are free") {
     CHECK(mars::group_left(machine.files()) == 67);
 }
 
-TEST_CASE("a container sees its group as the root, and may not know its name") {
+TEST_CASE("a container may see its control group as the root, without its name") {
     Machine machine;
     machine.group(machine.place / "cgroup", "1000", 400, 100);
     for (const char* own : {"0::/service/one\n", "0::/\n", "0::/../..\n"}) {
@@ -71,7 +71,7 @@ TEST_CASE("a container sees its group as the root, and may not know its name") {
     }
 }
 
-TEST_CASE("groups of the first kind") {
+TEST_CASE("control groups of version 1") {
     Machine machine;
     write(machine.place / "own", "9:name=systemd:/x\n4:cpu,memory:/a/b\n0::/\n");
     const fs::path group = machine.place / "cgroup" / "memory" / "a";
@@ -83,7 +83,7 @@ TEST_CASE("groups of the first kind") {
     CHECK(mars::group_left(machine.files()) == 1000 - 600 + 50);
 }
 
-TEST_CASE("cores are those of the affinity mask, or what the control group's limit of time is worth") {
+TEST_CASE("the affinity mask and the control group's CPU limit bound the number of cores") {
     Machine machine;
     const int all = mars::num_cores(machine.files());
     CHECK(all >= 1);
@@ -100,7 +100,7 @@ TEST_CASE("cores are those of the affinity mask, or what the control group's lim
     CHECK(mars::num_cores(machine.files()) == 1);
 }
 
-TEST_CASE("a processor on x86 and on Arm, and the GPUs") {
+TEST_CASE("names of processors on x86 and Arm, and of GPUs") {
     Machine machine;
     CHECK(mars::processor(machine.files()).empty());
     write(machine.place / "cpuinfo",

@@ -1,4 +1,4 @@
-// A manifest that is good, for tests to break or to run a fake model behind.
+// A valid manifest, for tests that change it or run a fake model with it.
 #pragma once
 
 #include <string>

@@ -35,7 +35,7 @@ std::string refusal_with(const std::string& pointer, const Json& value) {
 
 } // namespace
 
-TEST_CASE("a whole manifest") {
+TEST_CASE("a complete manifest") {
     const mars::Manifest manifest = mars::parse_manifest(valid().dump());
     CHECK(manifest.model.num_kv_heads == 2);
     CHECK(manifest.tokens.eos == std::vector<std::int64_t>{1, 2});
@@ -48,7 +48,7 @@ TEST_CASE("a whole manifest") {
     CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
 }
 
-TEST_CASE("how weights are stored, under the old name too, and what the drift was proven against") {
+TEST_CASE("quantization with its old field name, and the yardstick of the drift") {
     Json manifest = valid();
     Json& variant = manifest["variants"][0];
     CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).quantization);
@@ -70,7 +70,7 @@ TEST_CASE("how weights are stored, under the old name too, and what the drift wa
     for (const char* name : {"group_size", "symmetric", "embedding"}) CHECK(says(message, std::string("quantization.") + name + ": "));
 }
 
-TEST_CASE("w8a8 has weights of 7 bits") {
+TEST_CASE("w8a8 needs weights of 7 bits") {
     Json manifest = valid();
     Json& variant = manifest["variants"][0];
     variant["precision"] = "w8a8";
@@ -79,7 +79,7 @@ TEST_CASE("w8a8 has weights of 7 bits") {
     CHECK(refusal(manifest.dump()).empty());
 }
 
-TEST_CASE("what is wrong in a manifest is named") {
+TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal_with("/model/vocab_size", 0), "manifest.json.model.vocab_size: an integer of 1 to 16777216 is expected, not 0"));
     CHECK(says(refusal_with("/model/vocab_size", 20.0), "vocab_size: an integer"));
     CHECK(says(refusal_with("/model/vocab_size", true), "vocab_size: an integer"));
@@ -113,7 +113,7 @@ TEST_CASE("what is wrong in a manifest is named") {
     CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
 }
 
-TEST_CASE("lists and objects have a most, and names are given once") {
+TEST_CASE("lists and objects have a maximum size, and names are unique") {
     const auto many = [](const char* path, std::size_t num, const Json& each) {
         Json list = Json::array();
         for (std::size_t i = 0; i < num; ++i) list.push_back(each);
@@ -141,7 +141,7 @@ TEST_CASE("lists and objects have a most, and names are given once") {
     CHECK(says(refusal(twice), "the name `mask` is given twice"));
 }
 
-TEST_CASE("a profile's window: auto, full or a number, and full where an older bundle says nothing") {
+TEST_CASE("a profile's window is auto, full or a number; full in older bundles without one") {
     const auto window = [](const Json& value) {
         Json manifest = valid();
         manifest["profiles"][0]["window"] = value;
@@ -157,7 +157,7 @@ TEST_CASE("a profile's window: auto, full or a number, and full where an older b
         CHECK(says(refusal_with("/profiles/0/window", odd), "profiles[0].window: auto, full or an integer of 1 or more is expected"));
 }
 
-TEST_CASE("versions") {
+TEST_CASE("format versions") {
     CHECK(refusal_with("/format_version", "1.99").empty());
     CHECK(refusal_with("/format_version", "01.0").empty());
     CHECK(says(refusal_with("/format_version", "2.0"), "bundle format 2.0, this runtime reads 1.x: update mars-export"));
@@ -167,7 +167,7 @@ TEST_CASE("versions") {
         CHECK(says(refusal_with("/format_version", odd), "no `format_version`"));
 }
 
-TEST_CASE("texts that are no manifest") {
+TEST_CASE("texts that are not a manifest") {
     for (const char* text : {"", "{", "[]", "null", "1", "\"x\"", "{\"a\":}", "{} {}", "\xff\xfe", "{\"format_version\": \"1.0\"} x"})
         CHECK_MESSAGE(!refusal(text).empty(), text);
     CHECK(says(refusal(std::string(1000000, '[')), "nested too deep"));

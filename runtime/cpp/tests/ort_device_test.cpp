@@ -90,7 +90,7 @@ mars::Session session_over(std::shared_ptr<mars::RowMemory> memory, std::int64_t
 
 } // namespace
 
-TEST_CASE("rows on a device give the numbers of rows on the host: wider steps, more entries, other outputs") {
+TEST_CASE("rows on a device give the same values as rows on the host: wider steps, more entries, other outputs") {
     const auto memory = std::make_shared<Counted>();
     const auto host = opened(), device = opened(memory);
     const auto one = host->new_cache(2), other = device->new_cache(2);
@@ -107,7 +107,7 @@ TEST_CASE("rows on a device give the numbers of rows on the host: wider steps, m
     CHECK(memory->blocks > 0);
 }
 
-TEST_CASE("a row that was moved, saved or loaded goes on as if it had stayed") {
+TEST_CASE("a row continues unchanged after it was moved, saved or loaded") {
     const auto memory = std::make_shared<Counted>();
     const auto host = opened(), device = opened(memory);
     for (const auto& backend : {host.get(), device.get()}) {
@@ -133,7 +133,7 @@ TEST_CASE("a row that was moved, saved or loaded goes on as if it had stayed") {
     CHECK(memory->blocks == 0); // all was released
 }
 
-TEST_CASE("answers are the host's: one token, exact, tau, blocks, batches, a prefix that comes again") {
+TEST_CASE("answers equal the host's: one token, exact, tau, blocks, batches, a repeated prefix") {
     const mars::Session host = session_over(nullptr, 0), device = session_over(std::make_shared<Counted>(), 64 << 20);
     const auto long_prompt = some_ids(300, 3);
     for (const auto& prompt : {some_ids(3, 5), some_ids(40, 2), long_prompt})
@@ -152,7 +152,7 @@ TEST_CASE("answers are the host's: one token, exact, tau, blocks, batches, a pre
               host.generate(some_ids(5 + 9 * i, i), config_of(1.0, 10 + 3 * (i % 4))).token_ids);
 }
 
-TEST_CASE("rows that find no memory to grow stay as they were, though the first buffers found some") {
+TEST_CASE("rows stay unchanged if memory runs out while they grow") {
     const auto memory = std::make_shared<Counted>();
     const auto backend = opened(memory);
     const auto cache = backend->new_cache(2), untouched = backend->new_cache(2);
@@ -172,13 +172,13 @@ TEST_CASE("rows that find no memory to grow stay as they were, though the first 
     check_equal(step(*backend, *cache, 100, 5), step(*backend, *untouched, 100, 5));
 }
 
-TEST_CASE("what is free on the device decides how much is kept of prompts by default") {
+TEST_CASE("the default size of the prefix cache depends on the device's free memory") {
     const auto memory = std::make_shared<Counted>();
     memory->free = 1600;
     CHECK(opened(memory)->free_memory() == 1600);
 }
 
-TEST_CASE("a GPU's memory is that of the CUDA runtime which the process has loaded") {
+TEST_CASE("a GPU's free memory is read from the loaded CUDA runtime") {
     CHECK_THROWS_WITH_AS(mars::cuda_memory(1), doctest::Contains("has loaded no libcudart.so.13"), mars::SessionError);
     void* library = dlopen(CUDART_STUB, RTLD_NOW | RTLD_LOCAL);
     REQUIRE(library != nullptr);
@@ -201,7 +201,7 @@ TEST_CASE("a GPU's memory is that of the CUDA runtime which the process has load
     CHECK(*mars::cuda_memory(1)->available() > 1000); // the system's
 }
 
-TEST_CASE("operators on the CPU that have hidden states are named, those on shapes are not") {
+TEST_CASE("the log names operators on hidden states that run on the CPU, but not those on shapes") {
     for (const char* name : {"Reshape", "Transpose", "Cast", "Sin"}) CHECK(mars::is_large(name, "layers.3.attention"));
     CHECK(mars::is_large("MatMul", "lm_head"));
     CHECK(mars::is_large("Cast", "allowed"));
@@ -212,7 +212,7 @@ TEST_CASE("operators on the CPU that have hidden states are named, those on shap
           "GPU in every step; install onnxruntime-gpu 1.27 or newer, or build a TensorRT engine (mars-export trt)");
 }
 
-TEST_CASE("fp32 is fp32 on CUDA unless TF32 is asked for, and old kernels are refused") {
+TEST_CASE("TF32 is off on CUDA unless it is requested, and old providers are refused") {
     for (const char* provider : {"CUDAExecutionProvider", "CudaPluginExecutionProvider"}) {
         CHECK(mars::provider_options(provider, {}).at("use_tf32") == "0");
         CHECK(mars::provider_options(provider, {{"use_tf32", "1"}}).at("use_tf32") == "1");
@@ -224,7 +224,7 @@ TEST_CASE("fp32 is fp32 on CUDA unless TF32 is asked for, and old kernels are re
                              mars::SessionError);
 }
 
-TEST_CASE("which operators a provider left to the CPU is asked of ONNX Runtime, where the headers know the question") {
+TEST_CASE("ONNX Runtime lists the operators that a provider leaves to the CPU, if its headers can") {
     const mars::Bundle found = bundle();
     mars::OrtRequest request{found.path / found.manifest.variants.front().file, mars::cpu_provider, {}, 1, 4};
     request.options.entries["session.record_ep_graph_assignment_info"] = "1"; // off the CPU it is always asked for

@@ -1,4 +1,4 @@
-// Who is let into a batcher: places and rows, each client's share, what one request may ask for, limits that cannot be.
+// Which requests a batcher admits: places and rows, each client's share, limits of one request, invalid limits.
 #include <chrono>
 #include <optional>
 #include <string>
@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 } // namespace
 
-TEST_CASE("every case of places.json: who is let in") {
+TEST_CASE("every case of places.json: which requests are admitted") {
     for (const auto& each : conformance("places.json")) {
         CAPTURE(each["name"].get<std::string>());
         mars::Limits limits = limits_of(each["max_rows"], each["max_waiting"]);
@@ -47,7 +47,7 @@ TEST_CASE("every case of places.json: who is let in") {
     }
 }
 
-TEST_CASE("a full queue refuses with a hint, or waits for room") {
+TEST_CASE("a full queue refuses with retry_after, or waits for room") {
     Opened opened;
     opened.backend.open(false);
     mars::Batcher batcher(opened.session, limits_of(1, 2));
@@ -78,7 +78,7 @@ TEST_CASE("a full queue refuses with a hint, or waits for room") {
     CHECK(batcher.counts().overloaded == 3);
 }
 
-TEST_CASE("a burst finds rows and places, however early it comes") {
+TEST_CASE("a burst fills rows and queue, even before the first step") {
     Opened opened;
     opened.backend.open(false);
     mars::Batcher batcher(opened.session, limits_of(3, 2));
@@ -93,7 +93,7 @@ TEST_CASE("a burst finds rows and places, however early it comes") {
     for (mars::Request& request : burst) CHECK(request.result(30.0).token_ids.size() == 2);
 }
 
-TEST_CASE("clients take turns, and a flood leaves rows to others") {
+TEST_CASE("clients take turns, and one client cannot take all rows") {
     Opened opened;
     opened.backend.open(false);
     mars::Limits limits = limits_of(3, 4);
@@ -106,14 +106,14 @@ TEST_CASE("clients take turns, and a flood leaves rows to others") {
     for (int i = 0; i < 5; ++i) ask("flood");
     CHECK(message_of([&] { ask("flood"); }).find("4 requests wait already") == 0);
     ask("a");
-    CHECK_NOTHROW(there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2)))); // nobody's
+    CHECK_NOTHROW(there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2)))); // without a client
     CHECK(message_of([&] { ask("b"); }).find("4 requests wait already") == 0);
     opened.backend.open();
     for (mars::Request& request : there) CHECK(request.result(30.0).token_ids.size() == 2);
     CHECK(there[5].result().stats.queue_time < there[1].result().stats.queue_time);
 }
 
-TEST_CASE("who sends and cancels fills no memory") {
+TEST_CASE("requests that are sent and cancelled use no memory") {
     Opened opened;
     opened.backend.open(false);
     mars::Batcher batcher(opened.session, limits_of(2, 3));
@@ -130,7 +130,7 @@ TEST_CASE("who sends and cancels fills no memory") {
     CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
 }
 
-TEST_CASE("rows that the KV memory has no room for are not free, and are again once it has") {
+TEST_CASE("rows are free only while the KV memory has room for them") {
     Opened opened;
     opened.backend.open(false);
     mars::Limits limits = limits_of(4, 1);
@@ -146,7 +146,7 @@ TEST_CASE("rows that the KV memory has no room for are not free, and are again o
     CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
 }
 
-TEST_CASE("one client leaves places for the others") {
+TEST_CASE("one client cannot take all places of the queue") {
     Opened opened;
     opened.backend.open(false);
     mars::Limits limits = limits_of(1, 3);
@@ -164,7 +164,7 @@ TEST_CASE("one client leaves places for the others") {
     CHECK_NOTHROW(batcher.submit(fake::Tokens{1}, endless, {30.0, std::string("a")}).cancel()); // once they are gone
 }
 
-TEST_CASE("what one request may ask for") {
+TEST_CASE("limits of one request") {
     Opened opened;
     mars::Limits limits;
     limits.max_prompt_tokens = 5;
@@ -191,7 +191,7 @@ TEST_CASE("what one request may ask for") {
           }).find("a prompt of 1 tokens with max_new_tokens 7 may take") == 0);
 }
 
-TEST_CASE("limits that cannot be") {
+TEST_CASE("invalid limits are refused") {
     mars::Limits wrong;
     wrong.max_rows = 0;
     wrong.kv_bytes = -1;

@@ -38,7 +38,7 @@ TEST_CASE("every case of windows.json") {
     }
 }
 
-TEST_CASE("a cost table is linear between its points, and never falls") {
+TEST_CASE("a cost table is linear between its points and never decreases") {
     const mars::Cost cost({{1, 10.0}, {2, 9.0}, {4, 20.0}, {8, 40.0}});
     CHECK(cost.of(0.5) == 9.0);
     CHECK(cost.of(2) == 9.0);
@@ -48,7 +48,7 @@ TEST_CASE("a cost table is linear between its points, and never falls") {
         CHECK_THROWS_AS(mars::Cost{wrong}, mars::SessionError);
 }
 
-TEST_CASE("a loop with automatic rows beside fixed ones: each ends as it should, and steps that cost the same are full") {
+TEST_CASE("automatic and fixed windows in one batch: the same text, and steps of equal cost are full") {
     fake::Backend backend;
     mars::GenerationConfig automatic, fixed;
     fixed.window = mars::full_window;

@@ -43,7 +43,7 @@ struct Spoken {
     mars::Stats stats;
 };
 
-/// Prompts in one batch, with a share in `store` where there is one.
+/// Prompts in one batch, with access to `store` if it is given.
 std::vector<Spoken> spoken(mars::Backend& backend, Prefixes* store, const std::vector<std::pair<Tokens, mars::GenerationConfig>>& jobs,
                            std::vector<std::int64_t> marks = {}, const std::optional<std::int64_t>& cache_block = std::nullopt) {
     std::vector<std::unique_ptr<mars::Row>> rows;
@@ -75,7 +75,7 @@ const Tokens opening = [] {
 
 } // namespace
 
-TEST_CASE("the longest common beginning is found, and memory is bounded") {
+TEST_CASE("the longest common prefix is found, and memory is bounded") {
     std::mt19937 draw(3);
     const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(draw() % most); };
     for (int round = 0; round < 200; ++round) {
@@ -92,7 +92,7 @@ TEST_CASE("the longest common beginning is found, and memory is bounded") {
     }
 }
 
-TEST_CASE("the least recently used entry goes first, and what has no room is not even copied") {
+TEST_CASE("the least recently used entry is evicted first, and an entry without room is not copied") {
     Prefixes store(8 * 9, 1);
     for (const std::int64_t first : {1, 2, 3}) put(store, Tokens(3, first));
     CHECK(found(store, {1, 1, 9}) == 2);
@@ -109,7 +109,7 @@ TEST_CASE("the least recently used entry goes first, and what has no room is not
     CHECK(!copied);
 }
 
-TEST_CASE("a longer entry takes the place of its beginning, unless that was asked for by itself") {
+TEST_CASE("a longer entry replaces its prefix, unless the prefix was used by itself") {
     Prefixes store(plenty, 1);
     put(store, {1, 2});
     put(store, {1, 2, 3});
@@ -125,7 +125,7 @@ TEST_CASE("a longer entry takes the place of its beginning, unless that was aske
     CHECK(store.stats().num_bytes == 0);
 }
 
-TEST_CASE("the end of the system message is used with what it is in") {
+TEST_CASE("matching the end of the system message keeps its entry in use") {
     Prefixes store(8 * 12, 1);
     put(store, {5, 5, 5, 5}, true);
     put(store, {5, 5, 5, 5, 1});
@@ -136,7 +136,7 @@ TEST_CASE("the end of the system message is used with what it is in") {
     CHECK(found(store, {5, 5, 5, 5, 1}) == 4); // the longer one has gone
 }
 
-TEST_CASE("a copy that fails is counted and costs nothing") {
+TEST_CASE("a failed copy is counted and changes nothing else") {
     Prefixes store(40, 1);
     store.save(group, {1, 2}, 16, []() -> std::shared_ptr<const mars::Saved> { throw std::bad_alloc(); });
     CHECK(store.stats().failed == 1);
@@ -145,7 +145,7 @@ TEST_CASE("a copy that fails is counted and costs nothing") {
     CHECK(found(store, {1, 2, 3, 4, 5}) == 5);
 }
 
-TEST_CASE("an entry that memory is short for leaves the store whole, whatever allocation fails") {
+TEST_CASE("a failed allocation leaves the cache unchanged, whichever it is") {
     const Tokens ids{1, 2, 3};
     bool has_failed = true;
     for (long left = 0; has_failed; ++left) {
@@ -162,7 +162,7 @@ TEST_CASE("an entry that memory is short for leaves the store whole, whatever al
             has_failed = memory.has_failed();
         }
         CHECK((found(store, ids) == 3 || has_failed));
-        put(store, {1, 2, 3, 4}); // in the place of the one that it begins with
+        put(store, {1, 2, 3, 4}); // replaces its prefix
         CHECK(found(store, {1, 2, 3, 4}) == 4);
         CHECK(found(store, {7, 8}) == 2);
         store.clear();
@@ -170,7 +170,7 @@ TEST_CASE("an entry that memory is short for leaves the store whole, whatever al
     }
 }
 
-TEST_CASE("conversations say the same with a store, whatever is firm and however prompts are read") {
+TEST_CASE("conversations give the same text with a prefix cache, whatever is final and however prompts are read") {
     std::mt19937 draw(11);
     const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(draw() % most); };
     std::int64_t hits = 0;
@@ -213,7 +213,7 @@ TEST_CASE("conversations say the same with a store, whatever is firm and however
     CHECK(hits > 10000);
 }
 
-TEST_CASE("ten requests with one system prompt read it once, a second turn reads what is new") {
+TEST_CASE("a system prompt is read once for ten requests, and a second turn reads only new tokens") {
     Prefixes store(plenty, 1);
     fake::Backend backend(fake::hashed, 1000000, 64);
     std::vector<std::pair<Tokens, mars::GenerationConfig>> jobs;
@@ -231,7 +231,7 @@ TEST_CASE("ten requests with one system prompt read it once, a second turn reads
     CHECK(second.stats.cached_tokens < static_cast<std::int64_t>(first.size()));
 }
 
-TEST_CASE("salts never share, nor sizes of pieces where entries depend on them, nor steps of one slot that are not firm") {
+TEST_CASE("entries are not shared across salts, piece sizes that change them, or steps whose width changes them") {
     Prefixes store(plenty, 1);
     fake::Backend backend(fake::hashed, 1000000, 16);
     for (const auto& [salt, cached] : {std::pair<const char*, std::int64_t>{"", 0}, {"a", 0}, {"b", 0}, {"a", 39}}) {
@@ -251,7 +251,7 @@ TEST_CASE("salts never share, nor sizes of pieces where entries depend on them, 
     CHECK(spoken(backend, &two, {{joined(first, {5, 6}), greedy()}})[0].stats.cached_tokens == static_cast<std::int64_t>(opening.size()));
 }
 
-TEST_CASE("a cancelled row leaves what is final, a failed one nothing more") {
+TEST_CASE("a cancelled row saves its final entries, a failed one no further ones") {
     for (const bool fails : {false, true}) {
         Prefixes store(plenty, 1);
         int left = fails ? 3 : 1000;
@@ -282,7 +282,7 @@ TEST_CASE("a cancelled row leaves what is final, a failed one nothing more") {
     }
 }
 
-TEST_CASE("every request of prefix.json finds and leaves what it should") {
+TEST_CASE("every request of prefix.json finds and saves the expected entries") {
     for (const auto& each : conformance("prefix.json")) {
         CAPTURE(each["name"].get<std::string>());
         if (each.contains("stored") && !each["stored"].empty()) continue; // prefixes of a bundle

@@ -18,7 +18,7 @@
 #include "gated.hpp"
 #include "short_memory.hpp"
 
-TEST_CASE("cancelling frees the row before the next step, and nobody is told what came too late") {
+TEST_CASE("cancelling frees the row before the next step, and later events are dropped") {
     Opened opened;
     opened.backend.open(false);
     mars::Batcher batcher(opened.session, limits_of(1));
@@ -42,7 +42,7 @@ TEST_CASE("cancelling frees the row before the next step, and nobody is told wha
     CHECK(counts.finished == 1);
 }
 
-TEST_CASE("leaving a request ends it") {
+TEST_CASE("destroying a request ends it") {
     Opened opened;
     mars::Batcher batcher(opened.session, limits_of(1));
     {
@@ -56,7 +56,7 @@ TEST_CASE("leaving a request ends it") {
     CHECK(batcher.counts().cancelled == 2);
 }
 
-TEST_CASE("leaving a request needs no memory") {
+TEST_CASE("destroying a request allocates nothing") {
     Opened opened;
     mars::Batcher batcher(opened.session, limits_of(2));
     std::optional<mars::Request> one = batcher.submit(fake::Tokens{1, 2}, endless);
@@ -73,7 +73,7 @@ TEST_CASE("leaving a request needs no memory") {
     CHECK(batcher.submit(fake::Tokens{5}, config_of({}, 4)).result(30.0).token_ids.size() == 4);
 }
 
-TEST_CASE("seconds that are no number are refused") {
+TEST_CASE("seconds that are not a number are refused") {
     Opened opened;
     mars::Batcher batcher(opened.session, limits_of(1));
     const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -85,7 +85,7 @@ TEST_CASE("seconds that are no number are refused") {
     CHECK(request.result(30.0).token_ids.size() == 4);
 }
 
-TEST_CASE("a cancelled step ends in the middle, where nobody else is in it") {
+TEST_CASE("cancelling interrupts a step that no other request shares") {
     auto made = std::make_unique<Gated>(fake::hashed, context);
     made->hangs = true;
     Opened opened(std::move(made));
@@ -95,13 +95,13 @@ TEST_CASE("a cancelled step ends in the middle, where nobody else is in it") {
     opened.backend.hangs = true;
     hanging.cancel();
     opened.backend.wait_for_step(1);
-    opened.backend.hangs = false; // for the next one; the first was told
+    opened.backend.hangs = false; // for the next one; the first was interrupted
     mars::Request next = batcher.submit(fake::Tokens{3}, config_of({}, 4));
     CHECK(next.result(30.0).token_ids == opened.session.generate(fake::Tokens{3}, config_of({}, 4)).token_ids);
     CHECK(batcher.counts().failed == 0);
 }
 
-TEST_CASE("deadlines end what waits, what runs and what hangs") {
+TEST_CASE("deadlines end waiting, running and hanging requests") {
     Opened opened;
     opened.backend.open(false);
     mars::Batcher batcher(opened.session, limits_of(1));
@@ -122,7 +122,7 @@ TEST_CASE("deadlines end what waits, what runs and what hangs") {
     CHECK(batcher.counts().refused == 2);
 }
 
-TEST_CASE("a callback sees every event once, in its order, and the last one whoever ended the answer") {
+TEST_CASE("a callback sees every event once, in order, and the last one however the answer ended") {
     Opened opened;
     mars::Batcher batcher(opened.session, limits_of(2));
     fake::Tokens seen;
@@ -174,7 +174,7 @@ TEST_CASE("a callback sees every event once, in its order, and the last one whoe
     }
 }
 
-TEST_CASE("tau and exact may change while a request runs, from any thread") {
+TEST_CASE("tau and exact can change while a request runs, from any thread") {
     Opened opened;
     mars::Batcher batcher(opened.session);
     opened.backend.open(false);

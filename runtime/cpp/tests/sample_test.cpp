@@ -7,7 +7,7 @@
 #include "conformance.hpp"
 #include "decode/sample.hpp"
 
-TEST_CASE("what is drawn, or asked for with a seed, does not depend on measured costs") {
+TEST_CASE("sampled or seeded requests do not depend on measured costs") {
     mars::GenerationConfig config;
     const auto window = [&](bool has_window, bool has_seed) { return config.repeatable(has_window, has_seed).window; };
     CHECK(window(false, true) == mars::auto_window); // exact mode does not depend on windows
@@ -50,7 +50,7 @@ TEST_CASE("every case of choices.json") {
     }
 }
 
-TEST_CASE("a draw covers the whole distribution, unlikely tokens and equal ones too") {
+TEST_CASE("draws cover the whole distribution, including unlikely and equally likely tokens") {
     const std::vector<float> logits{0, 0, -1, -50};
     mars::GenerationConfig config;
     config.temperature = 1;
@@ -63,7 +63,7 @@ TEST_CASE("a draw covers the whole distribution, unlikely tokens and equal ones 
     CHECK(counts[3] == 0);
 }
 
-TEST_CASE("no setting that is allowed makes a number of a draw or a confidence that is none") {
+TEST_CASE("tokens and confidences are valid for every allowed setting") {
     const std::vector<float> logits{3, 0, -1, -1e9F, 2};
     const std::vector<std::int64_t> seen{0, 1, 2, 3};
     const double least = std::numeric_limits<double>::denorm_min(), most = std::numeric_limits<double>::max();
@@ -107,7 +107,7 @@ TEST_CASE("every value out of range is named") {
     CHECK_NOTHROW(mars::GenerationConfig{}.check());
 }
 
-TEST_CASE("exact is the default, a tau ends it, and both are refused") {
+TEST_CASE("exact is the default, a tau turns it off, and both together are refused") {
     mars::GenerationConfig config;
     CHECK(config.is_exact());
     CHECK_FALSE(config.one_token());

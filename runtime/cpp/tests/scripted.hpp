@@ -96,7 +96,7 @@ class Model : public mars::Backend {
         }
     }
 
-    /// What it predicts behind `known` and so many masks.
+    /// What it predicts after `known` and `masks` masks.
     std::pair<std::int64_t, float> wanted(const fake::Tokens& known, std::int64_t masks) const {
         const auto at = static_cast<std::uint64_t>(known.size()) + static_cast<std::uint64_t>(masks);
         const std::uint64_t state = fake::mix(seed_ ^ fake::mix(at));

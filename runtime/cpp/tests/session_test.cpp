@@ -34,7 +34,7 @@ mars::GenerationConfig config_of(double tau, std::int64_t max_new_tokens) {
 
 } // namespace
 
-TEST_CASE("a completion is what its events add up to") {
+TEST_CASE("a completion equals the sum of its events") {
     const mars::Session opened = session();
     for (const auto kind : {mars::Commit::Kind::cursor, mars::Commit::Kind::block}) {
         fake::Tokens seen;
@@ -52,13 +52,13 @@ TEST_CASE("a completion is what its events add up to") {
     }
 }
 
-TEST_CASE("tau 1 takes one token a forward, tau 0 whole blocks") {
+TEST_CASE("tau 1 accepts one token a forward, tau 0 whole blocks") {
     const mars::Session opened = session(counting);
     CHECK(opened.generate(fake::Tokens{4}, config_of(1, 12)).stats.forwards == 12);
     CHECK(opened.generate(fake::Tokens{4}, config_of(0, 12)).stats.forwards == 3);
 }
 
-TEST_CASE("a prompt is what its braces say") {
+TEST_CASE("prompts from text, messages and token ids") {
     const auto kinds = [](const mars::Prompt& prompt) {
         return std::string(prompt.text() ? "t" : "") + (prompt.messages() ? "m" : "") + (prompt.token_ids() ? "i" : "");
     };
@@ -102,7 +102,7 @@ TEST_CASE("rows of a batch are independent") {
     CHECK_THROWS_WITH_AS(opened.generate_batch(prompts, {config_of(1, 1)}), "3 prompts but 1 configs", mars::SessionError);
 }
 
-TEST_CASE("a stream's tau holds from the next step on, and the stream outlives its session") {
+TEST_CASE("a stream's tau changes at the next step, and a stream outlives its session") {
     std::optional<mars::Stream> stream;
     {
         const mars::Session opened = session(counting);
@@ -133,13 +133,13 @@ TEST_CASE("a stream's tau holds from the next step on, and the stream outlives i
     CHECK(stream->completion().token_ids.size() == 13);
 }
 
-TEST_CASE("a full context ends an answer and keeps what is there") {
+TEST_CASE("a full context ends an answer and keeps its tokens") {
     const auto done = session(counting).generate(fake::Tokens(60, 3), config_of(0.5, 100));
     CHECK(done.finish_reason == mars::FinishReason::capacity);
     CHECK(done.token_ids.size() == 5); // the context's entries, and one prediction after the last
 }
 
-TEST_CASE("requests that cannot be served say why") {
+TEST_CASE("requests that cannot be served are errors with the reason") {
     const mars::Session opened = session();
     const auto refused = [&](const mars::Prompt& prompt, const mars::GenerationConfig& config, const std::string& part) {
         CAPTURE(part);
@@ -166,7 +166,7 @@ TEST_CASE("requests that cannot be served say why") {
     CHECK_THROWS_AS(opened.generate(fake::Tokens{1}, config_of(1, 1), nullptr, {mars::Commit::Kind::block, 0}), mars::SessionError);
 }
 
-TEST_CASE("a failed step ends the stream with an error, then for good") {
+TEST_CASE("a failed step ends the stream with an error") {
     const mars::Session opened = session([](const fake::Tokens& known, std::int64_t masks) -> std::pair<std::int64_t, float> {
         if (known.size() > 5) throw mars::SessionError("the device is gone");
         return counting(known, masks);
@@ -180,7 +180,7 @@ TEST_CASE("a failed step ends the stream with an error, then for good") {
     CHECK(stream.completion().token_ids.size() == 3);
 }
 
-TEST_CASE("one session, many threads, and hands on their streams") {
+TEST_CASE("one session in many threads that also change running streams") {
     const mars::Session opened = session();
     const auto expected = opened.generate(fake::Tokens{7}, config_of(0.4, 30)).token_ids;
     std::atomic<int> equal{0};
@@ -202,7 +202,7 @@ TEST_CASE("one session, many threads, and hands on their streams") {
     CHECK(equal == 160);
 }
 
-TEST_CASE("a device that is not there is an error that names those that are") {
+TEST_CASE("a missing device is an error that lists the available ones") {
     const mars::Bundle bundle{"nowhere", mars::parse_manifest(valid().dump())};
     const mars::Variant& variant = bundle.manifest.variants.front();
     try {
@@ -217,7 +217,7 @@ TEST_CASE("a device that is not there is an error that names those that are") {
     CHECK(mars::OrtBackend::version().rfind("1.", 0) == 0);
 }
 
-TEST_CASE("an answer is ended in the middle of a step, if nobody else is in it") {
+TEST_CASE("cancelling interrupts the step of an answer that shares it with no other") {
     auto backend = std::make_unique<fake::Backend>(counting, context);
     fake::Backend& device = *backend;
     const mars::Session opened =
@@ -249,7 +249,7 @@ TEST_CASE("an answer is ended in the middle of a step, if nobody else is in it")
                                     }()),
                     mars::SessionError);
 
-    // Of two rows one is told to end: the step goes on for the other.
+    // One of two rows is cancelled: the step continues for the other.
     std::thread waker([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(60));
         device.hangs = false;
@@ -261,7 +261,7 @@ TEST_CASE("an answer is ended in the middle of a step, if nobody else is in it")
     CHECK(done[1].token_ids.size() == 6);
 }
 
-TEST_CASE("costs are measured once, or told") {
+TEST_CASE("costs are measured once, or set") {
     auto backend = std::make_unique<fake::Backend>(counting, context);
     fake::Backend& device = *backend;
     device.record = true;

@@ -1,4 +1,4 @@
-// Memory that runs out once: for tests of what an allocation leaves behind that fails.
+// Memory that runs out once, for tests of the state after a failed allocation.
 #pragma once
 
 /// While this lives, the allocation of this thread after `left` others throws std::bad_alloc; later ones succeed.

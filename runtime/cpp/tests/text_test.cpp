@@ -43,7 +43,7 @@ TEST_CASE("merges stay inside the pieces of the split") {
     CHECK(text_of(no_split).encode("").empty());
 }
 
-TEST_CASE("what comes in must be UTF-8, what comes out always is") {
+TEST_CASE("input must be UTF-8, and output always is") {
     const mars::Text text = text_of(no_split);
     CHECK_THROWS_WITH_AS(text.encode("ab\xFFz"), doctest::Contains("not valid UTF-8 at byte 2"), mars::SessionError);
     CHECK(text.decode({0xE3 - 0x20, -1, 1 << 30}).size() <= 3);
@@ -54,7 +54,7 @@ TEST_CASE("what comes in must be UTF-8, what comes out always is") {
     CHECK(mars::utf8::lossy("\xF0\x9F\x99z\xE2\x82") == "\uFFFDz\uFFFD");
 }
 
-TEST_CASE("a stream shows whole characters and hides what may become a stop string") {
+TEST_CASE("a stream shows complete characters and holds back possible stop strings") {
     const mars::Text text = text_of(no_split);
     mars::TextStream stream(text, {"<end>", "stop"});
     std::string shown;
@@ -71,7 +71,7 @@ TEST_CASE("a stream shows whole characters and hides what may become a stop stri
     CHECK_THROWS_AS(mars::TextStream(text, {"\xFF"}), mars::SessionError);
 }
 
-TEST_CASE("characters that fall back to bytes, and marks for spaces") {
+TEST_CASE("byte fallback and space markers") {
     const auto piece = [](const char* type) { return Json{{"type", type}}; };
     Json vocab = {{"<unk>", 0}, {"\u2581", 1}, {"a", 2}, {"b", 3}, {"\u2581a", 4}, {"\u00e9", 5}};
     for (unsigned byte = 0; byte < 256; ++byte) vocab.emplace(mars::byte_token(byte), 6 + byte);
@@ -104,7 +104,7 @@ TEST_CASE("characters that fall back to bytes, and marks for spaces") {
     CHECK(shown + stream.finish() == "| a|||\u65e5||\uFFFD a|");
 }
 
-TEST_CASE("stop strings are few and short") {
+TEST_CASE("the number and length of stop strings are limited") {
     const mars::Text text = text_of(no_split);
     const std::string longest = [] {
         std::string made;
@@ -117,7 +117,7 @@ TEST_CASE("stop strings are few and short") {
                              mars::SessionError);
 }
 
-TEST_CASE("JSON that is nested by the hundred thousand is refused wherever it stands") {
+TEST_CASE("deeply nested JSON is refused everywhere") {
     const std::string deep = std::string(400000, '[') + std::string(400000, ']');
     const auto tokenizer = [](const std::string& text) { return [text] { mars::Tokenizer::from_json(text); }; };
     const auto turns = [](const std::string& text) { return [text] { mars::ChatTurns::from_json(text); }; };
@@ -137,7 +137,7 @@ TEST_CASE("JSON that is nested by the hundred thousand is refused wherever it st
     CHECK(mars::ChatTurns::from_json(quoted).render({{"user", ""}}).text == std::string(1000, '[') + "\"[{\\");
 }
 
-TEST_CASE("chat turns render what they know and refuse the rest") {
+TEST_CASE("chat turns render known roles and refuse others") {
     const auto turns = mars::ChatTurns::from_json(chat);
     CHECK(turns.render({{"system", " be kind "}, {"user", "\u2028 hi\n"}}).text == "<s> be kind |hi!");
     CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"user", "b"}}), doctest::Contains("no place for role `user` after `user`"),

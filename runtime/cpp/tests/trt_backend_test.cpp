@@ -12,7 +12,7 @@
 #include "structured/guided_row.hpp"
 #include "stub_bundle.hpp"
 
-TEST_CASE("the loops accept what they accept elsewhere, with captured steps and without") {
+TEST_CASE("both loops accept the same tokens as on other backends, with and without CUDA graphs") {
     for (const char* layout : {"static", "delta"})
         for (const bool fixed : {false, true})
             for (const stub::Refuses refuses :
@@ -38,7 +38,7 @@ TEST_CASE("the loops accept what they accept elsewhere, with captured steps and 
                 }
 }
 
-TEST_CASE("an engine's top-k outputs are given where a step wants them, of any size, and nowhere else") {
+TEST_CASE("an engine's top-k outputs are fetched only for steps that need them, at any size") {
     for (const bool fixed : {false, true}) {
         EngineShape shape;
         shape.top_k = 5;
@@ -80,7 +80,7 @@ TEST_CASE("an engine's top-k outputs are given where a step wants them, of any s
     }
 }
 
-TEST_CASE("under a grammar an engine gives what a graph gives") {
+TEST_CASE("an engine and a graph give the same answers with a grammar") {
     int num_choices = 0;
     for (const auto& wanted : scripted::kept().json["answers"]) {
         if (wanted["logits"] || wanted["top_k"] == 0) continue;
@@ -124,7 +124,7 @@ TEST_CASE("under a grammar an engine gives what a graph gives") {
     CHECK(num_choices > 5);
 }
 
-TEST_CASE("only ids and confidences come back, in the stream's order") {
+TEST_CASE("only ids and confidences are downloaded, in the stream's order") {
     const Made made;
     mars::TrtBackend backend = made.open();
     const auto cache = backend.new_cache(3);
@@ -165,7 +165,7 @@ TEST_CASE("results are downloaded at the size of the step") {
     }
 }
 
-TEST_CASE("of equally likely tokens the lowest id wins, whichever TensorRT's TopK gives") {
+TEST_CASE("the lowest id of equally likely tokens wins, whichever TensorRT's TopK returns") {
     EngineShape shape;
     shape.top_k = 5;
     const Made made(shape);
@@ -187,7 +187,7 @@ TEST_CASE("of equally likely tokens the lowest id wins, whichever TensorRT's Top
     CHECK(output.token_ids == Tokens{900});
 }
 
-TEST_CASE("a row near its end shares a step with a row that looks far ahead") {
+TEST_CASE("a row near its end shares a step with a row with many masks") {
     for (const bool fixed : {false, true}) {
         CAPTURE(fixed);
         EngineShape shape;
@@ -200,7 +200,7 @@ TEST_CASE("a row near its end shares a step with a row that looks far ahead") {
     }
 }
 
-TEST_CASE("block commit with long blocks: a row near its end does not end the others") {
+TEST_CASE("block commit with long blocks: a row at its end does not end the others") {
     EngineShape shape;
     shape.prefill = 32;
     shape.capacity = shape.context = 128;
@@ -219,7 +219,7 @@ TEST_CASE("block commit with long blocks: a row near its end does not end the ot
     }
 }
 
-TEST_CASE("a failing step says what TensorRT said, and the next one works") {
+TEST_CASE("a failed step reports TensorRT's message, and the next one works") {
     const Made made;
     mars::TrtBackend backend = made.open();
     const auto cache = backend.new_cache(1);
@@ -227,7 +227,7 @@ TEST_CASE("a failing step says what TensorRT said, and the next one works") {
     stub::state().fails = true;
     for (int i = 0; i < 2; ++i)
         CHECK(refused([&] { backend.step(*cache, 0, input(1, 2), false, output); }) ==
-              "TensorRT failed in a step of 1 x 4 slots: the stub was told to fail");
+              "TensorRT failed in a step of 1 x 4 slots: the test made the stub fail");
     stub::state().fails = false;
     backend.step(*cache, 0, input(1, 2), false, output);
     CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});

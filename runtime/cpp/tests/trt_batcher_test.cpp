@@ -13,7 +13,7 @@
 #include "session/answers.hpp"
 #include "stub_bundle.hpp"
 
-TEST_CASE("requests of a batcher are rows of one batch of the engine, and get what each gets alone") {
+TEST_CASE("requests of a batcher are rows of one batch of the engine, with the same answers as alone") {
     const Made made;
     std::vector<Tokens> wanted;
     {
@@ -26,7 +26,7 @@ TEST_CASE("requests of a batcher are rows of one batch of the engine, and get wh
     mars::Limits limits;
     limits.max_rows = 4;
     CHECK(refused([&] { mars::Batcher(session, limits); }).find("4 rows, but this engine was built for at most 3") == 0);
-    CHECK(mars::Batcher(session).limits().max_rows == 3); // the engine's, where nobody says a number
+    CHECK(mars::Batcher(session).limits().max_rows == 3); // the engine's by default
     limits.max_rows = 3;
     std::promise<void> gate; // the first step waits until all requests are there
     const auto opened = gate.get_future().share();

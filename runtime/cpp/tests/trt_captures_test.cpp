@@ -5,7 +5,7 @@
 
 #include "stub_bundle.hpp"
 
-TEST_CASE("a captured step belongs to its rows and memory, and goes when its context is bound to others") {
+TEST_CASE("a captured step belongs to its rows and memory and is dropped when its context is bound to others") {
     EngineShape shape;
     shape.block = 40;
     shape.capacity = 128;
@@ -28,7 +28,7 @@ TEST_CASE("a captured step belongs to its rows and memory, and goes when its con
     CHECK(stub::state().forgotten >= 4);
 }
 
-TEST_CASE("contexts take a bounded part of the memory that is free") {
+TEST_CASE("contexts take a bounded share of free memory") {
     EngineShape shape;
     shape.block = 40;
     shape.capacity = 128;
@@ -47,7 +47,7 @@ TEST_CASE("contexts take a bounded part of the memory that is free") {
           5); // an eighth of 8 GiB
 }
 
-TEST_CASE("a call that failed leaves no error for TensorRT to find") {
+TEST_CASE("a failed CUDA call leaves no error for TensorRT") {
     const Made made;
     mars::TrtBackend backend = made.open();
     const auto cache = backend.new_cache(1);

@@ -15,7 +15,7 @@
 
 extern "C" const mars::EnginePlugin* mars_engine_plugin();
 
-TEST_CASE("the machine is asked") {
+TEST_CASE("properties of the device") {
     stub::reset();
     const auto look_around = [](int gpu = 0) { return mars_engine_plugin()->look_around(gpu); };
     const mars::Here here = look_around();
@@ -32,7 +32,7 @@ TEST_CASE("the machine is asked") {
     CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
 }
 
-TEST_CASE("whose GPU is current in a thread does not matter, and it is left as it was") {
+TEST_CASE("the thread's current GPU does not matter and is restored") {
     EngineShape shape;
     shape.kv_layout = "delta";
     const Made made(shape);
@@ -52,7 +52,7 @@ TEST_CASE("whose GPU is current in a thread does not matter, and it is left as i
     stub::current() = 0;
 }
 
-TEST_CASE("a GPU is named by its number, and everything is its own") {
+TEST_CASE("a GPU is selected by its number and has its own memory, streams and contexts") {
     const Made made;
     stub::State& state = stub::state();
     state.num_devices = 2;
@@ -79,7 +79,7 @@ TEST_CASE("a GPU is named by its number, and everything is its own") {
     CHECK(refused([&] { made.open(); }).find("cudaErrorInvalidResourceHandle") != std::string::npos);
 }
 
-TEST_CASE("an engine runs on the caller's stream, or on one of the priority that was asked for") {
+TEST_CASE("an engine runs on the caller's stream, or on one with the requested priority") {
     const Made made;
     const mars::Variant& variant = made.bundle.manifest.variants.front();
     fake::Backend reference(fake::hashed, 64, std::nullopt);
@@ -103,7 +103,7 @@ TEST_CASE("an engine runs on the caller's stream, or on one of the priority that
     cudaStreamDestroy(stream);
 }
 
-TEST_CASE("a GPU that shares the system's memory is not asked for more than is available") {
+TEST_CASE("a GPU that shares system memory allocates no more than is available") {
     const Made made;
     stub::state().is_integrated = true;
     const mars::Device device(0);
@@ -115,7 +115,7 @@ TEST_CASE("a GPU that shares the system's memory is not asked for more than is a
     CHECK(*mars::Device(0).free_memory() == std::int64_t{8} << 30);
 }
 
-TEST_CASE("an error that stays is told, and the end is quiet") {
+TEST_CASE("a permanent CUDA error is reported, and closing afterwards raises no error") {
     const Made made;
     {
         mars::TrtBackend backend = made.open();
@@ -136,7 +136,7 @@ TEST_CASE("an error that stays is told, and the end is quiet") {
     stub::reset();
 }
 
-TEST_CASE("what stays is known by name and by number") {
+TEST_CASE("permanent CUDA errors are recognized by name and by number") {
     CHECK(mars::is_lasting("Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory access"));
     CHECK(mars::is_lasting("CUDA error 719 at ..."));
     CHECK(mars::is_lasting("cudaErrorLaunchFailure:unspecified launch failure"));

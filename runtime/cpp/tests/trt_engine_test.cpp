@@ -9,7 +9,7 @@
 
 #include "stub_bundle.hpp"
 
-TEST_CASE("a file that is no engine is refused with both sides named") {
+TEST_CASE("a file that is not an engine is refused, and the error names both versions") {
     const Made made({}, "garbage");
     const std::string text = refused([&] { made.open(); });
     CHECK(text.find("built with " + mars::tensorrt_flavor() + " 10.16.0.72 (CUDA 12) for sm86, sm89 on") != std::string::npos);
@@ -21,17 +21,17 @@ TEST_CASE("a file that is no engine is refused with both sides named") {
     CHECK(stub::state().memory.empty());
 }
 
-TEST_CASE("TensorRT's log goes to whoever asked for it") {
+TEST_CASE("TensorRT's log reaches on_log") {
     const Made made({}, "garbage");
     std::vector<std::string> said;
     const auto hear = [&](mars::LogLevel level, std::string_view line) {
         said.push_back(std::to_string(static_cast<int>(level)) + std::string(line));
     };
     refused([&] { mars::TrtBackend(made.bundle, made.bundle.manifest.variants.front(), {0, nullptr, 0, hear}); });
-    CHECK(said == std::vector<std::string>{"2a warning nobody asked for", "3the magic tag does not match"});
+    CHECK(said == std::vector<std::string>{"2an unexpected warning", "3the magic tag does not match"});
 }
 
-TEST_CASE("an engine of another model is refused, each time") {
+TEST_CASE("an engine of another model is refused every time") {
     for (const std::int64_t slots : {2, 9}) { // decode, prefill
         const Made made;
         mars::TrtBackend backend = made.open();
@@ -44,7 +44,7 @@ TEST_CASE("an engine of another model is refused, each time") {
     }
 }
 
-TEST_CASE("an engine whose tensors are not the manifest's is refused before anything is written") {
+TEST_CASE("an engine whose tensors differ from the manifest is refused before a step") {
     const auto refusal = [](const std::string& name, const char* what, const nlohmann::json& value) {
         const Made made;
         stub::state().tensors[name][what] = value;
@@ -83,7 +83,7 @@ TEST_CASE("an engine whose tensors are not the manifest's is refused before anyt
     CHECK(stub::state().memory.empty());
 }
 
-TEST_CASE("shapes beyond any memory are refused") {
+TEST_CASE("impossibly large shapes are refused") {
     EngineShape shape;
     shape.capacity = std::int64_t{1} << 52;
     Made made(shape);
@@ -101,7 +101,7 @@ TEST_CASE("shapes beyond any memory are refused") {
 }
 
 #ifdef MARS_STUB_RTX
-TEST_CASE("kernels are kept beside the bundle, and read at the next start") {
+TEST_CASE("compiled kernels are saved beside the bundle and read at the next start") {
     const Made made;
     const auto file = made.bundle.path.parent_path() / ".a.bundle.rtx-0123456789ab.kernels";
     for (int start = 0; start < 2; ++start) {

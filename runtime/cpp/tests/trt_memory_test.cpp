@@ -11,7 +11,7 @@
 #include "short_memory.hpp"
 #include "stub_bundle.hpp"
 
-TEST_CASE("memory is allocated once, and goes with the backend") {
+TEST_CASE("memory is allocated once and freed with the backend") {
     const Made made;
     {
         mars::TrtBackend backend = made.open();
@@ -49,7 +49,7 @@ TEST_CASE("a cache may outlive its backend") {
     CHECK(stub::state().memory.empty());
 }
 
-TEST_CASE("memory that is used again holds no old entries") {
+TEST_CASE("reused memory contains no old entries") {
     const Made made;
     mars::TrtBackend backend = made.open();
     auto cache = backend.new_cache(1);
@@ -65,7 +65,7 @@ TEST_CASE("memory that is used again holds no old entries") {
     CHECK(std::count(entries, entries + 2 * 64 * 4, 0.0F) == 2 * 64 * 4 - 2 * 4);
 }
 
-TEST_CASE("memory is given back without more of it, and stays there where it cannot be cleared") {
+TEST_CASE("memory is returned without allocating, and is not reused if it cannot be cleared") {
     const Made made;
     mars::TrtBackend backend = made.open();
     auto cache = backend.new_cache(2);
@@ -82,7 +82,7 @@ TEST_CASE("memory is given back without more of it, and stays there where it can
     CHECK(stub::state().allocations.size() == before);
 }
 
-TEST_CASE("idle memory makes room, and no step stays bound to it") {
+TEST_CASE("idle memory is freed when memory is short, and no step stays bound to it") {
     const Made made;
     mars::TrtBackend backend = made.open();
     mars::StepOutput output;
@@ -103,7 +103,7 @@ TEST_CASE("idle memory makes room, and no step stays bound to it") {
         for (const std::int64_t slots : {4, 16}) backend.step(*three, 0, input(1, slots), false, output);
     CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});
 
-    // Memory that cannot be had is said with the figure, nothing is lost, and what lies idle goes first.
+    // A shortage is reported with its size and loses no entries; idle memory is freed first.
     stub::state().has_no_memory = true;
     const std::size_t before = stub::state().memory.size();
     const auto more = backend.new_cache(1);
@@ -113,7 +113,7 @@ TEST_CASE("idle memory makes room, and no step stays bound to it") {
     CHECK(stub::state().memory.size() == before);
 }
 
-TEST_CASE("rows that are not aligned are refused before TensorRT is asked") {
+TEST_CASE("unaligned rows are refused before TensorRT is called") {
     EngineShape shape;
     shape.capacity = 63;
     const Made made(shape);
@@ -126,7 +126,7 @@ TEST_CASE("rows that are not aligned are refused before TensorRT is asked") {
     CHECK(output.token_ids.size() == 1);
 }
 
-TEST_CASE("what the engine cannot hold is refused") {
+TEST_CASE("rows and entries beyond the engine's limits are refused") {
     const Made made;
     mars::TrtBackend backend = made.open();
     CHECK(refused([&] { backend.new_cache(4); }) == "4 rows, but this engine was built for at most 3; build it again with --batch 4");
@@ -160,7 +160,7 @@ TEST_CASE("a row is moved with all its heads") {
     CHECK(std::count(kv(moved, 3) + 2 * 64 * 4, kv(moved, 3) + 4 * 64 * 4, 0.0F) == 2 * 64 * 4);
 }
 
-TEST_CASE("copies between rows are one call each, and new entries are placed by one a row") {
+TEST_CASE("a copy between rows is one call, and new entries take one call a row") {
     const auto copies = [] {
         std::vector<std::size_t> sizes;
         for (const auto& [kind, size] : stub::state().events)
@@ -208,7 +208,7 @@ TEST_CASE("copies between rows are one call each, and new entries are placed by 
     }
 }
 
-TEST_CASE("saved entries stay on the device, serve other rows, and go with the store") {
+TEST_CASE("saved entries stay on the device, serve other rows, and are freed with the prefix cache") {
     const Tokens history{5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};
     for (const char* layout : {"static", "delta"}) {
         CAPTURE(layout);

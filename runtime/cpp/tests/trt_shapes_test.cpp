@@ -40,7 +40,7 @@ TEST_CASE("ranges are chosen by shape") {
           "predictions); build one with a larger --batch, --prefill or --block");
 }
 
-TEST_CASE("steps are filled up to few sizes") {
+TEST_CASE("steps are padded to a few sizes") {
     for (const char* layout : {"static", "delta"}) {
         CAPTURE(layout);
         EngineShape shape;
@@ -66,12 +66,12 @@ TEST_CASE("steps are filled up to few sizes") {
         for (const stub::Bound* context : stub::state().contexts)
             if (context != nullptr && context->range == 0 && context->shapes.count("input_ids") > 0)
                 sizes.insert(context->shapes.at("input_ids")[1]);
-        CHECK(sizes == std::set<std::int64_t>{1, 2, 4, 7}); // 2 at the end of the row, where there is no room for filling
+        CHECK(sizes == std::set<std::int64_t>{1, 2, 4, 7}); // 2 at the end of the row, which has no room for padding
         CHECK(backend.num_graphs() <= 10);
     }
 }
 
-TEST_CASE("pieces of a prompt are filled up to powers of two") {
+TEST_CASE("pieces of a prompt are padded to powers of two") {
     EngineShape shape;
     shape.prefill = 100;
     const auto manifest = mars::parse_manifest(engine_manifest(shape).dump());
@@ -88,7 +88,7 @@ TEST_CASE("pieces of a prompt are filled up to powers of two") {
     CHECK(slots(20, 170) == 20); // 32 slots would write beyond the row
 }
 
-TEST_CASE("an engine without symbols keeps its filling out of the way") {
+TEST_CASE("padding of an engine with fixed sizes does not change entries") {
     EngineShape shape;
     shape.fixed = true;
     const Made made(shape);
@@ -107,7 +107,7 @@ TEST_CASE("an engine without symbols keeps its filling out of the way") {
     CHECK(keys[row] == 8);
     CHECK(keys[row + 4] == 9);
     CHECK(std::count(keys, keys + row, 0.0F) == row);
-    for (std::int64_t other = 2; other < 5; ++other) // rows that nobody asked for write to the end only
+    for (std::int64_t other = 2; other < 5; ++other) // padding rows write to the end only
         CHECK(std::count(keys + other * row, keys + other * row + 60 * 4, 0.0F) == 60 * 4);
     CHECK(refused([&] { backend.step(*cache, 0, input(1, 5), false, output); }) ==
           "a step of 1 x 5 slots; this engine is for exactly 3 x 4");

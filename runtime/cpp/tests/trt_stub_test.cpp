@@ -12,7 +12,7 @@
 #include "device/trt/engine.hpp"
 #include "stub_bundle.hpp"
 
-TEST_CASE("the stub refuses what TensorRT and CUDA refuse") {
+TEST_CASE("the stub refuses invalid calls as TensorRT and CUDA do") {
     const Made made;
     mars::Device device;
     const mars::LoadedEngine engine(made.bundle, made.bundle.manifest.variants.front(), 0);
@@ -69,7 +69,7 @@ TEST_CASE("the stub refuses what TensorRT and CUDA refuse") {
     graph.reset();
     CHECK(stub::state().orphans == 1);
 
-    // What is no step does not belong in a capture, and spoils it.
+    // Calls that do not belong in a capture invalidate it.
     const std::vector<std::function<void()>> calls{
         [&] { device.allocate(1); }, [&] { device.zero(scratch, 1); }, [&] { device.upload(scratch, &shapes, 1); },
         [&] { device.copy_runs({scratch, 8, 1}, {scratch + 8, 8, 1}, 8, 1, 1); }, [&] { device.synchronize(); }};

@@ -33,7 +33,7 @@ std::string refusal(const mars::Bundle& from, const mars::Here& here) {
 
 } // namespace
 
-TEST_CASE("options of ONNX Runtime are told apart by their names") {
+TEST_CASE("session and provider options of ONNX Runtime are distinguished by their names") {
     const auto parts = mars::parted({{"session.intra_op.allow_spinning", "0"}, {"device_id", "1"}}, false);
     CHECK(parts.entries == mars::OrtOptions{{"session.intra_op.allow_spinning", "0"}});
     CHECK(parts.of_provider == mars::OrtOptions{{"device_id", "1"}});
@@ -45,7 +45,7 @@ TEST_CASE("options of ONNX Runtime are told apart by their names") {
                          doctest::Contains("the variant determines it"), mars::SessionError);
 }
 
-TEST_CASE("devices are named, GPUs by their numbers") {
+TEST_CASE("names of devices, and numbers of GPUs") {
     const auto named = [](const std::string& text) { return mars::DeviceName::of(text).text(); };
     CHECK(named("cpu") == "cpu");
     CHECK(named("CUDAExecutionProvider") == "cuda");
@@ -63,16 +63,16 @@ TEST_CASE("devices are named, GPUs by their numbers") {
     CHECK_THROWS_WITH_AS(mars::parted({{"device_id", "1"}}, false, 2), doctest::Contains("say it once, in the device"), mars::SessionError);
 }
 
-TEST_CASE("a log that throws is not heard, and hurts nobody") {
-    mars::note(nullptr, mars::LogLevel::info, "nobody");
-    mars::note([](mars::LogLevel, std::string_view) { throw std::runtime_error("no"); }, mars::LogLevel::info, "somebody");
+TEST_CASE("exceptions of on_log are dropped") {
+    mars::note(nullptr, mars::LogLevel::info, "unseen");
+    mars::note([](mars::LogLevel, std::string_view) { throw std::runtime_error("no"); }, mars::LogLevel::info, "dropped");
     std::string heard;
     mars::note([&](mars::LogLevel level, std::string_view line) { heard = level == mars::LogLevel::error ? line : ""; },
                mars::LogLevel::error, "here");
     CHECK(heard == "here");
 }
 
-TEST_CASE("an engine before a graph on a GPU, a graph elsewhere") {
+TEST_CASE("an engine is preferred on a GPU, a graph elsewhere") {
     const mars::Bundle from = bundle();
     const mars::Here here = rtx_machine();
     CHECK(mars::choose(from, "cuda", &here).name == "rtx");
@@ -84,7 +84,7 @@ TEST_CASE("an engine before a graph on a GPU, a graph elsewhere") {
     CHECK(mars::choose(graphs, "cuda", &here).name == "onnx-fp32");
 }
 
-TEST_CASE("each reason against an engine names both sides") {
+TEST_CASE("each reason to refuse an engine names both values") {
     const mars::Bundle from = bundle();
     mars::Here here = rtx_machine();
     CHECK(refusal(from, here) == "it fits");
@@ -98,7 +98,7 @@ TEST_CASE("each reason against an engine names both sides") {
     CHECK(refusal(from, here) == none);
     here.gpu = "sm75"; // the other TensorRT's library has found a GPU
     CHECK(refusal(from, here) == none + "; built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
-    here.tensorrt.clear(); // nobody could look for one
+    here.tensorrt.clear(); // the search for one failed
     CHECK(refusal(from, here) == none);
     here = rtx_machine();
     here.gpu = "sm75";
@@ -114,7 +114,7 @@ TEST_CASE("each reason against an engine names both sides") {
     CHECK(refusal(from, here) == "no NVIDIA GPU is visible");
 }
 
-TEST_CASE("versions agree where both have numbers: Python's package knows fewer than the library") {
+TEST_CASE("versions are compared as far as both have numbers") {
     const auto fits = [](const std::string& built, const std::string& runs) {
         nlohmann::json whole = engine_manifest({});
         whole["variants"][0]["engine"]["version"] = built;
@@ -134,7 +134,7 @@ TEST_CASE("versions agree where both have numbers: Python's package knows fewer 
     CHECK_FALSE(fits("post1", "10.3.0.30"));
 }
 
-TEST_CASE("a bundle whose engine does not fit is an error, not a slower graph") {
+TEST_CASE("an engine that does not fit is an error; the graph does not replace it") {
     const mars::Bundle from = bundle();
     mars::Here here = rtx_machine();
     here.no_gpu = "no NVIDIA GPU is visible";
@@ -149,10 +149,10 @@ TEST_CASE("a bundle whose engine does not fit is an error, not a slower graph") 
                          "a.bundle: variant rtx does not run in this session: made for tensorrt_rtx: an engine runs on a GPU; give the "
                          "device cuda",
                          mars::SessionError);
-    CHECK_THROWS_AS(mars::choose_named(from, "nobody", "cpu", &here), mars::BundleError);
+    CHECK_THROWS_AS(mars::choose_named(from, "missing", "cpu", &here), mars::BundleError);
 }
 
-TEST_CASE("an engine that does not say what it was built for") {
+TEST_CASE("an engine without a description of its device is refused") {
     nlohmann::json whole = engine_manifest({});
     whole["variants"][0].erase("engine");
     const mars::Bundle from{"b", mars::parse_manifest(whole.dump())};
@@ -160,7 +160,7 @@ TEST_CASE("an engine that does not say what it was built for") {
     CHECK_THROWS_AS(mars::choose(from, "cpu"), mars::SessionError);
 }
 
-TEST_CASE("an engine's part of the manifest is checked field by field") {
+TEST_CASE("each field of an engine's manifest entry is checked") {
     const auto problem = [](const char* pointer, const nlohmann::json& value) -> std::string {
         nlohmann::json whole = engine_manifest({});
         whole["variants"][0]["engine"][nlohmann::json::json_pointer(pointer)] = value;

@@ -1,4 +1,4 @@
-// A GPU whose memory is the host's, so that sanitizers watch it. Work waits on the stream until somebody synchronizes.
+// A GPU whose memory is the host's, so that sanitizers watch it. Work waits on the stream until it is synchronized.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -34,7 +34,7 @@ State& state() {
 
 namespace {
 
-/// Streams that nobody has destroyed.
+/// Streams that were not destroyed yet.
 std::set<cudaStream_t>& streams() {
     static std::set<cudaStream_t> all;
     return all;

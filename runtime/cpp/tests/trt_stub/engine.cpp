@@ -30,7 +30,7 @@ template <typename T>
 T* view(const stub::Bound& bound, const std::string& name, const stub::Shape& shape) {
     unsigned char* address = bound.addresses.at(name);
     auto owner = state().memory.upper_bound(address);
-    want(owner != state().memory.begin(), "an address nobody allocated");
+    want(owner != state().memory.begin(), "an address that was never allocated");
     --owner;
     want(address + size_of(shape) * sizeof(T) <= owner->first + owner->second, "a tensor beyond its memory");
     return reinterpret_cast<T*>(address);
@@ -95,7 +95,7 @@ class Execution {
                 known.resize(static_cast<std::size_t>(lengths_[row] + index[row * outputs_ + j] + 1));
                 const std::size_t length = known.size();
                 while (!known.empty() && known.back() == fake::mask) known.pop_back();
-                // A row or a slot that only fills a fixed shape up sees what it likes; nobody reads its answer.
+                // Rows and slots that only pad a fixed shape may see anything; their results are not read.
                 const bool is_stale = std::find(known.begin(), known.end(), fake::mask) != known.end();
                 std::tie(token_ids[row * outputs_ + j], confidence[row * outputs_ + j]) =
                     is_stale ? std::pair(std::int64_t{-7}, -1.0F)
@@ -103,7 +103,7 @@ class Execution {
             }
     }
 
-    /// The top-k of each prediction, whose log-probabilities are 0, -1, -2 and so on; nonsense where nobody says what it is.
+    /// The top-k of each prediction, whose log-probabilities are 0, -1, -2 and so on; -7 if none are set.
     void choose(const stub::Shape& wanted, std::int64_t k) const {
         const stub::Shape wide{wanted[0], wanted[1], k};
         auto* ids = view<std::int64_t>(bound_, "topk_ids", wide);
@@ -201,7 +201,7 @@ class Context : public nvinfer1::IExecutionContext {
   private:
     std::string refusal(cudaStream_t stream) const {
         if (state().is_broken) return "Cuda Runtime (an illegal memory access was encountered)";
-        if (state().fails) return "the stub was told to fail";
+        if (state().fails) return "the test made the stub fail";
         if (stub::current() != state().gpu) return "another GPU is the current one";
         if (stub::last_error() != cudaSuccess) return "an error of an earlier call was not asked for";
         if (scratch_ == nullptr) return "no memory to work in";
@@ -350,7 +350,7 @@ class Runtime : public nvinfer1::IRuntime {
     nvinfer1::ICudaEngine* deserializeCudaEngine(const void* data, std::size_t num_bytes) noexcept override {
         Json engine = Json::parse(std::string(static_cast<const char*>(data), num_bytes), nullptr, false);
         if (engine.is_object()) return new Engine(std::move(engine), logger_);
-        logger_.log(nvinfer1::ILogger::Severity::kWARNING, "a warning nobody asked for");
+        logger_.log(nvinfer1::ILogger::Severity::kWARNING, "an unexpected warning");
         logger_.log(nvinfer1::ILogger::Severity::kERROR, "the magic tag does not match");
         return nullptr;
     }

@@ -24,7 +24,7 @@ struct OnnxFile {
     std::vector<std::string> locations; // of external data
 };
 
-/// Throws std::exception for what is no ONNX file.
+/// Throws std::exception for invalid data.
 OnnxFile read_onnx(const std::string& data);
 
 } // namespace stub

@@ -44,7 +44,7 @@ struct State {
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
     bool breaks = false;      // the next step breaks the GPU
-    int breaks_after = -1;    // so many steps, the next one breaks the GPU; -1: none
+    int breaks_after = -1;    // after this many steps, the next one breaks the GPU; -1: never
     bool is_broken = false;   // every call fails
     bool allocates = false;   // in a step, which can then not be captured
     bool loses_masks = false; // in parsing an ONNX file
@@ -76,7 +76,7 @@ void reset();
 /// Which GPU is the calling thread's current one.
 int& current();
 
-/// The error of an earlier call in this thread that nobody has asked for.
+/// The error of an earlier call in this thread that was not read yet.
 cudaError_t& last_error();
 
 /// Put work on a stream, or into the graph that is being captured. It is done when the stream is synchronized. `bound`: of the context
