@@ -274,6 +274,7 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
     ask.has_window = names("window");
     if (const auto window = fields.any("window")) config.window = window_of(*window);
     config.cache_salt = fields.text("cache_salt").value_or("");
+    config.draft = fields.text("draft").value_or("");
     config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
     ask.profile = fields.text("profile");

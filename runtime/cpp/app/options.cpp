@@ -25,6 +25,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
   -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
       --lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]
+      --draft NAME            a draft adapter of the bundle [the first]
       --grammar NAME          a grammar of the bundle that the answer must follow (mars-export grammar)
       --temperature NUMBER    0 is greedy; --temp is the same [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
@@ -110,6 +111,7 @@ Options parse_options(int argc, char** argv) {
         {"--system", [&](Value, Value v) { options.system = v; }},
         {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
         {"--lookup", [&](Value n, Value v) { config.lookup = integer(n, v, 0); }},
+        {"--draft", [&](Value, Value v) { config.draft = v; }},
         {"--grammar", [&](Value, Value v) { config.grammar = v; }},
         {"--metric",
          [&](Value, Value v) {

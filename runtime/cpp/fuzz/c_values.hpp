@@ -164,6 +164,7 @@ class Values {
             break;
         default:
             config.grammar = string();
+            config.draft = string();
         }
     }
 

@@ -43,31 +43,8 @@ TEST_CASE("a complete manifest") {
     CHECK_FALSE(manifest.text->chat_template);
     CHECK(manifest.variants.at(0).weights == "weights.bin");
     CHECK_FALSE(manifest.variants.at(0).is_static());
-    CHECK(manifest.variants.at(0).drift->max_logit_error == 1e-5);
     CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
     CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
-}
-
-TEST_CASE("quantization with its old field name, and the yardstick of the drift") {
-    Json manifest = valid();
-    Json& variant = manifest["variants"][0];
-    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).quantization);
-    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).drift->yardstick);
-    variant["drift"]["yardstick"] = "transformers 5.23.0";
-    variant["quantization"] = {{"group_size", 32}, {"symmetric", true}, {"head", "int8"}, {"embedding", "float"}};
-    const auto read = [&] { return mars::parse_manifest(manifest.dump()).variants.at(0); };
-    CHECK(read().drift->yardstick == "transformers 5.23.0");
-    CHECK(read().quantization->group_size == 32);
-    CHECK(read().quantization->symmetric);
-    CHECK(read().quantization->head == "int8");
-    variant["quantization"]["group_size"] = nullptr;
-    CHECK_FALSE(read().quantization->group_size);
-    variant["quantization"].erase("group_size");
-    variant["quantization"]["block_size"] = 128;
-    CHECK(read().quantization->group_size == 128);
-    variant["quantization"] = {{"group_size", 0}, {"head", "int8"}};
-    const std::string message = refusal(manifest.dump());
-    for (const char* name : {"group_size", "symmetric", "embedding"}) CHECK(says(message, std::string("quantization.") + name + ": "));
 }
 
 TEST_CASE("w8a8 needs weights of 7 bits") {

@@ -142,15 +142,18 @@ def cpp(tables: Tables) -> str:
         for k in sorted(set(tables.combining.values()))
         for low, high in _ranges(c for c, v in tables.combining.items() if v == k)
     ]
-    pairs = sorted((first, second, c) for c, first, second, composes in tables.decompositions if composes)
+    pairs, one_way = (
+        sorted(row[:3] for row in tables.decompositions if row[3] is both) for both in (True, False)
+    )
+    assert tables.numbers < tables.digits, "the Digits pre-tokenizer follows an older Unicode version"
     parts: list[tuple[str, str, Sequence[Sequence[object]]]] = [
         ("CodePointRange", "letters", _ranges(tables.letters)),
         ("CodePointRange", "numbers", _ranges(tables.numbers)),
-        ("CodePointRange", "digits", _ranges(tables.digits)),
+        ("CodePointRange", "new_digits", _ranges(tables.digits - tables.numbers)),
         ("CodePointRange", "spaces", _ranges(tables.spaces)),
         ("CombiningRange", "combining", sorted(combining)),
-        ("Decomposition", "decompositions", sorted(row[:3] for row in tables.decompositions)),
-        ("Composition", "compositions", pairs),
+        ("Decomposition", "pairs", pairs),
+        ("Decomposition", "one_way", one_way),
     ]
     arrays = [
         f"static constexpr {kind} {name}_rows[] = {{\n{_rows(rows)}\n}};\n"

@@ -60,6 +60,7 @@ struct GenerationConfig {
     std::optional<double> deadline = {}; ///< seconds after which the answer ends; above 0
     std::string cache_salt = {};         ///< only requests with the same salt share KV entries
     std::string grammar = {};            ///< name of a grammar of the bundle that the answer follows; empty: none
+    std::string draft = {};              ///< name of the draft adapter of the bundle that proposes tokens; empty: the first
 
     /// Throws SessionError that lists every value out of range.
     MARS_API void check() const;

@@ -91,18 +91,20 @@ typedef struct mars_session_options {
 
 typedef struct mars_session_info {
     size_t struct_size;
-    int64_t vocab_size, context_length, block, mask_id;
-    int32_t has_text;                          /* whether prompts may be text; otherwise only token ids */
-    int32_t reserved;                          /* 0 */
-    const char *variant, *backend, *precision; /* of the running graph or engine */
-    const char* device;                        /* such as "cpu", "cuda" or "cuda:1" */
+    int64_t vocab_size, context_length, block, mask_id; /* mask_id: -1 for a model without a mask token */
+    int32_t has_text;                                   /* whether prompts may be text; otherwise only token ids */
+    int32_t reserved;                                   /* 0 */
+    const char *variant, *backend, *precision;          /* of the running graph or engine */
+    const char* device;                                 /* such as "cpu", "cuda" or "cuda:1" */
     const int64_t* eos_ids;
     size_t num_eos_ids;
     const char* const* profiles; /* profiles that are valid for the running variant */
     size_t num_profiles;
     const char* const* outputs; /* the graph's outputs, such as "logits" */
     size_t num_outputs;
-    int64_t max_rows; /* most sequences in one forward, if an engine limits them; 0: no limit */
+    int64_t max_rows;                  /* most sequences in one forward, if an engine limits them; 0: no limit */
+    const char* const* draft_adapters; /* names for mars_config.draft */
+    size_t num_draft_adapters;
 } mars_session_info;
 
 MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);
@@ -167,6 +169,7 @@ typedef struct mars_config {
     const char* cache_salt;    /* only requests with the same salt share KV entries; NULL: "" */
     double deadline;           /* seconds after which the answer ends; 0: none */
     const char* grammar;       /* name of a grammar of the bundle that the answer follows; NULL: none */
+    const char* draft;         /* name of the draft adapter of the bundle that proposes tokens; NULL: the first */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);

@@ -86,12 +86,13 @@ struct SessionInfo {
     std::string device;                      ///< "cpu", "cuda", "cuda:1", ...
     std::vector<std::string> outputs;        ///< the graph's outputs, such as "logits"
     std::int64_t vocab_size = 0;
-    std::int64_t context_length = 0; ///< most tokens of a row, prompt and answer together
-    std::int64_t block = 0, mask_id = 0;
+    std::int64_t context_length = 0;     ///< most tokens of a row, prompt and answer together
+    std::int64_t block = 0, mask_id = 0; ///< mask_id: -1 for a model without a mask token
     std::vector<std::int64_t> eos_ids;
-    std::vector<std::string> profiles;    ///< profiles that are valid for the running variant
-    bool has_text = false;                ///< whether prompts may be text
-    std::optional<std::int64_t> max_rows; ///< most sequences in one forward, if an engine limits them
+    std::vector<std::string> profiles;       ///< profiles that are valid for the running variant
+    bool has_text = false;                   ///< whether prompts may be text
+    std::optional<std::int64_t> max_rows;    ///< most sequences in one forward, if an engine limits them
+    std::vector<std::string> draft_adapters; ///< names for GenerationConfig::draft
 };
 
 /// A bundle opened on a device. Thread-safe: each call owns its rows and their KV memory.

@@ -92,7 +92,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         : session(std::move(opened)), limits(limits_for(*session.opened_, given)),
           budget((session.opened_->measured(), budget_of(*session.opened_, limits))),
           schedule(
-              *session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.tokens.mask,
+              *session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.mask_id(),
               limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }, limits.max_rows_per_client),
           places(limits) {}
 

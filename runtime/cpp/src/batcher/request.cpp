@@ -181,10 +181,7 @@ bool Request::failed() const { return answer_->failed(); }
 
 std::optional<double> Request::tau() const { return answer_->row->tau(); }
 
-void Request::set_tau(double tau) {
-    if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
-    answer_->row->set_tau(tau);
-}
+void Request::set_tau(double tau) { answer_->row->set_tau(tau); }
 
 void Request::set_exact(bool exact) { answer_->row->set_exact(exact); }
 

@@ -22,11 +22,18 @@ struct ModelInfo {
     std::int64_t vocab_size = 0, hidden_size = 0, num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, context_length = 0;
 };
 
-/// Special token ids.
+/// Special token ids. A model without a mask token may predict every token.
 struct TokenInfo {
-    std::int64_t mask = 0;
+    std::optional<std::int64_t> mask;
     std::vector<std::int64_t> eos;
     std::int64_t pad = 0;
+};
+
+/// Draft adapters over a stock model: they act at draft slots, which take the place of masks. The first is the default.
+/// Draft slots feed token ids from `low` up to, but not including, `high`.
+struct DraftInfo {
+    std::vector<std::string> adapters;
+    std::int64_t low = 0, high = 0;
 };
 
 /// How text becomes token ids. `tokenizer` is a file of the bundle, `chat_template` is jinja2, `chat` is JSON for
@@ -36,24 +43,6 @@ struct TextInfo {
     std::optional<std::string> chat_template, bos_token, eos_token, chat;
 };
 
-/// Result of the export's self-check of a variant against its checkpoint, over `positions` predictions.
-///
-/// `yardstick`: what the checkpoint's logits were compared with, such as "transformers 5.23.0"; no value if only the
-/// exporter's own reading was used.
-struct Drift {
-    std::int64_t positions = 0, argmax_matches = 0;
-    double max_logit_error = 0.0, max_confidence_error = 0.0;
-    std::optional<std::string> yardstick;
-};
-
-/// How a variant's weights are stored. `group_size` inputs share a scale; no value: one scale for each output channel.
-struct QuantizationInfo {
-    std::optional<std::int64_t> group_size;
-    bool symmetric = false;
-    std::string head, embedding;
-    std::optional<std::int64_t> weight_bits; ///< bits of a code of Linear weights
-};
-
 /// One executable form of the model. `batch`, `slots` and `capacity` have no value if they are symbolic in the graph.
 struct Variant {
     std::string name, backend, file;
@@ -61,8 +50,6 @@ struct Variant {
     std::string precision, kv_dtype, kv_layout;
     std::vector<std::string> outputs;
     std::optional<std::int64_t> batch, slots, capacity;
-    std::optional<Drift> drift;
-    std::optional<QuantizationInfo> quantization;
     std::optional<EngineInfo> engine;
     std::optional<std::int64_t> accuracy_level; ///< of ONNX Runtime's products with int4 and int8 weights: 0 exact, 4 fast
 
@@ -108,6 +95,11 @@ struct Manifest {
     std::vector<Profile> profiles;
     std::string format_version;
     std::vector<StoredGrammar> grammars = {};
+    std::optional<std::int64_t> masks = {}; ///< the most masks of a step; no value for the block's
+    std::optional<DraftInfo> draft = {};
+
+    /// The input of a slot without a token: the mask, token `low` of a draft slot, or any id if no step has masks.
+    std::int64_t mask_id() const { return draft ? model.vocab_size + draft->low : tokens.mask.value_or(tokens.pad); }
 };
 
 /// An opened bundle: a directory with a valid manifest and exactly the files it lists.

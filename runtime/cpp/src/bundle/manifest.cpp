@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include <mars/errors.hpp>
 
@@ -15,7 +17,7 @@ using Json = nlohmann::json;
 
 // Entries of lists (docs/format.md).
 constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256,
-                      most_ranges = 64;
+                      most_ranges = 64, most_adapters = 64;
 constexpr std::int64_t longest_extent = std::int64_t{1} << 20;
 
 void check_version(const Json& top, const std::string& where) {
@@ -50,17 +52,6 @@ TextInfo read_text(Fields fields) {
     if (fields.has("chat")) chat = fields.object("chat").dump();
     return {fields.text("tokenizer"), fields.optional_text("chat_template"), fields.optional_text("bos_token"),
             fields.optional_text("eos_token"), chat};
-}
-
-Drift read_drift(Fields fields) {
-    return {fields.integer("positions"), fields.integer("argmax_matches"), fields.number("max_logit_error"),
-            fields.number("max_confidence_error"), fields.optional_text("yardstick")};
-}
-
-QuantizationInfo read_quantization(Fields fields) {
-    // Format 1.1 and older calls the field `block_size`.
-    return {fields.optional_integer(fields.has("group_size") ? "group_size" : "block_size", 1), fields.flag("symmetric"),
-            fields.text("head"), fields.text("embedding"), fields.optional_integer("weight_bits")};
 }
 
 Extent read_extent(Fields fields) {
@@ -108,9 +99,7 @@ Variant read_variant(Fields& fields) {
     variant.batch = fields.optional_integer("batch", 1);
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
-    if (fields.has("drift")) variant.drift = read_drift(fields.object("drift"));
-    if (fields.has("quantization")) variant.quantization = read_quantization(fields.object("quantization"));
-    if (variant.precision == "w8a8" && (!variant.quantization || variant.quantization->weight_bits != 7))
+    if (variant.precision == "w8a8" && (!fields.has("quantization") || fields.object("quantization").optional_integer("weight_bits") != 7))
         fields.wrong("quantization.weight_bits", "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export "
                                                  "the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8");
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
@@ -145,16 +134,30 @@ StoredGrammar read_grammar(Fields& fields) {
     return grammar;
 }
 
-bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
-
-bool is_grammar_file(std::string_view name) {
-    return name.size() == 28 && name.substr(0, 8) == "grammar-" && is_hex(name.substr(8, 16)) && name.substr(24) == ".dfa";
-}
+constexpr const char* no_name = "is not letters, digits, dots, dashes and underscores, 64 at most";
 
 bool is_stored_name(std::string_view name) {
     const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     return !name.empty() && name.size() <= 64 && name.find_first_not_of(letters) == std::string_view::npos &&
            std::string_view("._-").find(name.front()) == std::string_view::npos;
+}
+
+DraftInfo read_draft(Fields fields, std::int64_t vocab_size) {
+    const DraftInfo draft{fields.texts("adapters", most_adapters), fields.integer("low", 0, vocab_size - 1),
+                          fields.integer("high", 1, vocab_size)};
+    if (draft.adapters.empty() || std::set(draft.adapters.begin(), draft.adapters.end()).size() != draft.adapters.size())
+        fields.wrong("adapters", "different names are expected, at least one");
+    for (const std::string& name : draft.adapters)
+        if (!is_stored_name(name)) fields.wrong("adapters", "`" + name.substr(0, 60) + "` " + no_name);
+    if (draft.low >= draft.high)
+        fields.wrong("high", "more than low, " + std::to_string(draft.low) + ", is expected, not " + std::to_string(draft.high));
+    return draft;
+}
+
+bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
+
+bool is_grammar_file(std::string_view name) {
+    return name.size() == 28 && name.substr(0, 8) == "grammar-" && is_hex(name.substr(8, 16)) && name.substr(24) == ".dfa";
 }
 
 Manifest read_manifest(Fields& top) {
@@ -166,7 +169,7 @@ Manifest read_manifest(Fields& top) {
     manifest.source = top.text("source");
     manifest.revision = top.optional_text("revision");
     manifest.block = top.integer("block", 1, 4096);
-    manifest.tokens = {tokens.integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)};
+    manifest.tokens = {tokens.optional_integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)};
     if (top.has("text")) manifest.text = read_text(top.object("text"));
     for (Fields& fields : top.objects("variants", most_variants)) manifest.variants.push_back(read_variant(fields));
     for (Fields& fields : top.objects("files", most_files))
@@ -174,6 +177,8 @@ Manifest read_manifest(Fields& top) {
     for (Fields& fields : top.objects("profiles", most_profiles)) manifest.profiles.push_back(read_profile(fields));
     if (top.has("grammars"))
         for (Fields& fields : top.objects("grammars", most_grammars)) manifest.grammars.push_back(read_grammar(fields));
+    manifest.masks = top.optional_integer("masks", 0, 4096);
+    if (top.has("draft")) manifest.draft = read_draft(top.object("draft"), manifest.model.vocab_size);
     manifest.format_version = top.text("format_version");
     return manifest;
 }
@@ -195,7 +200,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         used[grammar.file] = "grammar " + grammar.name;
         const std::string mine = where + ": grammar `" + grammar.name.substr(0, 60) + "`";
         if (++grammars[grammar.name] == 2) problems.push_back(mine + " is there twice");
-        if (!is_stored_name(grammar.name)) problems.push_back(mine + " is not letters, digits, dots, dashes and underscores, 64 at most");
+        if (!is_stored_name(grammar.name)) problems.push_back(mine + " " + no_name);
         if (!is_grammar_file(grammar.file)) problems.push_back(mine + ": its file is not grammar-, 16 hexadecimal digits and .dfa");
     }
     const auto quoted = [](const std::string& path) { return "`" + path.substr(0, 80) + "`"; };
@@ -215,8 +220,10 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +
                            std::to_string(model.num_kv_heads) + " key/value heads");
     if (manifest.variants.empty()) problems.push_back(where + ".variants: empty: nothing to run");
-    const auto& eos = manifest.tokens.eos;
-    if (std::find(eos.begin(), eos.end(), manifest.tokens.mask) != eos.end())
+    const auto& [mask, eos] = std::tie(manifest.tokens.mask, manifest.tokens.eos);
+    if (manifest.draft && mask) problems.push_back(where + ".tokens.mask: null is expected in a bundle with draft adapters");
+    if (!manifest.draft && !mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null needs draft adapters, or masks 0");
+    if (mask && std::find(eos.begin(), eos.end(), *mask) != eos.end())
         problems.push_back(where + ".tokens: the mask token cannot end a sequence");
     return problems;
 }

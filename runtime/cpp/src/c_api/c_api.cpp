@@ -117,6 +117,8 @@ mars_status mars_session_describe(const mars_session* session, mars_session_info
         values.outputs = opened.outputs.data();
         values.num_outputs = opened.outputs.size();
         values.max_rows = own.max_rows.value_or(0);
+        values.draft_adapters = opened.draft_adapters.data();
+        values.num_draft_adapters = opened.draft_adapters.size();
         fill(info, values, "info");
     });
 }

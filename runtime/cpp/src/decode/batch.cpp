@@ -51,7 +51,11 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
         row.stats.starts();
         if (row.stem) row.stem->feeds(row.cursor, input_.slots, is_piece);
         const auto ids = std::copy_n(row.tokens.begin() + row.cursor, feed.known, input_.input_ids.begin() + i * input_.slots);
-        std::copy_n(row.proposals.token_ids.begin(), feed.proposals, ids);
+        auto mask = std::copy_n(row.proposals.token_ids.begin(), feed.proposals, ids);
+        if (row.draft) {
+            std::int64_t position = row.cursor + feed.known + feed.proposals;
+            for (const auto end = input_.input_ids.begin() + (i + 1) * input_.slots; mask != end; ++mask) *mask = row.draft->id(position++);
+        }
         const std::int64_t start = std::max(feed.known - 1, std::int64_t{0});
         for (std::int64_t j = start; j < feed.slots(); ++j)
             input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
+
+#include <mars/errors.hpp>
 
 #include "accept.hpp"
 #include "decode/prefix.hpp"
@@ -86,6 +89,7 @@ std::int64_t Row::most_masks(std::int64_t block) const {
     // A proposal too many costs its slot and no quality, and one mask beyond the block is often verified.
     std::int64_t most = feeds_proposals() && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
+    if (max_masks) most = std::min(most, *max_masks);
     return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
 }
 
@@ -184,12 +188,17 @@ Chances Row::chances(std::int64_t block, std::int64_t room) const {
     return found;
 }
 
+void Row::set_tau(double tau) {
+    if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
+    if (draft) check_tau(tau, config_.metric);
+    wanted_.store(tau);
+}
+
 void Row::set_exact(bool exact) {
-    double now = exact_mode;
     if (exact)
         wanted_.store(exact_mode);
-    else
-        wanted_.compare_exchange_strong(now, default_tau);
+    else if (wanted_.load() == exact_mode)
+        set_tau(default_tau);
 }
 
 std::optional<double> Row::tau() const {

@@ -14,6 +14,7 @@
 #include <mars/stats.hpp>
 
 #include "decode/backend.hpp"
+#include "decode/draft.hpp"
 #include "decode/pass_rates.hpp"
 #include "decode/proposals.hpp"
 #include "decode/split.hpp"
@@ -60,7 +61,8 @@ struct Predictions {
 /// `tokens` is the prompt and everything accepted. `cursor` counts final KV entries; the tokens after it are pending.
 /// `proposals` are guesses, not part of the answer until verified. `stop` sees each accepted token and returns whether
 /// it completes a stop condition. `hopes` are shared by the rows of a session, or the row's own. `stem`: the row's
-/// access to the prefix cache, or null. `client`: whose turn the row takes in the queue.
+/// access to the prefix cache, or null. `client`: whose turn the row takes in the queue. `draft`: what its draft slots
+/// feed; no value if masks feed the mask token. `max_masks`: the most masks of a step; no value for the block's.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -76,6 +78,8 @@ class Row {
     Proposals proposals;
     std::shared_ptr<Stem> stem;
     std::optional<std::string> client;
+    std::optional<DraftSlots> draft;
+    std::optional<std::int64_t> max_masks;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
@@ -124,10 +128,11 @@ class Row {
     /// End the row with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
     Accepted fail(std::exception_ptr error);
 
-    /// From any thread: the tau from the next step on, which ends exact mode. The caller has validated it.
-    void set_tau(double tau) { wanted_.store(tau); }
+    /// From any thread: the tau from the next step on, which ends exact mode. Throws SessionError for an invalid one.
+    void set_tau(double tau);
 
-    /// From any thread: switch to exact mode from the next step on, or back to the default tau.
+    /// From any thread: switch to exact mode from the next step on, or back to the default tau. Throws SessionError if
+    /// the row must verify its drafts.
     void set_exact(bool exact);
 
     /// No value in exact mode.

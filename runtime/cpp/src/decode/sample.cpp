@@ -86,11 +86,15 @@ std::vector<float> penalized(const float* logits, std::int64_t size, double pena
 
 } // namespace
 
-double uniform(std::uint64_t seed, std::uint64_t position) {
+std::uint64_t splitmix64(std::uint64_t seed, std::uint64_t position) {
     std::uint64_t z = seed + (position + 1) * 0x9E3779B97F4A7C15U;
     z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
     z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
-    return static_cast<double>((z ^ (z >> 31U)) >> 11U) / 9007199254740992.0; // 2**53
+    return z ^ (z >> 31U);
+}
+
+double uniform(std::uint64_t seed, std::uint64_t position) {
+    return static_cast<double>(splitmix64(seed, position) >> 11U) / 9007199254740992.0; // 2**53
 }
 
 Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,

@@ -10,8 +10,10 @@ namespace mars {
 
 class TokenSet;
 
-/// A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that a draw does not depend on the
-/// run length.
+/// Output `position` of Vigna's generator of that name.
+std::uint64_t splitmix64(std::uint64_t seed, std::uint64_t position);
+
+/// A number in [0, 1) that depends on `seed` and `position` only, so that a draw does not depend on the run length.
 double uniform(std::uint64_t seed, std::uint64_t position);
 
 struct Choice {

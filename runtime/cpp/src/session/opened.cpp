@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <new>
+#include <tuple>
 
 #include "device/variants.hpp"
+#include "joined.hpp"
 #include "structured/guided_row.hpp"
 
 namespace mars {
@@ -50,6 +52,14 @@ std::int64_t Openings::length(const Text& text, const std::string& system, const
     return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
 }
 
+std::optional<DraftSlots> Opened::draft_slots(const std::string& name) const {
+    const auto& [model, draft] = std::tie(bundle.manifest.model, bundle.manifest.draft);
+    if (!draft) return std::nullopt;
+    const std::int64_t adapter =
+        name.empty() ? 0 : std::find(draft->adapters.begin(), draft->adapters.end(), name) - draft->adapters.begin();
+    return DraftSlots{model.vocab_size * (1 + adapter), draft->low, draft->high};
+}
+
 const Text& Opened::needs_text() const {
     if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
     if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
@@ -72,6 +82,8 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
         made.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), hopes);
     else
         made.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), hopes);
+    made.row->draft = draft_slots(config.draft);
+    made.row->max_masks = bundle.manifest.masks;
     made.row->stats.began = began;
     made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
     return made;
@@ -94,9 +106,9 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
     for (const std::int64_t id : ids)
         if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
     if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
-    const std::int64_t mask = bundle.manifest.tokens.mask;
-    if (std::find(ids.begin(), ids.end(), mask) != ids.end())
-        throw SessionError("the prompt holds the mask token " + std::to_string(mask) +
+    const std::optional<std::int64_t> mask = bundle.manifest.tokens.mask;
+    if (mask && std::find(ids.begin(), ids.end(), *mask) != ids.end())
+        throw SessionError("the prompt holds the mask token " + std::to_string(*mask) +
                            ", which stands for a token that is not known yet; leave it out");
     const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
     if (static_cast<std::int64_t>(ids.size()) > most)
@@ -111,6 +123,14 @@ void Opened::check(const GenerationConfig& config) const {
     config.check();
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    const auto& draft = bundle.manifest.draft;
+    if (draft && !config.is_exact()) check_tau(config.bound(), config.metric);
+    if (!draft && !bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
+        throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
+                           "mode, and set lookup for several tokens a step");
+    if (!config.draft.empty() && (!draft || std::count(draft->adapters.begin(), draft->adapters.end(), config.draft) == 0))
+        throw SessionError("this bundle has no draft adapter '" + config.draft.substr(0, 60) + "'; it has " +
+                           (draft ? joined(draft->adapters) : "none (docs/families.md)"));
     if (config.metric != Metric::probability && !has(to_string(config.metric)))
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
     if (config.needs_logits() && !has("logits"))

@@ -58,7 +58,7 @@ struct Opened {
     const Variant& runs() const { return bundle.variant(variant); }
 
     /// What a step costs here. The first call may measure it, which takes about a second.
-    std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
+    std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.mask_id()); }
 
     /// The guide of an answer with a grammar. Throws SessionError.
     std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
@@ -66,6 +66,9 @@ struct Opened {
     /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.
     std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                    const std::optional<std::string>& system) const;
+
+    /// The draft slots of the adapter with this name, which the bundle has; no value without adapters.
+    std::optional<DraftSlots> draft_slots(const std::string& name) const;
 
     const Text& needs_text() const;
 

@@ -60,7 +60,8 @@ SessionInfo Session::info() const {
     info.vocab_size = manifest.model.vocab_size;
     info.context_length = max_capacity();
     info.block = manifest.block;
-    info.mask_id = manifest.tokens.mask;
+    info.mask_id = manifest.tokens.mask.value_or(-1);
+    if (manifest.draft) info.draft_adapters = manifest.draft->adapters;
     info.eos_ids = manifest.tokens.eos;
     info.has_text = has_text();
     if (variant.engine) info.max_rows = variant.engine->max_rows();

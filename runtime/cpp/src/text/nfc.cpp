@@ -1,6 +1,6 @@
 // Normalization form C: decompose, order the marks, compose (Unicode standard, chapter 3.11).
 #include <algorithm>
-#include <tuple>
+#include <map>
 #include <vector>
 
 #include "text/unicode.hpp"
@@ -25,6 +25,12 @@ int combining_class(char32_t c) {
     return after != combining.begin() && c <= std::prev(after)->high ? std::prev(after)->combining_class : 0;
 }
 
+/// The decomposition of a code point, or null.
+const Decomposition* decomposition(const Table<Decomposition>& table, char32_t c) {
+    const auto* row = std::lower_bound(table.begin(), table.end(), c, [](const Decomposition& d, char32_t key) { return d.from < key; });
+    return row != table.end() && row->from == c ? row : nullptr;
+}
+
 void decompose(char32_t c, std::vector<char32_t>& out) {
     if (c >= syllable_base && c < syllable_base + num_syllables) {
         const char32_t index = c - syllable_base;
@@ -33,11 +39,23 @@ void decompose(char32_t c, std::vector<char32_t>& out) {
         if (index % num_tails != 0) out.push_back(tail_base + index % num_tails);
         return;
     }
-    const auto* row = std::lower_bound(decompositions.begin(), decompositions.end(), c,
-                                       [](const Decomposition& d, char32_t key) { return d.from < key; });
-    if (c < 0xC0 || row == decompositions.end() || row->from != c) return out.push_back(c);
+    const Decomposition* row = c < 0xC0 ? nullptr : decomposition(pairs, c);
+    if (row == nullptr && c >= 0xC0) row = decomposition(one_way, c);
+    if (row == nullptr) return out.push_back(c);
     decompose(row->first, out);
     if (row->second != 0) out.push_back(row->second);
+}
+
+using Pair = std::pair<char32_t, char32_t>;
+
+/// Composites by their parts.
+const std::map<Pair, char32_t>& composites() {
+    static const auto made = [] {
+        std::map<Pair, char32_t> all;
+        for (const Decomposition& each : pairs) all[{each.first, each.second}] = each.from;
+        return all;
+    }();
+    return made;
 }
 
 /// The composite of two code points, or 0.
@@ -47,11 +65,8 @@ char32_t compose(char32_t first, char32_t second) {
     if (first >= syllable_base && first < syllable_base + num_syllables && (first - syllable_base) % num_tails == 0 && second > tail_base &&
         second < tail_base + num_tails)
         return first + second - tail_base;
-    const auto* row =
-        std::lower_bound(compositions.begin(), compositions.end(), std::pair(first, second), [](const Composition& c, const auto& key) {
-            return std::tie(c.first, c.second) < std::tie(key.first, key.second);
-        });
-    return row != compositions.end() && row->first == first && row->second == second ? row->to : 0;
+    const auto found = composites().find({first, second});
+    return found != composites().end() ? found->second : 0;
 }
 
 struct Mark {

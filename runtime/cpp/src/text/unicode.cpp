@@ -27,6 +27,6 @@ CharClass class_of(char32_t c) {
     return contains(spaces, c) ? CharClass::space : CharClass::other;
 }
 
-bool is_digit(char32_t c) { return c < 0x80 ? c >= '0' && c <= '9' : contains(digits, c); }
+bool is_digit(char32_t c) { return c < 0x80 ? c >= '0' && c <= '9' : contains(numbers, c) || contains(new_digits, c); }
 
 } // namespace mars

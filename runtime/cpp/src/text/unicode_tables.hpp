@@ -27,16 +27,13 @@ struct Decomposition {
     char32_t from, first, second;
 };
 
-struct Composition {
-    char32_t first, second, to;
-};
-
-extern const Table<CodePointRange> letters;       // \p{L} of the split patterns
-extern const Table<CodePointRange> numbers;       // \p{N} of the split patterns
-extern const Table<CodePointRange> digits;        // digits of the Digits pre-tokenizer, newer than `numbers`
-extern const Table<CodePointRange> spaces;        // \s
-extern const Table<CombiningRange> combining;     // combining classes above 0
-extern const Table<Decomposition> decompositions; // by `from`; without the Hangul syllables, which are arithmetic
-extern const Table<Composition> compositions;     // by `first`, then `second`; without the Hangul syllables
+extern const Table<CodePointRange> letters;    // \p{L} of the split patterns
+extern const Table<CodePointRange> numbers;    // \p{N} of the split patterns
+extern const Table<CodePointRange> new_digits; // digits of the Digits pre-tokenizer that are newer than `numbers`
+extern const Table<CodePointRange> spaces;     // \s
+extern const Table<CombiningRange> combining;  // combining classes above 0
+// Decompositions by `from`, without the Hangul syllables, which are arithmetic.
+extern const Table<Decomposition> pairs;   // those that normalization form C composes again
+extern const Table<Decomposition> one_way; // the others
 
 } // namespace mars

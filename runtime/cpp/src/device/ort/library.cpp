@@ -44,12 +44,12 @@ void* open_library() {
 } // namespace
 
 const OrtApiBase& ort_base() {
-    static const OrtApiBase& base = [&]() -> const OrtApiBase& {
+    static const OrtApiBase* const base = [] {
         void* function = dlsym(open_library(), "OrtGetApiBase");
         if (function == nullptr) throw SessionError("the library that was loaded as ONNX Runtime has no OrtGetApiBase");
-        return *reinterpret_cast<const OrtApiBase* (*)()>(function)();
+        return reinterpret_cast<const OrtApiBase* (*)()>(function)();
     }();
-    return base;
+    return *base;
 }
 
 void init_ort() {
