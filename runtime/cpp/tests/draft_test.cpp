@@ -52,7 +52,9 @@ Json drafted() {
 }
 
 mars::Session session(const Json& manifest, std::unique_ptr<mars::Backend> backend) {
-    return mars::Opened::over({"nowhere", mars::parse_manifest(manifest.dump())}, std::move(backend));
+    mars::Session opened = mars::Opened::over({"nowhere", mars::parse_manifest(manifest.dump())}, std::move(backend));
+    opened.set_cost({{1, 1.0}});
+    return opened;
 }
 
 template <typename Body>
