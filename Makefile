@@ -12,7 +12,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_t
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check check-fast docs format lint types test programs processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check check-fast docs format lint types test programs processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
 
 demo: $(STAMP)
 	$(BIN)/mars-export demo
@@ -153,6 +153,20 @@ gpu-unpack:
 
 gpu-offline: gpu-unpack
 	$(PYTHON) benchmarks/gpu_prove.py --joined build/gpu-joined
+
+# What a version publishes, in dist/: both packages, the default checkpoint in three precisions, the changelog's first
+# section as notes, checksums (CONTRIBUTING.md). GPTQ chooses the codes of int4, which takes most of the time.
+release: $(STAMP)
+	rm -rf dist build/release && mkdir -p dist build/release
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --outdir dist exporter/default
+	$(BIN)/python -m twine check --strict dist/*
+	@set -e; for precision in w8a8 int4 fp32; do name=mars-smollm2-135m-$$precision.bundle; \
+	$(BIN)/mars-export onnx --precision $$precision -o build/release/$$name; $(BIN)/mars-export verify build/release/$$name; \
+	tar --sort=name --owner=0 --group=0 --numeric-owner -C build/release -cf dist/$$name.tar $$name; done
+	sed '1,/^## /d; /^## /,$$d' CHANGELOG.md > dist/NOTES.md
+	cd dist && sha256sum * > SHA256SUMS
 
 format: $(STAMP)
 	$(BIN)/ruff format .

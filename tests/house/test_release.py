@@ -1,4 +1,4 @@
-"""What a release is made of: a source archive with all that is tracked, words for a package index, links."""
+"""What a release is made of: packages, bundles, checksums, words for a package index, links."""
 
 from __future__ import annotations
 
@@ -57,3 +57,49 @@ def test_links_become_absolute(tmp_path: Path) -> None:
     assert [link for link in after if not link.startswith("https://")] == []
     assert "https://example.org/mars/raw/v0.1.0/docs/images/serve.png" in after
     assert "https://example.org/mars/blob/v0.1.0/docs/serving.md#the-page" in after
+
+
+PROGRAMS = {
+    "python": """case "$*" in *"build --outdir dist exporter"*) touch dist/adapter.whl;;
+ *"build --outdir dist"*) touch dist/program.whl;; esac""",
+    "mars-export": """if [ $1 = verify ]; then [ -z "$BROKEN" ] || [ "${2/$BROKEN/}" = "$2" ]
+else mkdir "$5" && echo "$3" > "$5/manifest.json"; fi""",
+}
+
+
+def released(at: Path, broken: str = "") -> int:
+    """`make release` with programs that write small files; its exit status."""
+    for name in ("Makefile", "CHANGELOG.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, at)
+    (at / ".venv/bin").mkdir(parents=True)
+    for name, text in PROGRAMS.items():
+        (at / ".venv/bin" / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (at / ".venv/bin" / name).chmod(0o755)
+    for stamp in (".installed", ".installed-ci"):
+        (at / ".venv" / stamp).touch()
+    return subprocess.run(
+        ["make", "release"], cwd=at, env=os.environ | {"BROKEN": broken}, check=False
+    ).returncode
+
+
+def test_make_release_fills_dist(tmp_path: Path) -> None:
+    assert released(tmp_path) == 0
+    dist = tmp_path / "dist"
+    bundles = {f"mars-smollm2-135m-{precision}.bundle" for precision in ("w8a8", "int4", "fp32")}
+    files = {"adapter.whl", "program.whl", "NOTES.md", *(f"{name}.tar" for name in bundles)}
+    assert {file.name for file in dist.iterdir()} == files | {"SHA256SUMS"}
+    sums = (dist / "SHA256SUMS").read_text().splitlines()
+    assert {line.split()[1] for line in sums} == files
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True)
+    for name in bundles:
+        with tarfile.open(dist / f"{name}.tar") as archive:
+            assert archive.getnames() == [name, f"{name}/manifest.json"]
+    section = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    assert (dist / "NOTES.md").read_text(encoding="utf-8").strip() == section.partition("\n")[2].strip()
+
+
+def test_make_release_stops_at_a_bundle_that_fails(tmp_path: Path) -> None:
+    assert released(tmp_path, broken="int4") != 0
+    names = {file.name for file in (tmp_path / "dist").iterdir()}
+    assert "mars-smollm2-135m-w8a8.bundle.tar" in names
+    assert not names & {"mars-smollm2-135m-int4.bundle.tar", "SHA256SUMS"}
