@@ -12,6 +12,7 @@ import onnx
 from ..runtime.bundle.files import FileEntry, describe
 from ..runtime.bundle.manifest import (
     KV_LAYOUTS,
+    DraftInfo,
     Drift,
     Manifest,
     ModelInfo,
@@ -27,13 +28,14 @@ from ..runtime.errors import BundleError, ExportError
 from ..runtime.machine import byte_products
 from .checkpoint.compressed import require_same_form
 from .checkpoint.dims import Dims
+from .checkpoint.drafts import Drafts, products
 from .checkpoint.open import Checkpoint
 from .checkpoint.tensors import Tensors
 from .codes import SCHEMES, Quantization
 from .graph import step as graph
 from .graph.hashed import HashedFile
 from .graph.step import StepGraph, StepShape
-from .graph.weights import Placed, total_bytes, write_weights
+from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .output import writing
 from .quantize.quantizer import Quantizer, choose_quantizer
 from .turns import derive_chat_turns
@@ -182,8 +184,9 @@ def write_bundle(
     """Write a bundle to an empty directory. The options must have been checked."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     tensors, quantizer = _coded(checkpoint, options, report)
+    size = weight_bytes(checkpoint, options)
     placed, weights = _write_weights(
-        directory, checkpoint.dims, tensors, options, weight_bytes(checkpoint, options), report
+        directory, checkpoint.dims, tensors, checkpoint.drafts, options, size, report
     )
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
@@ -224,7 +227,13 @@ def _coded(
 
 
 def _write_weights(
-    directory: Path, dims: Dims, tensors: Tensors, options: ExportOptions, size: int, report: Progress
+    directory: Path,
+    dims: Dims,
+    tensors: Tensors,
+    drafts: Drafts | None,
+    options: ExportOptions,
+    size: int,
+    report: Progress,
 ) -> tuple[dict[str, Placed], FileEntry]:
     done = 0
 
@@ -235,6 +244,8 @@ def _write_weights(
 
     with HashedFile(directory / WEIGHTS_FILE) as file:
         placed = write_weights(file, tensors, dims, options.dtype, options.quantization, written)
+        if drafts is not None:
+            placed |= write_drafts(file, drafts, dims, options.dtype)
         return placed, file.entry()
 
 
@@ -282,6 +293,8 @@ def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
 
 
 def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | None) -> StepGraph:
+    drafts = checkpoint.drafts
+    owners = {} if drafts is None else {n: drafts.owners(w) for n, w in products(checkpoint.dims).items()}
     return StepGraph(
         checkpoint.dims,
         options.block,
@@ -293,6 +306,7 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | Non
         options.quantization,
         options.kv_layout,
         options.top_k,
+        {name: ranks for name, ranks in owners.items() if ranks},
     )
 
 
@@ -361,7 +375,7 @@ def _manifest(
     weights: FileEntry,
     quantizer: QuantizerInfo | None,
 ) -> Manifest:
-    vocabulary = checkpoint.vocabulary
+    vocabulary, drafts = checkpoint.vocabulary, checkpoint.drafts
     # Only the dynamic graph was measured; those with fixed shapes have the same nodes and weights.
     level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization, quantizer)
@@ -386,4 +400,7 @@ def _manifest(
         ),
         variants=tuple(judged),
         files=tuple(files),
+        # As for I-DLM's checkpoints, one more than was trained: its draft often holds.
+        masks=checkpoint.masks if drafts is None else options.block,
+        draft=None if drafts is None else DraftInfo(drafts.names, drafts.low, drafts.high),
     )

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ..runtime.bundle.manifest import NAME
 from ..runtime.cli.console import err, option
+from ..runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
     from .checkpoint.open import Checkpoint
@@ -45,6 +47,19 @@ class CheckpointOptions:
             READING, "Longrope: use the frequencies for long texts, and the whole context.", "--long-context"
         ),
     ] = False
+    draft_adapter: Annotated[
+        list[str] | None,
+        option(
+            READING,
+            "A draft adapter, which acts at draft slots only: the text is CHECKPOINT's. Repeatable, for"
+            " requests to choose.",
+            "--draft-adapter",
+            metavar="[NAME=]DIR",
+        ),
+    ] = None
+    draft_ids: Annotated[
+        str, option(READING, "What draft slots feed, as in the adapter's training: mask or noise.")
+    ] = "mask"
     revision: Annotated[str | None, option(READING, "The hub revision to use.")] = None
     base: Annotated[
         str | None, option(READING, "The adapter's base model, instead of the one that it names.")
@@ -59,6 +74,7 @@ class CheckpointOptions:
         checkpoint = open_checkpoint(
             source, revision=self.revision, base=self.base, mask_token=self.mask_token, tied=self.tied,
             tokenizer=self.tokenizer, long_context=self.long_context,
+            draft_adapters=_named(self.draft_adapter or []), draft_ids=self.draft_ids,
         )  # fmt: skip
         vocabulary = checkpoint.vocabulary
         if self.mask_token is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
@@ -69,6 +85,22 @@ class CheckpointOptions:
                 markup=False,
             )
         return checkpoint
+
+
+def _named(adapters: list[str]) -> dict[str, str]:
+    """The locations of --draft-adapter by their names: the given ones, or the last part of the path."""
+    named: dict[str, str] = {}
+    for given in adapters:
+        name, has_name, location = given.partition("=")
+        if not has_name:
+            name, location = Path(given).name or given, given
+        if NAME.fullmatch(name) is None or name in named or not location:
+            raise CheckpointError(
+                f"--draft-adapter {given}: each needs its own name of letters, digits, dots, dashes and"
+                " underscores: --draft-adapter NAME=DIR"
+            )
+        named[name] = location
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from ...runtime.bundle.manifest import Drift
+from ...runtime.decode.draft import DraftSlots
 from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
 from ..graph.step import NEVER, StepGraph
@@ -63,12 +64,23 @@ def check(
     the bounds of the precision.
     """
     mask = checkpoint.vocabulary.mask_token_id
-    sequences = [ids + [mask] * (spec.block - 1) for ids in _prompts(checkpoint, spec.block)]
-    expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress)
+    masks, drafts = [] if mask is None else [mask] * (spec.block - 1), checkpoint.drafts
+    prompts = _prompts(checkpoint, spec.block)
+    sequences = [ids + masks for ids in prompts]
+    if drafts is not None:
+        slots = [
+            DraftSlots.of(i, checkpoint.dims.vocab_size, drafts.low, drafts.high)
+            for i in range(len(drafts.names))
+        ]
+        sequences = [
+            [*ids, *slots[i % len(slots)].ids(len(ids), spec.block - 1)] for i, ids in enumerate(prompts)
+        ]
+    expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress, drafts)
     _require_numbers(
         expected, "the checkpoint, computed in fp32,", "Its weights are broken: train or download it again"
     )
-    yardstick = oracle.compare(checkpoint, sequences[0], expected[0]) if with_oracle else None
+    known = prompts[0] if drafts is not None else sequences[0]  # the oracle has no draft slots
+    yardstick = oracle.compare(checkpoint, known, expected[0][: len(known)]) if with_oracle else None
     graph = widened(graph) if spec.precision == "bfloat16" else graph
     few = segments.layers_at_once(checkpoint.tensors.shapes)
     results = segments.run(directory / "check.onnx", graph, spec, few, OUTPUTS, accuracy_level, sequences)
@@ -85,7 +97,7 @@ def check(
 def _drift(
     results: Sequence[dict[str, np.ndarray]],
     expected: Sequence[np.ndarray],
-    mask: int,
+    mask: int | None,
     yardstick: str | None,
     skipped: int,
 ) -> tuple[Drift, float]:

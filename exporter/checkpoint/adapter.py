@@ -13,12 +13,12 @@ import numpy as np
 
 from ...runtime.errors import CheckpointError
 from .names import EMBEDDING, HEAD
-from .tensors import SafetensorsFile, Tensors, chunks, listed, read_json, same_numbers, shown
+from .tensors import SafetensorsFile, ShardedTensors, Tensors, chunks, listed, read_json, same_numbers, shown
 
 T = TypeVar("T")
 
 CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+WEIGHTS_FILE, SHARDS = "adapter_model.safetensors", "adapter_model-*.safetensors"
 PREFIX = "base_model.model."
 MERGED = "merge it first: `model.merge_and_unload().save_pretrained(path)`"
 # Each of these changes what PEFT computes, or changes the base model when PEFT loads the adapter.
@@ -71,6 +71,7 @@ class AdapterConfig:
 
     base: str
     revision: str | None
+    rank: int  # by default
     alpha: float
     rslora: bool
     alpha_pattern: Patterns[float]
@@ -83,8 +84,10 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
-def read_adapter_config(directory: Path) -> AdapterConfig:
-    """Read `adapter_config.json`. Raises CheckpointError for settings that this merge does not reproduce."""
+def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterConfig:
+    """Read `adapter_config.json`, of a draft adapter or one to merge. Raises CheckpointError for settings
+    that this reader does not reproduce.
+    """
     path = directory / CONFIG_FILE
     raw = read_json(path)
     kind, init = str(raw.get("peft_type"))[:80], raw.get("init_lora_weights", True)
@@ -95,7 +98,10 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         refused.append(f"init_lora_weights={str(init)[:80]}, which changes the base weights too,")
     if kind != "LORA" or refused:
         what = ", ".join(refused) if kind == "LORA" else f"peft_type {kind}"
-        raise CheckpointError(f"{path}: {what} cannot be merged while streaming; {MERGED}")
+        cannot = (
+            "cannot act at draft slots only" if is_draft else f"cannot be merged while streaming; {MERGED}"
+        )
+        raise CheckpointError(f"{path}: {what} {cannot}")
     base, rank, revision = (raw.get(name) for name in ("base_model_name_or_path", "r", "revision"))
     if not isinstance(base, str) or not base or type(rank) is not int or rank <= 0:
         raise CheckpointError(
@@ -106,6 +112,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
     return AdapterConfig(
         base=base,
         revision=revision,
+        rank=rank,
         alpha=_number(path, raw.get("lora_alpha", rank)),
         rslora=bool(raw.get("use_rslora")),
         alpha_pattern=_alphas(path, raw.get("alpha_pattern") or {}),
@@ -157,6 +164,18 @@ def _names(path: Path, values: object) -> tuple[str, ...]:
     return tuple(values)
 
 
+def adapter_file(directory: Path) -> SafetensorsFile | ShardedTensors:
+    """The tensors of an adapter, in one file or in shards. Raises CheckpointError if there are none."""
+    if (directory / WEIGHTS_FILE).is_file():
+        return SafetensorsFile(directory / WEIGHTS_FILE)
+    shards = [SafetensorsFile(path) for path in sorted(directory.glob(SHARDS))]
+    if not shards:
+        raise CheckpointError(
+            f"{directory}: no {WEIGHTS_FILE} beside {CONFIG_FILE}; was the download complete?"
+        )
+    return ShardedTensors({name: shard for shard in shards for name in shard.shapes})
+
+
 class MergedTensors:
     """Base tensors into which an adapter is merged as they are read: W + scaling * B @ A, new rows, or whole
     new modules.
@@ -165,12 +184,8 @@ class MergedTensors:
     """
 
     def __init__(self, base: Tensors, directory: Path, config: AdapterConfig, tied: bool = False) -> None:
-        if not (directory / WEIGHTS_FILE).is_file():
-            raise CheckpointError(
-                f"{directory}: no {WEIGHTS_FILE} beside {CONFIG_FILE}; was the download complete?"
-            )
         self.base, self.config = base, config
-        self.adapter = SafetensorsFile(directory / WEIGHTS_FILE)
+        self.adapter = adapter_file(directory)
         self.pairs: dict[str, tuple[str, str]] = {}  # A and B, by the name of the weight
         self.rows: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.replaced: dict[str, str] = {}
@@ -232,7 +247,7 @@ class MergedTensors:
     def _sort_entries(self, directory: Path) -> None:
         unknown = []
         halves: dict[str, dict[str, str]] = {}
-        for key in self.adapter.entries:
+        for key in self.adapter.shapes:
             name = key.removeprefix(PREFIX)
             if match := re.fullmatch(r"(.+)\.lora_(?:embedding_)?(A|B)(?:\.default)?(?:\.weight)?", name):
                 halves.setdefault(f"{match[1]}.weight", {})[match[2]] = key

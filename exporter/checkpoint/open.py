@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from ...runtime.errors import CheckpointError
 from . import adapter, autogptq, compressed, default
 from .dims import Dims, check_shapes, dims_from_config, expected_shapes
+from .drafts import DRAFT_IDS, Drafts, open_drafts, refuse_merge
 from .names import EMBEDDING, HEAD
 from .tensors import Tensors, open_tensors, read_json, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+DRAFT_FILES = ["*adapter_config.json", "*adapter_model*.safetensors"]
+DRAFT_DIRECTORY = "adapter"  # of a bundle of base and adapter
+DEFAULT_BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,8 @@ class Checkpoint:
     """A checkpoint whose tensors are ready to stream.
 
     `source` and `revision` name its origin, for the bundle's manifest. `model` and `adapter` are the
-    directories that were read.
+    directories that were read. `trained_masks`: masks of a block in training; None if unknown, 0 for a model
+    without masks.
     """
 
     source: str
@@ -32,6 +40,18 @@ class Checkpoint:
     model: Path
     adapter: Path | None = None
     long_context: bool = False
+    trained_masks: int | None = None
+    drafts: Drafts | None = None
+
+    @property
+    def block(self) -> int:
+        """The block of an export by default."""
+        return self.trained_masks + 1 if self.trained_masks else DEFAULT_BLOCK
+
+    @property
+    def masks(self) -> int | None:
+        """The most masks of a step: one more than the trained ones, because its proposal often holds."""
+        return self.trained_masks + 1 if self.trained_masks else self.trained_masks
 
 
 def open_checkpoint(
@@ -43,14 +63,18 @@ def open_checkpoint(
     tied: bool | None = None,
     tokenizer: str | None = None,
     long_context: bool = False,
+    masks: bool = True,
+    draft_adapters: Mapping[str, str] | None = None,
+    draft_ids: str = "mask",
 ) -> Checkpoint:
     """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the default.
 
     Weights are not read yet, except for file headers (and two tables that may be one). `base` overrides the
     base model that an adapter names. `tied` says whether lm_head is the embedding, if config.json and the
     weights disagree. `tokenizer` is a directory of tokenizer files that replace the checkpoint's.
-    `long_context` selects longrope's frequencies for long texts. Raises CheckpointError, listing all problems
-    of one kind.
+    `long_context` selects longrope's frequencies for long texts. Without `masks` the checkpoint needs no mask
+    token. `draft_adapters`: locations of draft adapters by their names, whose slots feed the mask token or
+    noise (`draft_ids`). Raises CheckpointError, listing all problems of one kind.
     """
     if location is None:
         location = str(default.adapter_directory())
@@ -60,10 +84,13 @@ def open_checkpoint(
     config_of_adapter = None
     if (directory / adapter.CONFIG_FILE).is_file():
         config_of_adapter = adapter.read_adapter_config(directory)
+        refuse_merge(directory, config_of_adapter.alpha, config_of_adapter.rank)
         base = base or config_of_adapter.base
         is_default = base == default.BASE_NAME
         model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
     config = _read_config(model)
+    if not draft_adapters:
+        _refuse_beside(model, config)
     dims, tensors = dims_from_config(config, long_context=long_context), open_tensors(model)
     tensors = _unpacked(model, config, tensors, dims)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
@@ -72,7 +99,15 @@ def open_checkpoint(
         dims = replace(dims, tied=tensors.tied, vocab_size=_vocab_size(dims, tensors))
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
-    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location)
+    uses_mask = masks and (not draft_adapters or draft_ids == "mask")
+    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location, masks=uses_mask)
+    drafts = None
+    if draft_adapters:
+        if draft_ids not in DRAFT_IDS:
+            raise CheckpointError(f"--draft-ids must be one of {', '.join(DRAFT_IDS)}, not {draft_ids}")
+        found = {name: _draft_directory(at) for name, at in draft_adapters.items()}
+        drafts = open_drafts(found, tensors, _draft_range(vocabulary, dims.vocab_size))
+        vocabulary = replace(vocabulary, mask_token_id=None, mask_token=None)
     is_ours = default.is_embedded(directory)
     return Checkpoint(
         source=default.NAME if is_ours else location,
@@ -83,6 +118,8 @@ def open_checkpoint(
         model=model,
         adapter=None if directory == model else directory,
         long_context=long_context,
+        trained_masks=None if drafts or masks else 0,
+        drafts=drafts,
     )
 
 
@@ -96,6 +133,32 @@ def _refuse_other_loops(location: str) -> None:
             " trained to fill blocks with attention in both directions, and would answer nonsense in this"
             " causal loop (docs/families.md). If the name is misleading, rename the directory"
         )
+
+
+def _refuse_beside(model: Path, config: dict[str, Any]) -> None:
+    """Raise CheckpointError for a bundle of a base model and a draft adapter, without --draft-adapter."""
+    inside = model / DRAFT_DIRECTORY
+    if config.get("model_type") == "sdar" and (inside / adapter.CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{model}: the draft adapter {inside} belongs to this model. Give both: mars-export onnx BASE"
+            f" --draft-adapter {inside}, where BASE is this directory or the stock model"
+        )
+
+
+def _draft_directory(location: str) -> Path:
+    """The directory of a draft adapter: `location`, or `adapter` in it."""
+    directory = _directory(location, None, patterns=DRAFT_FILES)
+    for path in (directory, directory / DRAFT_DIRECTORY):
+        if (path / adapter.CONFIG_FILE).is_file():
+            return path
+    raise CheckpointError(f"{location}: no {adapter.CONFIG_FILE}; --draft-adapter needs a PEFT adapter")
+
+
+def _draft_range(vocabulary: Vocabulary, vocab_size: int) -> tuple[int, int]:
+    """The token ids of draft slots: the mask token, or all tokens of the tokenizer but the first."""
+    if vocabulary.mask_token_id is not None:
+        return vocabulary.mask_token_id, vocabulary.mask_token_id + 1
+    return 1, max(2, min(Tokenizer.from_str(vocabulary.tokenizer_json).get_vocab_size(), vocab_size))
 
 
 def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
@@ -151,7 +214,12 @@ def _tokenizer_directory(location: str) -> Path:
     return path
 
 
-def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = True) -> Path:
+def _directory(
+    location: str,
+    revision: str | None,
+    rebuild_tokenizer: bool = True,
+    patterns: Sequence[str] = HUB_FILES,
+) -> Path:
     path = _path(location)
     if path.is_dir():
         return path
@@ -164,10 +232,10 @@ def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = Tr
         return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
         raise CheckpointError(f"{location}: not a directory, a .gguf file or a hub id (owner/name)")
-    return _from_hub(location, revision)
+    return _from_hub(location, revision, patterns)
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -175,7 +243,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
             f"{name}: to download from the hub, install the export extra: pip install 'mars-export[export]'"
         ) from error
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
+from ...runtime.rules import is_integer
 from .tensors import read_json, read_text, shown
 
 TEXT_LIMIT = 128 << 20  # bytes; a tokenizer of 256,000 tokens has 35 MB
@@ -18,11 +19,13 @@ AUTHORS_MASK = "<|mask|>"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`tokenizer_json` is the text of a Hugging Face `tokenizer.json`; ids index the embedding."""
+    """`tokenizer_json` is the text of a Hugging Face `tokenizer.json`; ids index the embedding. There is no
+    mask token if the checkpoint is read without masks.
+    """
 
     tokenizer_json: str
-    mask_token_id: int
-    mask_token: str
+    mask_token_id: int | None
+    mask_token: str | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     bos_token: str | None
@@ -37,20 +40,27 @@ def read_vocabulary(
     vocab_size: int,
     mask_token: str | None,
     where: str | None = None,
+    *,
+    masks: bool = True,
 ) -> Vocabulary:
     """Read each tokenizer file from the first of `directories` that has it: an adapter's comes before its
     base's.
 
     `mask_token` is a token's text or its id as a decimal number; None means the mask token that the tokenizer
-    names, or the authors' `<|mask|>`. `where` names the checkpoint in messages. Raises CheckpointError if
-    there is no mask token or its id is outside the embedding.
+    names, the authors' `<|mask|>`, or the `mask_token_id` of `config`. `where` names the checkpoint in
+    messages. Raises CheckpointError if there is no mask token although `masks` are used, if tokenizer and
+    config name different ones, and if its id is outside the embedding.
     """
     where = where or str(directories[0])
     text = _tokenizer_json(directories)
     tokenizer = _tokenizer(where, text)
     settings = _merged_settings(directories)
-    name, mask_id = _find_mask(where, tokenizer, settings, mask_token)
-    if not 0 <= mask_id < vocab_size:
+    name, mask_id = None, None
+    if masks:
+        name, mask_id = _find_mask(where, tokenizer, settings, config, mask_token)
+    elif mask_token is not None:
+        raise CheckpointError(f"{where}: no step feeds a mask token here; leave --mask-token out")
+    if mask_id is not None and not 0 <= mask_id < vocab_size:
         raise CheckpointError(
             f"{where}: the mask token `{name}` has id {mask_id}, outside the embedding of {vocab_size} rows;"
             " resize the embedding when fine-tuning, or name another token with --mask-token"
@@ -145,7 +155,7 @@ def _token_id(tokenizer: Tokenizer, text: str | None) -> int | None:
 
 
 def _find_mask(
-    where: str, tokenizer: Tokenizer, settings: dict[str, Any], name: str | None
+    where: str, tokenizer: Tokenizer, settings: dict[str, Any], config: dict[str, Any], name: str | None
 ) -> tuple[str, int]:
     if name is not None:
         token_id = tokenizer.token_to_id(name)
@@ -157,7 +167,14 @@ def _find_mask(
                 " tokens or an id"
             )
         return name, token_id
-    name, token_id = _own_mask(tokenizer, settings)
+    (name, token_id), declared = _own_mask(tokenizer, settings), config.get("mask_token_id")
+    if token_id is None and is_integer(declared, 0) and declared < 2**31:
+        return tokenizer.id_to_token(declared) or str(declared), declared
+    if token_id is not None and declared not in (None, token_id):
+        raise CheckpointError(
+            f"{where}: the mask token is `{name}` (id {token_id}) by the tokenizer, and id {shown(declared)}"
+            " by config.json; say with --mask-token which one the model was trained with"
+        )
     if name is not None and token_id is not None:
         return name, token_id
     raise CheckpointError(
@@ -179,7 +196,7 @@ def _eos_ids(
     config: dict[str, Any],
     tokenizer: Tokenizer,
     settings: dict[str, Any],
-    mask_id: int,
+    mask_id: int | None,
 ) -> list[int]:
     """The end-of-sequence ids of generation_config.json, the tokenizer (the end of a chat turn) and
     config.json, in this order, without the mask.

@@ -1,4 +1,6 @@
-"""Gives symbolic dimensions of a step graph numbers: TensorRT's KV_CACHE_UPDATE needs a fixed capacity."""
+"""Prepares a step graph for TensorRT: numbers for symbolic dimensions (KV_CACHE_UPDATE needs a fixed
+capacity), and no branches.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,14 @@ from collections.abc import Mapping
 
 import onnx
 
+from .drafts import always
+
 
 def fixed(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     """A copy of `model` with numbers for the named symbols. It refers to the same weights file."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    always(copy)
     for info in [*copy.graph.input, *copy.graph.output]:
         for dimension in info.type.tensor_type.shape.dim:
             if dimension.dim_param in sizes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.dims import Dims
 from ..codes import Codec, Quantization
-from . import delta, heads, predictions, quantized, rotary, scaling, steady
+from . import delta, drafts, heads, predictions, quantized, rotary, scaling, steady
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
@@ -42,7 +42,7 @@ class StepGraph:
 
     dims: Dims
     block: int
-    mask_token_id: int
+    mask_token_id: int | None
     precision: str = "float32"  # of activations and KV
     metrics: bool = False
     logits: bool = False
@@ -50,6 +50,8 @@ class StepGraph:
     quantization: Quantization | None = None
     kv_layout: str = "static"  # see docs/format.md
     top_k: int = 0  # how many of the most likely tokens of each output are returned
+    # For each product with draft adapters, the owners of its ranks; the others have no entry.
+    draft_owners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def weight_precision(self) -> str:
@@ -129,10 +131,12 @@ class _Writer:
         self.write_tail(hidden)
 
     def embedding(self) -> str:
-        table = "embed_tokens.weight"
+        table, ids = "embed_tokens.weight", "input_ids"
+        if self.spec.draft_owners:
+            ids = drafts.write_owners(self.nodes, self.dims.vocab_size)
         if self.spec.quantization is None or self.spec.quantization.embedding == "float":
-            return self.nodes.add("Gather", table, "input_ids", name="embedding")
-        return quantized.embedded(self.nodes, "input_ids", table, ONNX_DTYPES[self.spec.precision])
+            return self.nodes.add("Gather", table, ids, name="embedding")
+        return quantized.embedded(self.nodes, ids, table, ONNX_DTYPES[self.spec.precision])
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 
@@ -268,7 +272,14 @@ class _Writer:
         product = self.product(
             x, f"{weight}.weight", name, self.spec.quantization.linear if self.spec.quantization else None
         )
-        return self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased") if bias else product
+        if bias:
+            product = self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased")
+        owners = self.spec.draft_owners.get(weight)
+        if owners is None:
+            return product
+        # Engines are captured in CUDA graphs, which have no branches.
+        lazy = not (self.half or self.is_delta)
+        return drafts.add(self.nodes, x, product, weight, owners, self.kind, lazy=lazy)
 
     def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
         if codec is None:
@@ -321,7 +332,8 @@ class _Writer:
         )
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
-        never[spec.mask_token_id] = NEVER
+        if spec.mask_token_id is not None:
+            never[spec.mask_token_id] = NEVER
         # Added after the Reshape: ONNX Runtime would fuse MatMul and Add to a Gemm, and then decode the whole
         # table in every step.
         bias = nodes.constant("mask_token_bias", never, np.float32)

@@ -136,7 +136,8 @@ def _draw(
         vocabulary.eos_token,
     )
     longest = min(LONGEST, dims.context_length)
-    masks = [vocabulary.mask_token_id] * min(block - 1, longest // 2)
+    mask = vocabulary.mask_token_id
+    masks = [] if mask is None else [mask] * min(block - 1, longest // 2)
     draw = random.Random(SEED)
     order = draw.sample(range(len(rows)), len(rows))
     sequences: list[tuple[int, ...]] = []

@@ -92,6 +92,15 @@ class AnswerOptions:
             metavar="N",
         ),
     ] = 0
+    draft: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "The draft adapter of the bundle that proposes tokens, by name; the text does not depend on it.",
+            "--draft",
+            metavar="NAME",
+        ),
+    ] = None
     temperature: Annotated[
         float,
         option(
@@ -180,6 +189,7 @@ class AnswerOptions:
             schema=text_of(self.schema), regex=self.regex, choice=tuple(self.choice) if self.choice else None,
             tools=text_of(self.tools), grammar=grammar,
             max_new_tokens=max_new_tokens, window=_window_of(self.window), lookup=self.lookup, stop=stop,
+            draft=self.draft,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             seed=self.seed or 0, repetition_penalty=self.repetition_penalty, **self._acceptance(),
         )  # fmt: skip

@@ -179,6 +179,8 @@ class Served:
             "backend": self.session.variant.backend,
             "adaptive": list(self.levels),
         }
+        if manifest.draft is not None:
+            mars["drafts"] = list(manifest.draft.adapters)
         return {
             "id": name, "object": "model", "created": self.created, "owned_by": "mars-export", "mars": mars,
         }  # fmt: skip

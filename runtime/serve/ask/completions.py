@@ -72,6 +72,7 @@ SHARED: Table = {
     "metric": Field(text),
     "window": Field(_window),
     "lookup": Field(integer()),
+    "draft": Field(text),
     "profile": Field(text),
     "cache_salt": Field(text),
     "regex": Field(text),

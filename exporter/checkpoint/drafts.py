@@ -1,0 +1,133 @@
+"""Reads draft adapters: LoRA pairs that stay apart from the base model and act at draft slots only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...runtime.errors import CheckpointError
+from . import names
+from .adapter import MergedTensors, adapter_file, read_adapter_config
+from .dims import Dims
+from .tensors import Tensors, check_finite, listed
+
+DRAFT_IDS = ("mask", "noise")
+DRAFT_SCALE = 16  # of lora_alpha / r: draft adapters have 16 to 64, adapters that are merged 1 to 4
+NEMO_FILE = "automodel_peft_config.json"  # NeMo writes it beside draft adapters
+# What tells other kinds of draft adapters, which need another step than this one.
+FOREIGN = {
+    "sigma_noisy_stream": "a Sigma-Uno adapter, whose draft slots are fed embeddings instead of token ids",
+    "base_model.model.encoder.": "an adapter for drafts with bidirectional attention"
+    " (Nemotron's linear_spec_lora)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft adapters over one base model. Adapter k is the owner k + 1 of its draft slots.
+
+    `low` and `high`: the token ids of draft slots, without `high`.
+    """
+
+    names: tuple[str, ...]
+    adapters: tuple[MergedTensors, ...]
+    low: int
+    high: int
+
+    def pairs(self, weight: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(owner, A [rank, in], B [out, rank]) of each adapter for a weight, in fp32; alpha / r is in B."""
+        for owner, adapter in enumerate(self.adapters, 1):
+            if weight in adapter.pairs:
+                down, up = (adapter.adapter.read(key) for key in adapter.pairs[weight])
+                for key, part in zip(adapter.pairs[weight], (down, up), strict=True):
+                    check_finite(key, part)
+                scale = adapter.config.scaling(weight.removesuffix(".weight"), len(down))
+                yield owner, down.astype(np.float32), up.astype(np.float32) * np.float32(scale)
+
+    def owners(self, weights: tuple[str, ...]) -> tuple[int, ...]:
+        """The owner of each column of A, of `matrices`."""
+        return tuple(
+            owner
+            for weight in weights
+            for owner, adapter in enumerate(self.adapters, 1)
+            if weight in adapter.pairs
+            for _ in range(adapter.adapter.shapes[adapter.pairs[weight][0]][0])
+        )
+
+    def matrices(self, weights: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """A [in, ranks] and B [ranks, out] of all adapters for weights whose outputs are joined: B is 0 where
+        a row and an output belong to different weights.
+        """
+        sizes = [self.adapters[0].base.shapes[weight] for weight in weights]
+        ranks, total = len(self.owners(weights)), sum(size[0] for size in sizes)
+        down, up = np.zeros((sizes[0][1], ranks), np.float32), np.zeros((ranks, total), np.float32)
+        rank = first = 0
+        for weight, size in zip(weights, sizes, strict=True):
+            for _, a, b in self.pairs(weight):
+                down[:, rank : rank + len(a)] = a.T
+                up[rank : rank + len(a), first : first + size[0]] = b.T
+                rank += len(a)
+            first += size[0]
+        return down, up
+
+
+def products(dims: Dims) -> dict[str, tuple[str, ...]]:
+    """The graph's products of a layer's Linear maps, by name: the weights that each joins."""
+    parts = {
+        "qkv": dims.knobs.qkv,
+        "attention_output": (names.O,),
+        "gate_up": dims.knobs.gate_up,
+        "down": (names.DOWN,),
+    }
+    return {
+        f"layers.{i}.{name}": tuple(names.weight(i, part) for part in group)
+        for i in range(dims.num_layers)
+        for name, group in parts.items()
+    }
+
+
+def open_drafts(directories: Mapping[str, Path], base: Tensors, ids: tuple[int, int]) -> Drafts:
+    """Open draft adapters by their names. Raises CheckpointError for adapters that would change other slots
+    than draft slots, or that are of another kind.
+    """
+    adapters = tuple(_open(directory, base) for directory in directories.values())
+    return Drafts(tuple(directories), adapters, *ids)
+
+
+def _open(directory: Path, base: Tensors) -> MergedTensors:
+    config = read_adapter_config(directory, is_draft=True)
+    stored = adapter_file(directory).shapes
+    for mark, what in FOREIGN.items():
+        if any(mark in name for name in stored):
+            raise CheckpointError(f"{directory}: {what}; it cannot be used as a draft adapter here")
+    if config.modules_to_save or config.token_indices.values:
+        what = "modules_to_save" if config.modules_to_save else "trainable_token_indices"
+        raise CheckpointError(
+            f"{directory}: `{what}` replaces weights at every slot, and a draft adapter must not change the"
+            " stock model's text; use an adapter with LoRA pairs only, or merge it: mars-export onnx"
+            f" {directory}"
+        )
+    adapter = MergedTensors(base, directory, config)
+    wrong = [name for name in (*adapter.rows, *adapter.replaced, *adapter.pairs) if not names.is_linear(name)]
+    if wrong:
+        raise CheckpointError(
+            f"{directory}: a draft adapter may change the Linear maps of layers only, not {listed(wrong)}"
+        )
+    return adapter
+
+
+def refuse_merge(directory: Path, alpha: float, rank: int) -> None:
+    """Raise CheckpointError for an adapter that is probably a draft adapter: merged it gives nonsense."""
+    reason = f"lora_alpha / r is {alpha / rank:g}" if alpha / rank >= DRAFT_SCALE else ""
+    if (directory / NEMO_FILE).is_file():
+        reason = f"{NEMO_FILE} is beside it"
+    if reason:
+        raise CheckpointError(
+            f"{directory}: {reason}, as for a draft adapter, which acts at draft slots only; merged into"
+            f" every slot it gives nonsense. Give it with its base: mars-export onnx BASE --draft-adapter"
+            f" {directory}. If it was trained without a gate, merge it first:"
+            " `model.merge_and_unload().save_pretrained(path)`"
+        )

@@ -1,0 +1,204 @@
+"""Bundles with draft adapters: the text is the stock model's as transformers generates it, and draft slots
+compute what the oracle of tests/support/gated.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support import gated, tiny
+from support.families import FAMILIES
+
+from mars_export import Batcher, GenerationConfig, Limits, Session
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime.decode.draft import DraftSlots
+
+BLOCK, NEW = 4, 24
+PROMPTS = [[5, 17, 99, 4, 61], [30], [77, 30, 8, 8, 150, 42, 9, 201, 3], [12, 13] * 6]
+V = tiny.VOCAB_SIZE
+MODELS = tiny.TINIES | FAMILIES
+
+
+class Gated:
+    """A base with adapters `one` and `two`, its bundles and its oracle."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.made, self.root, self.base = MODELS[name], root, tiny.write(MODELS[name], root / "base")
+        self.adapters = {
+            "one": gated.write_adapter(self.base, root / "one", self.made),
+            "two": gated.write_adapter(self.base, root / "two", self.made, rank=3, alpha=48, seed=1),
+        }
+        self.oracle = gated.GatedOracle(self.made, self.base, list(self.adapters.values()))
+        self.session = cache(lambda *a: Session.open(self.bundle(*a), threads=1))
+
+    def bundle(self, precision: str = "fp32", layout: str = "static", ids: str = "mask") -> Path:
+        target = self.root / f"{precision}-{layout}-{ids}"
+        if target.exists():
+            return target
+        adapters = {name: str(path) for name, path in self.adapters.items()}
+        opened = open_checkpoint(str(self.base), draft_adapters=adapters, draft_ids=ids)
+        options = ExportOptions(BLOCK, precision, kv_layout=layout, allow_drift=precision != "fp32")
+        export_onnx(opened, target, options)
+        return target
+
+    def stock(self, precision: str = "fp32") -> Session:
+        target = self.root / f"stock-{precision}"
+        if not target.exists():
+            opened = open_checkpoint(str(self.base), masks=False)
+            export_onnx(opened, target, ExportOptions(BLOCK, precision, allow_drift=True))
+        return Session.open(target, threads=1)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gated]:
+    return cache(lambda name: Gated(tmp_path_factory.mktemp(f"gated-{name}"), name))
+
+
+def step(session: Session, ids: Sequence[int]) -> np.ndarray:
+    """Logits [len(ids), vocab] of one step on an empty cache."""
+    cache = session.backend.new_cache(1)
+    cache.reserve(64)
+    index = np.arange(len(ids))[None]
+    output = session.backend.step(cache, 0, np.array([ids]), np.array([0]), index, True)
+    assert output.logits is not None
+    return output.logits[0]
+
+
+def drafts(session: Session, adapter: int, position: int, count: int) -> list[int]:
+    info = session.bundle.manifest.draft
+    assert info is not None
+    return DraftSlots.of(adapter, V, info.low, info.high).ids(position, count)
+
+
+@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-mixed", "llama-bias", "mistral", "gemma2", "phi3", "olmo2"])
+def test_draft_slots_compute_the_adapter_and_all_others_the_stock_model(
+    models: Callable[[str], Gated], name: str, layout: str
+) -> None:
+    model = models(name)
+    session = model.session("fp32", layout)
+    for adapter in (0, 1):
+        for known in (1, 5):
+            ids = PROMPTS[0][:known] + drafts(session, adapter, known, 5)
+            made, expected = step(session, ids), model.oracle.logits(ids)
+            np.testing.assert_allclose(made, expected, atol=2e-4)
+            stock = model.oracle.logits([i % V for i in ids])
+            np.testing.assert_allclose(made[:known], stock[:known], atol=2e-4)
+            assert np.abs(expected[known:] - stock[known:]).max() > 0.1, "the adapter must matter"
+
+
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_the_text_is_the_stock_model_s_by_transformers(models: Callable[[str], Gated], layout: str) -> None:
+    model = models("qwen2")
+    session = model.session("fp32", layout, "noise")
+    expected = [model.oracle.greedy(prompt, NEW) for prompt in PROMPTS]
+    for window in (1, 2, 5, "full", "auto"):
+        for lookup, name in ((0, None), (2, "two")):
+            config = GenerationConfig(max_new_tokens=NEW, window=window, lookup=lookup, draft=name)
+            made = session.generate_batch(PROMPTS, config)
+            assert [list(answer.token_ids) for answer in made] == expected
+    assert sum(answer.stats.verified for answer in made) > 0, "some proposals must hold"
+    one = session.generate(PROMPTS[0], GenerationConfig(tau=1.0, max_new_tokens=NEW))
+    assert list(one.token_ids) == expected[0]
+
+
+def test_rows_with_different_adapters_share_a_batch_and_their_prefixes(
+    models: Callable[[str], Gated],
+) -> None:
+    model = models("qwen2")
+    prompt = [(7 * i) % 250 for i in range(130)]
+    expected = model.oracle.greedy(prompt, NEW)
+    with Batcher(Session.open(model.bundle(), threads=1), Limits(max_rows=3, prefill_tokens=64)) as batcher:
+        for _ in range(2):
+            submitted = [
+                batcher.submit(prompt, GenerationConfig(max_new_tokens=NEW, draft=name))
+                for name in ("one", "two", None)
+            ]
+            answers = [request.result(60) for request in submitted]
+            assert [list(answer.token_ids) for answer in answers] == [expected] * 3
+    assert min(answer.stats.cached_tokens for answer in answers) > 0
+
+
+@pytest.mark.parametrize("settings", [{"seed": 3}, {"seed": 3, "top_k": 5}, {"seed": 8, "top_p": 0.7}])
+def test_sampled_text_does_not_depend_on_drafts(
+    models: Callable[[str], Gated], settings: dict[str, Any]
+) -> None:
+    model = models("qwen2")
+    config = GenerationConfig(temperature=0.8, max_new_tokens=NEW, **settings)
+    expected = model.stock().generate_batch(PROMPTS, config)
+    for name in ("one", "two"):
+        made = model.session().generate_batch(PROMPTS, config.with_values(draft=name, window=5))
+        assert [a.token_ids for a in made] == [a.token_ids for a in expected]
+
+
+def test_a_grammar_holds_and_its_text_is_the_stock_model_s(models: Callable[[str], Gated]) -> None:
+    model = models("qwen2")
+    config = GenerationConfig(regex="(a|b|the ){3,9}", max_new_tokens=NEW)
+    expected = model.stock().generate_batch(PROMPTS, config)
+    made = model.session().generate_batch(PROMPTS, config.with_values(draft="two"))
+    assert [a.text for a in made] == [a.text for a in expected]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_base_slots_have_the_stock_bundle_s_bits(models: Callable[[str], Gated], precision: str) -> None:
+    """Whatever is in draft slots; in w8a8 products do not depend on the number of rows, either."""
+    model = models("qwen2")
+    session, stock = model.session(precision), model.stock(precision)
+    ids = PROMPTS[2]
+    alone = step(stock, ids)
+    np.testing.assert_array_equal(step(session, ids), alone)
+    for adapter, count in ((0, 3), (1, 7)):
+        made = step(session, ids + drafts(session, adapter, len(ids), count))[: len(ids)]
+        if precision == "w8a8":
+            np.testing.assert_array_equal(made, alone)
+        else:
+            np.testing.assert_allclose(made, alone, atol=1e-4)
+    config = GenerationConfig(max_new_tokens=NEW)
+    texts = [[a.token_ids for a in s.generate_batch(PROMPTS, config)] for s in (session, stock)]
+    assert texts[0] == texts[1]
+
+
+def test_all_slots_of_one_adapter_are_the_merged_adapter(models: Callable[[str], Gated]) -> None:
+    model = models("phi3")
+    opened = open_checkpoint(str(model.adapters["one"]))
+    export_onnx(opened, target := model.root / "merged", ExportOptions(BLOCK))
+    merged = step(Session.open(target, threads=1), PROMPTS[0])
+    made = step(model.session(), [V + i for i in PROMPTS[0]])
+    allowed = np.arange(V) != tiny.MASK  # a merged bundle never predicts it
+    np.testing.assert_allclose(made[:, allowed], merged[:, allowed], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha_pattern": {"q_proj": 24}, "rank_pattern": {"v_proj": 2}},
+        {"use_rslora": True},
+        {"target_modules": ["o_proj"]},
+        {"target_modules": ["v_proj", "up_proj"]},
+    ],
+)
+def test_scales_ranks_and_subsets_of_modules(tmp_path: Path, settings: dict[str, Any]) -> None:
+    made = tiny.TINIES["llama"]
+    base = tiny.write(made, tmp_path / "base")
+    adapter = gated.write_adapter(base, tmp_path / "adapter", made, **settings)
+    opened = open_checkpoint(str(base), draft_adapters={"a": str(adapter)})
+    export_onnx(opened, tmp_path / "bundle", ExportOptions(BLOCK))
+    session = Session.open(tmp_path / "bundle", threads=1)
+    ids = [4, 8, 15, *drafts(session, 0, 3, 4)]
+    oracle = gated.GatedOracle(made, base, [adapter])
+    np.testing.assert_allclose(step(session, ids), oracle.logits(ids), atol=2e-4)
+
+
+def test_half_precision_and_delta_graphs_have_no_branches(models: Callable[[str], Gated]) -> None:
+    """CUDA graphs cannot capture them, and TensorRT 10.3 has opset 18."""
+    model = models("qwen2")
+    for precision, layout, count in (("fp32", "static", 8), ("fp16", "static", 0), ("fp32", "delta", 0)):
+        graph = onnx.load(model.bundle(precision, layout) / "model.onnx", load_external_data=False).graph
+        assert sum(node.op_type == "If" for node in graph.node) == count
