@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..runtime.bundle.manifest import NAME
 from ..runtime.cli.console import err, option
 from ..runtime.errors import CheckpointError
 
@@ -89,6 +88,8 @@ class CheckpointOptions:
 
 def _named(adapters: list[str]) -> dict[str, str]:
     """The locations of --draft-adapter by their names: the given ones, or the last part of the path."""
+    from ..runtime.bundle.manifest import NAME
+
     named: dict[str, str] = {}
     for given in adapters:
         name, has_name, location = given.partition("=")
