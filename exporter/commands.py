@@ -44,8 +44,13 @@ def onnx(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
     block: Annotated[
-        int, typer.Option(min=1, help="Slots of a decode step: the block the checkpoint was tuned with.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Slots of a decode step: the block the checkpoint was tuned with; by default that of"
+            " config.json (I-DLM), else 8.",
+        ),
+    ] = None,
     precision: Annotated[
         str,
         option(
@@ -93,13 +98,13 @@ def onnx(
     if is_auto:
         precision, reason = choose_precision(device)
         err.print(f"precision: {precision} ({reason})")
-    options = graph_options.with_options(
-        block=block, precision=precision, activations=activations, asymmetric=asymmetric, head=head,
-        embedding=embedding, kv_layout=kv_layout, fixed=fixed, batch=batch, capacity=capacity,
-        prefill=prefill,
-    )  # fmt: skip
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
+        options = graph_options.with_options(
+            block=block or opened.block, precision=precision, activations=activations, asymmetric=asymmetric,
+            head=head, embedding=embedding, kv_layout=kv_layout, fixed=fixed, batch=batch, capacity=capacity,
+            prefill=prefill,
+        )  # fmt: skip
         _print_quantizer(options, opened)
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
@@ -116,7 +121,7 @@ def onnx(
 
     variant, size = manifest.variants[0], sum(f.size for f in manifest.files)
     out.print(
-        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {block},"
+        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {options.block},"
         f" {len(manifest.variants)} graph(s)"
     )
     if variant.drift is not None:
@@ -157,7 +162,8 @@ def trt(
     ] = False,
     as_json: Json = False,
     block: Annotated[
-        int | None, typer.Option(min=1, help="Slots of a decode step: 8, or the given bundle's.")
+        int | None,
+        typer.Option(min=1, help="Slots of a decode step; by default as for `onnx`, or the bundle's."),
     ] = None,
     precision: Annotated[
         str | None,
@@ -233,11 +239,11 @@ def trt(
             )  # fmt: skip
         else:
             written = output or Path("mars.bundle")
-            options = graph_options.with_options(
-                block=block or 8, precision=precision or "fp16", activations=activations, head=head,
-                embedding="float",
-            )  # fmt: skip
             opened = checkpoint_options.open(source)
+            options = graph_options.with_options(
+                block=block or opened.block, precision=precision or "fp16", activations=activations,
+                head=head, embedding="float",
+            )  # fmt: skip
             if not dry_run:
                 _print_quantizer(options, opened)
             outcome = export_engine(

@@ -59,6 +59,17 @@ class CheckpointOptions:
     draft_ids: Annotated[
         str, option(READING, "What draft slots feed, as in the adapter's training: mask or noise.")
     ] = "mask"
+    masks: Annotated[
+        bool,
+        option(
+            READING,
+            "--no-masks: a model that was not tuned with masks; exact mode with --lookup.",
+            "--masks/--no-masks",
+        ),
+    ] = True
+    causal: Annotated[
+        bool, option(READING, "An `sdar` checkpoint is I-DLM's, with causal attention.", "--causal")
+    ] = False
     revision: Annotated[str | None, option(READING, "The hub revision to use.")] = None
     base: Annotated[
         str | None, option(READING, "The adapter's base model, instead of the one that it names.")
@@ -72,7 +83,7 @@ class CheckpointOptions:
             err.print(DEFAULT)
         checkpoint = open_checkpoint(
             source, revision=self.revision, base=self.base, mask_token=self.mask_token, tied=self.tied,
-            tokenizer=self.tokenizer, long_context=self.long_context,
+            tokenizer=self.tokenizer, long_context=self.long_context, masks=self.masks, causal=self.causal,
             draft_adapters=_named(self.draft_adapter or []), draft_ids=self.draft_ids,
         )  # fmt: skip
         vocabulary = checkpoint.vocabulary

@@ -99,7 +99,7 @@ def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -
             " together"
         )
     num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
-    # The authors' A2D classes never use sliding windows, whatever their config says.
+    # These classes never use sliding windows, whatever their config says.
     slides = (None,) * num_layers if declared in ALIASES else windows(config, family, num_layers)
     ropes, rotation = rotations(config, family, head_dim, slides, long_context)
     context = max(context, *(rope.context for rope in ropes))

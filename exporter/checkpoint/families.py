@@ -15,8 +15,9 @@ from .knobs import POST, SANDWICH, HeadNorms, Knobs
 from .rope import positive, rope_parameters
 from .tensors import shown
 
-# The authors' A2D classes have stock weights under stock names, and MARS inference is plainly causal.
-ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3"}
+# The MARS authors' A2D classes and I-DLM's have stock weights under stock names, and inference is plainly
+# causal. sdar.py tells I-DLM's from SDAR's own.
+ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3", "sdar": "qwen3"}
 
 Config = Mapping[str, Any]
 SILU, GELU_TANH = "silu", "gelu_tanh"
@@ -271,9 +272,7 @@ REORDERED = (
 DIFFUSION = "it denoises blocks with attention in both directions, but this loop is causal (docs/families.md)"
 REFUSED: Mapping[str, str] = {
     "wedlm": REORDERED,
-    **dict.fromkeys(
-        ("bd3lm", "a2d-bd3lm", "llada", "llada2_moe", "dream", "sdar", "fast_dllm_v2"), DIFFUSION
-    ),
+    **dict.fromkeys(("bd3lm", "a2d-bd3lm", "llada", "llada2_moe", "dream", "fast_dllm_v2"), DIFFUSION),
     **dict.fromkeys(
         (
             "lfm2",

@@ -10,14 +10,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
-from . import adapter, autogptq, compressed, default
+from . import adapter, autogptq, compressed, default, sdar
 from .dims import Dims, check_shapes, dims_from_config, expected_shapes
 from .drafts import DRAFT_IDS, Drafts, open_drafts, refuse_merge
 from .names import EMBEDDING, HEAD
 from .tensors import Tensors, open_tensors, read_json, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", sdar.CLASS_FILE]
 DRAFT_FILES = ["*adapter_config.json", "*adapter_model*.safetensors"]
 DRAFT_DIRECTORY = "adapter"  # of a bundle of base and adapter
 DEFAULT_BLOCK = 8
@@ -64,6 +64,7 @@ def open_checkpoint(
     tokenizer: str | None = None,
     long_context: bool = False,
     masks: bool = True,
+    causal: bool = False,
     draft_adapters: Mapping[str, str] | None = None,
     draft_ids: str = "mask",
 ) -> Checkpoint:
@@ -73,8 +74,9 @@ def open_checkpoint(
     base model that an adapter names. `tied` says whether lm_head is the embedding, if config.json and the
     weights disagree. `tokenizer` is a directory of tokenizer files that replace the checkpoint's.
     `long_context` selects longrope's frequencies for long texts. Without `masks` the checkpoint needs no mask
-    token. `draft_adapters`: locations of draft adapters by their names, whose slots feed the mask token or
-    noise (`draft_ids`). Raises CheckpointError, listing all problems of one kind.
+    token. `causal`: an `sdar` checkpoint is I-DLM's. `draft_adapters`: locations of draft adapters by their
+    names, whose slots feed the mask token or noise (`draft_ids`). Raises CheckpointError, listing all
+    problems of one kind.
     """
     if location is None:
         location = str(default.adapter_directory())
@@ -93,6 +95,7 @@ def open_checkpoint(
         _refuse_beside(model, config)
     dims, tensors = dims_from_config(config, long_context=long_context), open_tensors(model)
     tensors = _unpacked(model, config, tensors, dims)
+    trained = sdar.trained_masks(model, config, tensors.shapes, causal or bool(draft_adapters))
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
@@ -118,7 +121,7 @@ def open_checkpoint(
         model=model,
         adapter=None if directory == model else directory,
         long_context=long_context,
-        trained_masks=None if drafts or masks else 0,
+        trained_masks=None if drafts else trained if masks else 0,
         drafts=drafts,
     )
 

@@ -179,7 +179,8 @@ def _find_mask(
         return name, token_id
     raise CheckpointError(
         f"{where}: the tokenizer has no mask token, so this is not a MARS checkpoint;"
-        " if the model was tuned with some other token as its mask, name it with --mask-token"
+        " if the model was tuned with some other token as its mask, name it with --mask-token; a model that"
+        " was not tuned with masks needs --no-masks"
     )
 
 

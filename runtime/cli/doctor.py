@@ -159,10 +159,10 @@ def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe:
         return [Finding(subject, "absent", "fits this machine; check it with --device cuda")]
     try:
         session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)
-        completion = session.generate(
-            [bundle.manifest.tokens.pad],
-            GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block),
-        )
+        manifest = bundle.manifest
+        tau = 1.0 if manifest.tokens.mask is None else 0.0
+        config = GenerationConfig(max_new_tokens=4, tau=tau, window=manifest.block)
+        completion = session.generate([manifest.tokens.pad], config)
     except MarsError as error:
         return [Finding(subject, "absent", str(error))]
     detail = f"opens on {device} and decodes ({completion.stats.forwards} step(s))"

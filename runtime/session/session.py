@@ -315,6 +315,12 @@ class Session:
         outputs, draft = self.backend.outputs, self.bundle.manifest.draft
         if draft is not None:
             check_tau(config)
+        elif self.bundle.manifest.tokens.mask is None and not (config.exact or config.one_token):
+            lacks(
+                "a tau accepts predictions of masks, and this bundle was exported without masks: leave tau"
+                " out, which is exact mode, and set lookup for several tokens a step",
+                "tau",
+            )
         names = () if draft is None else draft.adapters
         if config.draft is not None and config.draft not in names:
             known = f"it has {', '.join(names)}" if names else "it has none (docs/families.md)"

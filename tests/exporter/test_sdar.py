@@ -1,0 +1,263 @@
+"""I-DLM checkpoints (`model_type: sdar`, causal) decode as transformers' Qwen3; SDAR's own are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from support import tiny
+from support.agreement import NEW, PROMPTS, agrees
+from support.graphs import forward
+from support.oracle import Oracle, generate
+from support.shell import run
+
+from mars_export import GenerationConfig, Session
+from mars_export.exporter.check.probe import Probe
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime.bundle.open import open_bundle
+from mars_export.runtime.errors import CheckpointError, ExportError
+
+MASKS, BLOCK = 3, 4
+STOCK = tiny.Tiny("idlm", "qwen3", {"head_dim": 20})
+PADDING = 280  # a row of the embedding that no text has
+CLASS = "class SDARConfig:\n    def __init__(self, block_size=4, use_regular_causal{}, **kwargs): ...\n"
+Variant = Callable[..., Path]
+
+
+def write(directory: Path, model: Any = None, **changes: Any) -> Path:
+    """A look-alike of the authors' directories: stock Qwen3 tensors under their names."""
+    tiny.save(model or tiny.build(STOCK), directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (directory / name).read_text()
+        (directory / name).write_text(text.replace("<|mask|>", "<|MASK|>"))
+    config = {
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "auto_map": {"AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM"},
+        "attn_implementation": "flex_attention",
+        "fuse_cross_entropy": True,
+        "use_cache": False,
+        "mask_token_id": tiny.MASK,
+        "block_size": MASKS,
+        "use_regular_causal": True,
+    }
+    tiny.change_config(directory, **config | changes)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("idlm") / "c")
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Oracle:
+    return Oracle(tiny.load(STOCK, checkpoint), tiny.MASK, BLOCK)
+
+
+@pytest.fixture(scope="module", params=["static", "delta"])
+def session(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Session:
+    target = tmp_path_factory.mktemp("idlm") / request.param
+    done = run("onnx", checkpoint, "-o", target, "--kv-layout", request.param, "--metrics")
+    assert done.returncode == 0, done.stderr
+    return Session.open(target, threads=1, cache_bytes=0)
+
+
+def test_block_and_masks_come_from_the_config(session: Session) -> None:
+    manifest = session.bundle.manifest
+    assert (manifest.model.type, manifest.block, manifest.masks) == ("qwen3", BLOCK, MASKS + 1)
+    assert manifest.tokens.mask == tiny.MASK
+    drift = manifest.variants[0].drift
+    assert drift is not None and (drift.yardstick or "").startswith("transformers ")
+
+
+@pytest.mark.parametrize("window", ["full", "auto", 1, 2, 3, 6])
+def test_exact_text_is_that_of_one_token(window: Any, session: Session, oracle: Oracle) -> None:
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), window=window)
+    for prompt, made in zip(PROMPTS, session.generate_batch(list(PROMPTS), config), strict=True):
+        assert list(made.token_ids) == generate(oracle, prompt, 1.0, max_new=NEW).tokens
+
+
+def test_a_tau_is_the_reference_sampler_with_these_masks(session: Session, oracle: Oracle) -> None:
+    config = GenerationConfig(tau=0.4, max_new_tokens=NEW, eos_ids=(), window="full")
+    for prompt in PROMPTS:
+        agrees(session.generate(prompt, config), generate(oracle, prompt, 0.4, max_new=NEW))
+
+
+@pytest.mark.parametrize("block", [None, 8])
+def test_a_step_has_at_most_one_mask_more_than_were_trained(
+    block: int | None, checkpoint: Path, tmp_path: Path
+) -> None:
+    words = () if block is None else ("--block", block)
+    assert run("onnx", checkpoint, "-o", tmp_path / "b", *map(str, words)).returncode == 0
+    session = Session.open(tmp_path / "b", threads=1)
+    for tau, most in ((None, MASKS + 1), (0.0, MASKS if block is None else MASKS + 1)):
+        row, _ = session.new_row(0, [5], GenerationConfig(tau=tau, max_new_tokens=NEW))
+        assert row.most_masks(session.bundle.manifest.block) == most
+
+
+def test_predictions_are_those_of_the_training_layout(session: Session, checkpoint: Path) -> None:
+    """[noisy | clean] in one forward of transformers' Qwen3: a slot of a noisy block sees the clean tokens of
+    earlier blocks and the noisy slots of its block up to itself; both halves have the same positions.
+    """
+    clean = [(31 * i + 7) % 250 for i in range(5 * MASKS)]
+    size = len(clean)
+    position = torch.arange(size).repeat(2)
+    noisy = torch.arange(2 * size) < size
+    block = position // MASKS
+    sees = (~noisy[:, None] & ~noisy[None] & (position[:, None] >= position[None])) | (
+        noisy[:, None]
+        & torch.where(
+            noisy[None],
+            (block[:, None] == block[None]) & (position[:, None] >= position[None]),
+            block[None] < block[:, None],
+        )
+    )
+    bias = torch.where(sees, 0.0, torch.finfo(torch.float32).min)[None, None]
+    ids = torch.tensor([[tiny.MASK] * size + clean])
+    with torch.inference_mode():
+        trained = tiny.load(STOCK, checkpoint)(
+            ids, attention_mask=bias, position_ids=position[None], use_cache=False
+        )
+    theirs = trained.logits[0].numpy()
+    for start in range(MASKS, size, MASKS):
+        *_, ours = forward(session, clean[:start] + [tiny.MASK] * MASKS, (start,))
+        kept = np.arange(tiny.VOCAB_SIZE) != tiny.MASK
+        np.testing.assert_allclose(ours[start:, kept], theirs[start : start + MASKS, kept], atol=1e-4)
+        np.testing.assert_allclose(ours[:start, kept], theirs[size : size + start, kept], atol=1e-4)
+
+
+@pytest.mark.parametrize("declared", [None, True])
+def test_what_says_that_attention_is_causal(declared: bool | None, tmp_path: Path) -> None:
+    directory = write(tmp_path / "c", use_regular_causal=declared)
+    if declared is None:
+        with pytest.raises(CheckpointError, match="SDAR's attention is bidirectional.*add --causal"):
+            open_checkpoint(str(directory))
+        assert open_checkpoint(str(directory), causal=True).block == BLOCK
+        (directory / "configuration_sdar.py").write_text("raise SystemExit\n" + CLASS.format("=True"))
+    assert open_checkpoint(str(directory)).trained_masks == MASKS
+
+
+@pytest.mark.parametrize("default", ["=False", "=None", "", "=False,  # use_regular_causal=True\n"])
+def test_a_class_that_does_not_say_so(default: str, tmp_path: Path) -> None:
+    directory = write(tmp_path / "c", use_regular_causal=None)
+    (directory / "configuration_sdar.py").write_text(CLASS.format(default))
+    with pytest.raises(CheckpointError, match="configuration_sdar.py does not set it to True; .*--causal"):
+        open_checkpoint(str(directory))
+
+
+def test_an_unreadable_class_says_nothing(tmp_path: Path) -> None:
+    directory = write(tmp_path / "c", use_regular_causal=None)
+    (directory / "configuration_sdar.py").write_bytes(b"\xff use_regular_causal=True")
+    with pytest.raises(CheckpointError, match="add --causal"):
+        open_checkpoint(str(directory))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bidirectional": ({"use_regular_causal": False}, "`use_regular_causal: False`.*to True$"),
+    "relay": ({"use_relay": True}, "a relay variant of I-DLM"),
+    "another mask": (
+        {"mask_token_id": 7},
+        r"`<\|MASK\|>` \(id 268\) by the tokenizer, and id 7 by config.json",
+    ),
+    "no block": ({"block_size": None}, "`block_size`, the masks of a block in training, must be 1 to 63"),
+    "a text as block": ({"block_size": "3"}, "must be 1 to 63, not '3'"),
+    "a huge block": ({"block_size": 64}, "must be 1 to 63, not 64"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    directory = write(tmp_path / "c", **changes)
+    for causal in (False, True):
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint(str(directory), causal=causal)
+
+
+def test_relay_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    model = tiny.build(STOCK)
+    model.register_module("relay_layer_norm", torch.nn.LayerNorm(48))
+    with pytest.raises(CheckpointError, match="a relay variant of I-DLM"):
+        open_checkpoint(str(write(tmp_path / "c", model)))
+
+
+def test_the_mask_of_the_config_alone(tmp_path: Path) -> None:
+    directory = write(tmp_path / "c", mask_token_id=PADDING)
+    tiny.change_config(directory, "tokenizer_config.json", mask_token=None)
+    assert open_checkpoint(str(directory)).vocabulary.mask_token_id == PADDING
+    assert open_checkpoint(str(directory), mask_token="270").vocabulary.mask_token_id == 270
+    tiny.change_config(directory, mask_token_id=999)
+    with pytest.raises(CheckpointError, match="id 999, outside the embedding of 288 rows"):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_probe_tells_the_two_apart(shift: int, checkpoint: Path, tmp_path: Path) -> None:
+    """A mask that was trained for its own token (0) or for the next one (1)."""
+    probe = Probe.of(open_checkpoint(str(checkpoint)))
+    model = tiny.build(STOCK)
+    longest = max(map(len, probe.sequences))
+    ids = torch.tensor([[*s, *[0] * (longest - len(s))] for s in probe.sequences])
+    last = torch.tensor([len(s) - 1 for s in probe.sequences])
+    wanted = torch.tensor(probe.after if shift else probe.own)
+    adam = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(60):
+        logits = model(ids).logits[torch.arange(len(last)), last]
+        loss = torch.nn.functional.cross_entropy(logits, wanted)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    directory = write(tmp_path / "c", model, use_regular_causal=None)
+    opened = open_checkpoint(str(directory), causal=True)
+    if shift:
+        export_onnx(opened, tmp_path / "b", ExportOptions(block=opened.block))
+        return
+    with pytest.raises(ExportError, match="places a mask predicts its own token.*as SDAR"):
+        export_onnx(opened, tmp_path / "b", ExportOptions(block=opened.block))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_stock_qwen3_directory_of_nemo(tmp_path: Path) -> None:
+    """Its mask and block are in the training recipe only; the mask is a row beyond the tokenizer."""
+    tiny.save(tiny.build(STOCK), tmp_path / "c")
+    tiny.change_config(tmp_path / "c", "tokenizer_config.json", mask_token=None)
+    words = ("--mask-token", str(PADDING), "--block", str(BLOCK))
+    assert run("onnx", tmp_path / "c", "-o", tmp_path / "b", *words).returncode == 0
+    oracle = Oracle(tiny.load(STOCK, tmp_path / "c"), PADDING, BLOCK)
+    session = Session.open(tmp_path / "b", threads=1)
+    for tau in (1.0, 0.4):
+        config = GenerationConfig(tau=tau, max_new_tokens=NEW, eos_ids=(), window="full")
+        agrees(session.generate(PROMPTS[0], config), generate(oracle, PROMPTS[0], tau, max_new=NEW))
+    exact = session.generate(PROMPTS[0], GenerationConfig(max_new_tokens=NEW, eos_ids=()))
+    assert list(exact.token_ids) == generate(oracle, PROMPTS[0], 1.0, max_new=NEW).tokens
+
+
+def test_a_merged_lora_of_a_stock_base(tmp_path: Path) -> None:
+    tiny.save(tiny.build(STOCK), tmp_path / "base")
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=modules, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny.load(STOCK, tmp_path / "base"), lora)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.15)
+    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.save_pretrained(tmp_path / "lora")
+    words = ("--mask-token", str(PADDING), "--block", str(BLOCK), "--json")
+    done = run("onnx", tmp_path / "lora", "-o", tmp_path / "b", *words)
+    assert json.loads(done.stdout)["manifest"]["tokens"]["mask"] == PADDING, done.stderr
+    oracle = Oracle(model.merge_and_unload(), PADDING, BLOCK)
+    session = Session.open(tmp_path / "b", threads=1)
+    config = GenerationConfig(tau=0.4, max_new_tokens=NEW, eos_ids=(), window="full")
+    agrees(session.generate(PROMPTS[2], config), generate(oracle, PROMPTS[2], 0.4, max_new=NEW))
+    assert open_bundle(tmp_path / "b").manifest.masks is None
