@@ -106,6 +106,7 @@ def test_colours(visit: Open, scheme: str) -> None:
 def test_on_a_phone(visit: Open) -> None:
     size = {"width": 360, "height": 640}
     tab = visit(FakeServe([[("x" * 400, 0.9), *tokens_of(WORDS)]]), viewport=size, is_mobile=True)
+    assert tab.evaluate("document.querySelector('#scroll').scrollTop") == 0  # the page begins with its title
     write(tab, "y" * 300)
     ended(tab)
     for name in ("header", ".dock", ".user", "article", "#say", "#go", "#tau", "aside"):
