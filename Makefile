@@ -36,6 +36,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	! git grep -nE '^(<<<<<<<|>>>>>>>) ' -- .
 
 # Type checkers cannot see a package that is mapped onto the root, so they get a link named like the package.
 types: $(STAMP)
