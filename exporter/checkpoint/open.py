@@ -103,7 +103,10 @@ def open_checkpoint(
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
     uses_mask = masks and (not draft_adapters or draft_ids == "mask")
-    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location, masks=uses_mask)
+    vocabulary = read_vocabulary(
+        directories, config, dims.vocab_size, mask_token, location,
+        masks=uses_mask, drafts=bool(draft_adapters),
+    )  # fmt: skip
     drafts = None
     if draft_adapters:
         if draft_ids not in DRAFT_IDS:

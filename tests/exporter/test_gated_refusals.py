@@ -144,6 +144,18 @@ def test_the_command_names_adapters_and_requests_choose_them(base: Path, plain: 
         session.generate([tiny.VOCAB_SIZE + 1], GenerationConfig(max_new_tokens=2))
 
 
+def test_a_base_without_a_mask_token_needs_noise_or_a_token(
+    adapter: Path, base: Path, tmp_path: Path
+) -> None:
+    stock = tiny.without_mask(shutil.copytree(base, tmp_path / "stock"))
+    with pytest.raises(CheckpointError, match=r"give --draft-ids noise.*--mask-token"):
+        open_checkpoint(str(stock), draft_adapters={"a": str(adapter)})
+    open_checkpoint(str(stock), draft_adapters={"a": str(adapter)}, draft_ids="noise")
+    opened = open_checkpoint(str(stock), draft_adapters={"a": str(adapter)}, mask_token="280")
+    assert opened.drafts is not None
+    assert (opened.drafts.low, opened.drafts.high) == (280, 281)
+
+
 @pytest.mark.parametrize("given", [["=x"], ["a=x", "a=y"], ["a b=x"], ["a="]])
 def test_names_that_are_none_or_given_twice(given: list[str], base: Path, tmp_path: Path) -> None:
     options = [word for each in given for word in ("--draft-adapter", each)]

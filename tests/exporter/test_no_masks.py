@@ -30,11 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Without a mask token."""
     directory = tmp_path_factory.mktemp("stock") / "c"
     tiny.save(tiny.build(STOCK), directory)
-    raw = json.loads((directory / "tokenizer.json").read_text())
-    raw["added_tokens"] = [t for t in raw["added_tokens"] if t["content"] != "<|mask|>"]
-    (directory / "tokenizer.json").write_text(json.dumps(raw))
-    tiny.change_config(directory, "tokenizer_config.json", mask_token=None)
-    return directory
+    return tiny.without_mask(directory)
 
 
 @pytest.fixture(scope="module")

@@ -182,6 +182,15 @@ def save(model: PreTrainedModel, directory: Path, *, sharded: bool = False) -> N
     write_tokenizer(directory)
 
 
+def without_mask(directory: Path) -> Path:
+    """Take the mask token out of a checkpoint's tokenizer, as in a stock model's."""
+    raw = json.loads((directory / "tokenizer.json").read_text())
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] != "<|mask|>"]
+    (directory / "tokenizer.json").write_text(json.dumps(raw))
+    change_config(directory, "tokenizer_config.json", mask_token=None)
+    return directory
+
+
 def load(tiny: Tiny, directory: Path) -> PreTrainedModel:
     """The written checkpoint in its stock causal class: what the oracle runs."""
     config_class, model_class = CLASSES[tiny.family]
