@@ -18,7 +18,7 @@ from .options import WEIGHTS, CheckpointOptions, GraphOptions
 if TYPE_CHECKING:
     from ..runtime.bundle.manifest import Drift
     from .checkpoint.open import Checkpoint
-    from .export import ExportOptions
+    from .export_options import ExportOptions
     from .tensorrt.engines import EngineResult
 
 app = typer.Typer()
@@ -85,7 +85,8 @@ def onnx(
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
-    from .export import choose_precision, export_onnx
+    from .export import export_onnx
+    from .export_options import choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):

@@ -15,7 +15,8 @@ from ..runtime.session.session import Session
 from .checkpoint import default as embedded
 from .checkpoint.open import open_checkpoint
 from .checkpoint.tensors import read_json
-from .export import ExportOptions, Progress, export_onnx, producer
+from .export import Progress, export_onnx, producer
+from .export_options import ExportOptions
 
 MOST_TOKENS = 128
 TOOLS = "Reply with tool calls."

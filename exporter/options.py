@@ -11,7 +11,7 @@ from ..runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
     from .checkpoint.open import Checkpoint
-    from .export import ExportOptions
+    from .export_options import ExportOptions
 
 DEFAULT = "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
 # Panels of --help
@@ -169,7 +169,7 @@ class GraphOptions:
 
     def with_options(self, **options: Any) -> ExportOptions:
         """These and the command's own as the options of an export."""
-        from .export import ExportOptions
+        from .export_options import ExportOptions
 
         return ExportOptions(
             group=self.group, search=self.search, quantizer=self.quantizer,

@@ -19,7 +19,8 @@ from support.tiny import Named
 from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.vocabulary import Vocabulary
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import ChatTurns
 from mars_export.runtime.decode.pace.cost import Cost

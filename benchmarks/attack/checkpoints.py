@@ -18,7 +18,8 @@ import numpy as np
 from attack import goods
 from attack.mutators import NASTY, PIECES, change, damaged, misplaced
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle
 
 Mutator = Callable[[Path, random.Random], None]

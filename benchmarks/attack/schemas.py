@@ -22,7 +22,8 @@ import jsonschema
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from random_checkpoint import Shape, write_checkpoint
 
 SMALL = Shape(64, 128, 2, 4, 2, 288, tie_word_embeddings=True)

@@ -17,7 +17,8 @@ from ...runtime.bundle.open import Bundle, rewrite, write_manifest
 from ...runtime.bundle.replace import link_or_copy
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
-from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, reopen, weight_bytes, write_bundle
+from ..export import Progress, reopen, weight_bytes, write_bundle
+from ..export_options import FLOATS, PRECISIONS, ExportOptions
 from ..graph.fixed import fixed
 from ..output import writing
 from . import build as tensorrt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,184 +12,16 @@ from typer.core import TyperCommand
 
 from ..errors import MarsError, MarsWarning
 from .config_file import read_config
-from .console import Size, err, listed, option
+from .console import err, listed
 from .options import SessionOptions, takes_options
+from .serve_options import AccessOptions, LimitOptions, ReplicaOptions, ServerOptions, in_url, is_loopback
 
 if TYPE_CHECKING:
-    from ..decode.schedule import Limits
     from ..serve import ServeOptions
     from ..serve.ray.fleet import Share
 
 app = typer.Typer()
-# Panels of --help
-ACCESS = "Access"
-LIMITS = "Limits"
-REPLICAS = "Replicas (Ray Serve)"
 HUB = "hub:"  # before a repository in place of a bundle's directory
-
-
-@dataclass(frozen=True, slots=True)
-class AccessOptions:
-    """API keys, and the pages and host names that may send requests."""
-
-    api_key: Annotated[
-        list[str] | None,
-        option(
-            ACCESS,
-            "API key to accept. Repeatable; in the variable MARS_API_KEY, separate keys with spaces. Without"
-            " keys, every request is accepted.",
-            "--api-key",
-            metavar="KEY",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        Path | None,
-        option(
-            ACCESS,
-            "File of API keys, one per line. SIGHUP reads it again.",
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-        ),
-    ] = None
-    cors_origin: Annotated[
-        list[str] | None,
-        option(ACCESS, "Allowed CORS origin, or * for any. Repeatable.", metavar="URL"),
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None,
-        option(ACCESS, "Host name of this server, for example behind a proxy. Repeatable.", metavar="NAME"),
-    ] = None
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        from ..serve.keys import parse_keys, read_keys
-
-        keys = parse_keys(self.api_key, "--api-key") if self.api_key else ()
-        return keys + (read_keys(self.api_key_file) if self.api_key_file is not None else ())
-
-    def hosts(self, host: str) -> frozenset[str] | None:
-        """The allowed Host headers, or None for any. On a loopback address, another name means that a web
-        page rebinds its own name to this machine.
-        """
-        if not (_is_loopback(host) or self.allowed_host):
-            return None
-        names = ("localhost", "127.0.0.1", "[::1]", _in_url(host), *(self.allowed_host or []))
-        return frozenset(name.lower() for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class LimitOptions:
-    """How much may be asked of the server at once."""
-
-    max_rows: Annotated[
-        int | None,
-        option(
-            LIMITS,
-            "Requests of each bundle that run at once: 8, or fewer if its engine has fewer rows.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    max_rows_per_client: Annotated[
-        int | None,
-        option(
-            LIMITS,
-            "Requests that run at once for one API key, or for one address if there are no keys; --max-rows"
-            " by default.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    max_waiting: Annotated[
-        int,
-        option(
-            LIMITS, "Requests of each bundle that may wait; further ones get status 429.", metavar="N", min=1
-        ),
-    ] = 64
-    max_prompt_tokens: Annotated[
-        int | None, option(LIMITS, "Maximum tokens of a prompt; the context by default.", metavar="N", min=1)
-    ] = None
-    max_new_tokens: Annotated[
-        int | None, option(LIMITS, "Maximum tokens of an answer; the context by default.", metavar="N", min=1)
-    ] = None
-    kv_bytes: Annotated[
-        int | None, option(LIMITS, "KV memory of each bundle's batch, such as 2G.", **Size)
-    ] = None
-    max_body: Annotated[
-        int, option(LIMITS, "Largest request body; 4M by default.", show_default=False, **Size)
-    ] = 4 << 20
-    request_timeout: Annotated[
-        float,
-        option(LIMITS, "Maximum seconds per request, including the time in the queue.", metavar="SECONDS"),
-    ] = 600
-    queue_timeout: Annotated[float, option(LIMITS, "Seconds that a request may wait.", metavar="SECONDS")] = (
-        60
-    )
-    drain_timeout: Annotated[
-        float,
-        option(
-            LIMITS,
-            "Seconds that running requests have to finish after SIGTERM. A second signal exits at once.",
-            metavar="SECONDS",
-            min=0.0,
-        ),
-    ] = 30
-
-    @property
-    def limits(self) -> Limits:
-        from ..decode.schedule import Limits
-
-        return Limits(
-            max_rows=self.max_rows or Limits().max_rows, max_waiting=self.max_waiting,
-            max_prompt_tokens=self.max_prompt_tokens, max_new_tokens=self.max_new_tokens,
-            kv_bytes=self.kv_bytes, max_rows_per_client=self.max_rows_per_client,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
-    """Replicas of the bundles as processes, with Ray Serve."""
-
-    ray: Annotated[
-        bool, option(REPLICAS, "Run replicas as separate processes behind one address.", "--ray")
-    ] = False
-    replicas: Annotated[
-        str | None,
-        option(
-            REPLICAS,
-            "Replicas of each bundle; MIN:MAX grows with the load. 1 by default.",
-            metavar="N|MIN:MAX",
-        ),
-    ] = None
-    address: Annotated[
-        str | None,
-        option(
-            REPLICAS,
-            "Deploy to this running Ray cluster and return. By default, Ray runs here until Ctrl-C.",
-        ),
-    ] = None
-    routing: Annotated[
-        str,
-        option(
-            REPLICAS,
-            "prefix: prefer the replica whose prefix cache has the prompt; even: the less busy of two random"
-            " replicas.",
-            metavar="prefix|even",
-        ),
-    ] = "prefix"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Where the server listens, and its log."""
-
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all network interfaces.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000
-    log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info"
-    log_format: Annotated[str, typer.Option(help="text, or json: one object per line.")] = "text"
 
 
 class ServeCommand(TyperCommand):
@@ -267,7 +99,7 @@ def serve(
         drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
         hosts=access.hosts(server.host), adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
-    if not options.keys and not _is_loopback(server.host):
+    if not options.keys and not is_loopback(server.host):
         warnings.warn(
             f"anyone who can reach {server.host}:{server.port} can use this server; set --api-key, or"
             " --host 127.0.0.1",
@@ -309,7 +141,7 @@ def _serve_here(
         server_app = new_app({name: model.open(path) for name, path in names.items()}, options)
         listen(server.log_level, server.log_format)
         address, number = listening.getsockname()[:2]
-        url = f"http://{_in_url(address)}:{number}"
+        url = f"http://{in_url(address)}:{number}"
         err.print(
             f"serving {', '.join(names)} at {url} (API at {url}/v1) once warm; Ctrl-C ends", markup=False
         )
@@ -353,7 +185,7 @@ def _serve_replicas(
             port = probe.getsockname()[1]
 
     def ready() -> None:
-        where = f"at http://{_in_url(host)}:{port} (Ctrl-C ends)" if address is None else f"on {address}"
+        where = f"at http://{in_url(host)}:{port} (Ctrl-C ends)" if address is None else f"on {address}"
         err.print(f"serving {', '.join(names)} {where}", markup=False)
 
     run(fleet, host, port, address, ready)
@@ -393,16 +225,3 @@ def _names(bundles: list[Path], served: list[str]) -> dict[str, Path]:
             )
         names[name] = path
     return names
-
-
-def _is_loopback(host: str) -> bool:
-    from ipaddress import ip_address
-
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -19,7 +19,8 @@ from support import tiny
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.decode.pace.cost import Cost
 
 HERE = Path(__file__).parent

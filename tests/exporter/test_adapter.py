@@ -15,7 +15,8 @@ from support.oracle import Oracle, generate
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.errors import CheckpointError
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -22,7 +22,8 @@ from mars_export.exporter.checkpoint import default, names
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.commands import app
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.quantize.calibrated import TOKENS_AT_ONCE, CalibratedTensors, _batches
 from mars_export.exporter.quantize.gptq import Moments, choose_codes
 from mars_export.exporter.quantize.quantizer import choose_quantizer

@@ -15,7 +15,8 @@ from support import tiny
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.errors import CheckpointError, ExportError
 
 Refused = Callable[..., None]

@@ -21,7 +21,8 @@ from mars_export import Session, SessionError
 from mars_export.exporter.check import bfloat16 as emulate
 from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle
 
 PLAIN = {

@@ -17,7 +17,7 @@ from support.fixtures import Named
 
 from mars_export import ExportError, MarsError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt import engines
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine

@@ -17,7 +17,8 @@ from support.missing import need
 
 from mars_export import ExportError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.fixed import fixed
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine

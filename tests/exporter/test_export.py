@@ -15,7 +15,8 @@ from support.fixtures import Named
 from mars_export import Session
 from mars_export.exporter.check import reference
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError

@@ -20,7 +20,8 @@ from support.tiny import Named
 from mars_export.exporter.check import oracle, reference, segments, selfcheck
 from mars_export.exporter.checkpoint import adapter
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError, ExportError
 

@@ -29,7 +29,8 @@ from mars_export.exporter.checkpoint.dims import check_shapes, dims_from_config
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import Tensors
 from mars_export.exporter.codes import Quantization
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 

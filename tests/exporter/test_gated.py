@@ -17,7 +17,8 @@ from support.families import FAMILIES
 
 from mars_export import Batcher, GenerationConfig, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.decode.draft import DraftSlots
 
 BLOCK, NEW = 4, 24

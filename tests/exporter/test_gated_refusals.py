@@ -12,7 +12,8 @@ from support import gated, shell, tiny
 
 from mars_export import CheckpointError, GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 
 MADE = tiny.TINIES["llama"]
 

@@ -17,7 +17,8 @@ from support.oracle import Oracle
 from mars_export import Session
 from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION
 from mars_export.runtime.bundle.open import open_bundle
 

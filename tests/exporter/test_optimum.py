@@ -12,7 +12,8 @@ from support.shell import Done, run_main
 from support.shell import run as run_ours
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 
 need("optimum", "optimum")
 

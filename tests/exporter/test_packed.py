@@ -23,7 +23,8 @@ from mars_export.exporter.checkpoint.compressed import read_scheme, unpacked
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import open_tensors
 from mars_export.exporter.codes import Codec
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 
 Codes = dict[
     str, tuple[np.ndarray, np.ndarray, np.ndarray | None]

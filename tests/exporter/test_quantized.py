@@ -19,7 +19,8 @@ from support.oracle import Oracle
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.codes import Quantization
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.weights import total_bytes
 from mars_export.runtime.bundle.open import open_bundle
 

@@ -20,7 +20,8 @@ from support.shell import run
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.check.probe import Probe
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError, ExportError
 

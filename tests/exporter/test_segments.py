@@ -11,7 +11,8 @@ from support.fixtures import Named
 
 from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.step import StepGraph
 from mars_export.runtime.bundle.manifest import Drift
 from mars_export.runtime.bundle.open import open_bundle

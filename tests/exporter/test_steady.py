@@ -15,7 +15,8 @@ from support.graphs import forward
 from mars_export import Session
 from mars_export.exporter.checkpoint.dims import Dims
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import steady
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.steady import WIDE_SLOTS

@@ -18,7 +18,8 @@ from support.firm import WIDE
 from support.oracle import Oracle, generate
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 
 PRECISIONS = ("fp32", "w8a8", "int8", "int4", "fp16")
 BLOCK, NEW = 6, 12

@@ -14,7 +14,8 @@ from support import tiny
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.session.conversation import Conversation
 from mars_export.runtime.text.tokenizer import Text

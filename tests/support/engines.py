@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mars_export.exporter.export import ExportOptions
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.tensorrt.plan import EngineOptions
 
 BLOCK, CAPACITY = 6, 128

@@ -12,7 +12,8 @@ import numpy as np
 
 from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from support import tiny
 from support.agreement import LOOPS, NEW, PROMPTS, config, window_rule
 from support.graphs import KEPT, TOKENS, forward

@@ -20,7 +20,8 @@ from support.fixtures import Named
 
 from mars_export import BundleError, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, rewrite, write_manifest

@@ -20,7 +20,8 @@ from support.fixtures import Named
 from support.text_driver import Driver, tokenizer_of
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 

@@ -24,7 +24,8 @@ from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import open_bundle

@@ -27,7 +27,7 @@ from support.paths import ROOT
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime.bundle.engine_info import this_platform

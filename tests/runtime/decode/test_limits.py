@@ -16,7 +16,8 @@ from support.oracle import Answer, Oracle, generate
 
 from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 
 NEW = 24
 MAIN = "a2d-qwen2"

@@ -11,7 +11,8 @@ from support.agreement import MAIN
 from support.tiny import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from support.agreement import LOOPS, PROMPTS, config
 
 from mars_export import Batcher, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
