@@ -134,7 +134,8 @@ class Request(Answer):
         with self._changed:
             reason = self._reason or "cancelled"
             ids, confidences = tuple(self._token_ids), tuple(self._confidences)
-            return Completion(self._answer_text, ids, confidences, reason, self._stats)
+            tops = tuple(self._row.top_logprobs[: len(ids)])
+            return Completion(self._answer_text, ids, confidences, reason, self._stats, tops)
 
     @property
     def finish_reason(self) -> FinishReason | None:

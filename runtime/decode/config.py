@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from ..accept import METRICS, is_one_token, passes
 from ..answer_format import Json, canonical, format_problems
 from ..errors import SessionError
-from ..rules import Rule, broken, integer, is_integer, number, one_of
+from ..rules import Rule, broken, integer, is_integer, is_number, number, one_of
 
 Window = Literal["auto", "full"] | int
 DEFAULT_TAU = 0.95  # of the paper's tables, for exact=False without a tau
@@ -24,6 +24,21 @@ STRINGS = Rule(
     "a list of non-empty strings",
     lambda stop: isinstance(stop, tuple) and all(isinstance(s, str) and s for s in stop),
 )
+MOST_BIAS, MOST_TOP = 100, 20  # as in OpenAI's API
+LOGIT_BIAS = Rule(
+    f"a mapping of token ids to numbers of -{MOST_BIAS} to {MOST_BIAS}",
+    lambda bias: (
+        isinstance(bias, tuple)
+        and all(is_integer(i, 0) and is_number(value) and abs(value) <= MOST_BIAS for i, value in bias)
+    ),
+)
+TOP = Rule(f"an integer of 0 to {MOST_TOP}", lambda value: is_integer(value, 0) and value <= MOST_TOP)
+# Fields that need logits, with the values that do not.
+OFF: Mapping[str, Any] = {
+    "temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+    "logit_bias": (), "top_logprobs": 0,
+}  # fmt: skip
+PENALTY = number("a number of -2 to 2", -2, 2)
 SEED = Rule("an integer of 0 to 2**64 - 1", lambda value: is_integer(value, 0) and value < 2**64)
 
 
@@ -58,6 +73,10 @@ class GenerationConfig:
     separators: between the items of a JSON answer and after a key; None for `", "` and `": "`. There is no
         other white space.
     grammar: the answer follows this grammar of the bundle (`mars-export grammar`).
+    presence_penalty: subtracted from the logits of tokens that the answer contains; 0 is off.
+    frequency_penalty: the same, for each time that they occur; 0 is off.
+    logit_bias: numbers that are added to the logits of tokens, by their ids.
+    top_logprobs: return this many of the most likely tokens at each position, at most 20.
 
     At most one of schema, regex, choice, tools and grammar may be set (docs/structured.md). Raises
     SessionError that lists every invalid value.
@@ -85,6 +104,10 @@ class GenerationConfig:
     tools: Json | None = None
     separators: tuple[str, str] | None = None
     grammar: str | None = None
+    presence_penalty: Annotated[float, PENALTY] = 0.0
+    frequency_penalty: Annotated[float, PENALTY] = 0.0
+    logit_bias: Annotated[Mapping[int, float] | Sequence[tuple[int, float]], LOGIT_BIAS] = ()
+    top_logprobs: Annotated[int, TOP] = 0
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -95,6 +118,8 @@ class GenerationConfig:
         for name in ("stop", "eos_ids", "choice"):
             if isinstance(getattr(self, name), list):
                 put(name, tuple(getattr(self, name)))
+        if isinstance(self.logit_bias, Mapping):
+            put("logit_bias", tuple(self.logit_bias.items()))
         if self.exact is None:
             put("exact", self.tau is None)
         if self.exact is False and self.tau is None:
@@ -119,9 +144,18 @@ class GenerationConfig:
         return self.temperature == 0
 
     @property
-    def needs_logits(self) -> bool:
+    def host_chooses(self) -> bool:
         """Whether the host chooses tokens from logits; otherwise the graph's argmax does."""
-        return not self.is_greedy or self.repetition_penalty != 1
+        return self.logits_field not in (None, "top_logprobs")
+
+    @property
+    def needs_logits(self) -> bool:
+        return self.logits_field is not None
+
+    @property
+    def logits_field(self) -> str | None:
+        """The first field that needs the graph's logits; None if none does."""
+        return next((name for name, neutral in OFF.items() if getattr(self, name) != neutral), None)
 
     @property
     def is_structured(self) -> bool:

@@ -15,8 +15,9 @@ from .draft import DraftSlots
 from .pace.estimates import Foresight, Hopes, PassRates
 from .pace.proposals import NONE, Lookup, Proposals, Proposer
 from .pace.split import Chances
+from .penalties import Penalties
 from .prefix import Stem
-from .sample import Draws
+from .sample import Draws, Top, top_of
 from .stats import Stats
 
 LEAST = 0.5  # a row with a tau makes no proposals whose chance to hold is lower
@@ -31,6 +32,7 @@ class Accepted:
 
     `error`: what ended the row, if it failed; its finish_reason is then "cancelled". `verified`: how many of
     the first tokens were proposals that held. `forced`: positions of the tokens that a grammar forced.
+    `top_logprobs`: of each token, if the config asks for them.
     """
 
     row: int
@@ -40,6 +42,7 @@ class Accepted:
     error: BaseException | None = None
     verified: int = 0
     forced: tuple[int, ...] = ()
+    top_logprobs: tuple[Top, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Row:
     hopes: shared by the rows of a session.
     proposer: another source of proposals than the row's masks.
     stem: the row's connection to the prefix cache.
+    penalties: the bias and the penalties of its logits.
+    top_logprobs: of each token of the answer, if the config asks for them.
     draft: what its draft slots feed; None if masks feed the mask token.
     max_masks: the most masks of a step; None for the block's.
     client: whose row it is; None for no client.
@@ -122,6 +127,8 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)
+        self.penalties = Penalties(config, len(prompt))
+        self.top_logprobs: list[Top] = []
         self.pass_rates = PassRates()
         self.hopes, self.foresight = hopes or Hopes(), Foresight()
         self.proposals = NONE
@@ -258,7 +265,10 @@ class Row:
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         tokens, sureness = tuple(token_ids[:count]), tuple(confidences[:count])
-        return Accepted(self.index, tokens, sureness, self.finish_reason, verified=num_verified)
+        tops = self._tops(predictions, token_ids, count)
+        return Accepted(
+            self.index, tokens, sureness, self.finish_reason, verified=num_verified, top_logprobs=tops
+        )
 
     def _append(self, token: int) -> None:
         """Make `token` part of the answer, which it may end."""
@@ -287,11 +297,22 @@ class Row:
 
     def candidates(self, predictions: Predictions, config: GenerationConfig, first: int = 0) -> Sequence[int]:
         """The row's tokens for the predictions from `first` on. Sampled ones are drawn when they are read."""
-        if not config.needs_logits:
+        if not config.host_chooses:
             tokens: list[int] = predictions.token_ids[first:].tolist()
             return tokens
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
-        return Draws(predictions.logits[first:], config, self.tokens)
+        penalties = self.penalties.follow(self.tokens)
+        return Draws(predictions.logits[first:], config, penalties, len(self.tokens))
+
+    def _tops(self, predictions: Predictions, token_ids: Sequence[int], count: int) -> tuple[Top, ...]:
+        """The most likely tokens at the positions of the first `count` tokens."""
+        if not self.config.top_logprobs:
+            return ()
+        logits = token_ids.penalized if isinstance(token_ids, Draws) else predictions.logits
+        assert logits is not None, "logits were not exported: the session checks this first"
+        tops = tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
+        self.top_logprobs += tops
+        return tops
 
     @staticmethod
     def _confidences(predictions: Predictions, token_ids: Sequence[int], count: int) -> list[float]:

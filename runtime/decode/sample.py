@@ -1,18 +1,21 @@
-"""Sampling from logits on the host: repetition penalty, temperature, top-k, top-p, min-p, seeded draws."""
+"""Choosing tokens from logits on the host: temperature, top-k, top-p, min-p, seeded draws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
 
 from .config import GenerationConfig
+from .penalties import FLOAT, Penalties
 
 MASK64 = 2**64 - 1
-FLOAT = np.finfo(np.float32)
 REACHES = (8.0, 16.0, math.inf)  # a draw sorts the logits that are this many temperatures below the largest
+
+Top = tuple[tuple[int, float], ...]
+"""The most likely tokens at a position with their natural log-probabilities, best first."""
 
 
 def splitmix64(seed: int, position: int) -> int:
@@ -29,16 +32,18 @@ def uniform(seed: int, position: int) -> float:
 
 
 class Draws(Sequence[int]):
-    """The tokens that follow `tokens` by logits [predictions, vocab], each drawn when it is first read.
+    """The tokens from absolute position `first` on by logits [predictions, vocab], each drawn when it is
+    first read.
 
-    A draw takes time, and the rule does not read tokens after the last that it accepts.
+    A draw takes time, and the rule does not read tokens after the last that it accepts. `penalized` has the
+    logits of the tokens that were drawn, with the penalties that hold there.
     """
 
-    def __init__(self, logits: np.ndarray, config: GenerationConfig, tokens: Sequence[int]) -> None:
-        self._logits, self._config, self._first = logits, config, len(tokens)
-        # A token counts only if all earlier ones are accepted, so these have been seen.
-        self._seen = set(tokens if config.repetition_penalty != 1 else ())
-        self._penalized: list[np.ndarray] = []
+    def __init__(
+        self, logits: np.ndarray, config: GenerationConfig, penalties: Penalties, first: int
+    ) -> None:
+        self._logits, self._config, self._penalties, self._first = logits, config, penalties, first
+        self.penalized: list[np.ndarray] = []
         self._tokens: list[int] = []
 
     def __len__(self) -> int:
@@ -51,32 +56,31 @@ class Draws(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         stop = index + 1 if isinstance(index, int) else index.indices(len(self))[1]
         for i in range(len(self._tokens), stop):
-            penalized = _penalized(self._logits[i], self._config.repetition_penalty, self._seen)
-            self._penalized.append(penalized)
-            self._tokens.append(_pick(penalized, self._config, self._first + i))
-            self._seen.add(self._tokens[-1])
+            self.penalized.append(self._penalties.of(self._logits[i]))
+            self._tokens.append(_pick(self.penalized[i], self._config, self._first + i))
+            # A token counts only if all earlier ones are accepted, so these are part of the text.
+            self._penalties.guess(self._tokens[i])
         return self._tokens[index]
 
     def confidences(self, count: int) -> list[float]:
         """Confidences of the first `count` tokens."""
         metric = self._config.metric
-        return [confidence_of(self._penalized[i], token, metric) for i, token in enumerate(self[:count])]
+        return [confidence_of(self.penalized[i], token, metric) for i, token in enumerate(self[:count])]
 
 
 def choose(
     logits: np.ndarray,
     config: GenerationConfig,
-    seen: Iterable[int],
+    penalties: Penalties,
     position: int,
     allowed: np.ndarray | None = None,
 ) -> tuple[int, float]:
     """Choose the token for absolute `position` from float32 logits [vocab]; return it and its confidence.
 
-    The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones) is
-    part of the model's distribution, from which the confidence is computed. Temperature, top-k and top-p only
-    shape the draw. `allowed`, bool [vocab]: the tokens to choose from.
+    Bias and penalties are part of the model's distribution, from which the confidence is computed.
+    Temperature, top-k and top-p only shape the draw. `allowed`, bool [vocab]: the tokens to choose from.
     """
-    penalized = _penalized(logits, config.repetition_penalty, seen)
+    penalized = penalties.of(logits)
     masked = penalized if allowed is None else np.where(allowed, penalized, np.float32(-np.inf))
     token = _pick(masked, config, position)
     return token, confidence_of(penalized, token, config.metric)
@@ -98,17 +102,15 @@ def confidence_of(logits: np.ndarray, token: int, metric: str) -> float:
     return probability - float(probabilities.max())
 
 
-def _penalized(logits: np.ndarray, penalty: float, seen: Iterable[int]) -> np.ndarray:
-    if penalty == 1:
-        return logits
-    changed = logits.copy()
-    ids = np.fromiter(set(seen), np.int64)
-    least, most = float(FLOAT.tiny), float(FLOAT.max)  # so that no penalty makes a logit infinite
-    factor = np.float32(min(max(penalty, least), most))
-    with np.errstate(over="ignore"):
-        moved = np.where(changed[ids] > 0, changed[ids] / factor, changed[ids] * factor)
-    changed[ids] = moved.clip(-most, most)
-    return changed
+def top_of(logits: np.ndarray, num: int) -> Top:
+    """The `num` most likely tokens by float32 logits [vocab]; of equal ones those with the smallest ids."""
+    num = min(num, len(logits))
+    least = np.partition(logits, -num)[-num]
+    ids = np.flatnonzero(logits >= least)
+    ids = ids[np.argsort(-logits[ids], kind="stable")][:num]
+    shifted = logits.astype(np.float64) - logits.max()
+    logprobs = shifted[ids] - np.log(np.exp(shifted).sum())
+    return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
 
 def _pick(logits: np.ndarray, config: GenerationConfig, position: int) -> int:

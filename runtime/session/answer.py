@@ -8,13 +8,15 @@ from typing import Any
 
 from ..decode.draft import check_tau
 from ..decode.row import Accepted, FinishReason, Row
+from ..decode.sample import Top
 from ..decode.stats import Stats
 from ..text.tokenizer import TextStream
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to
+    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` and,
+    if the config asks for them, `top_logprobs[i]` (ids and log-probabilities, best first) belong to
     `token_ids[i]`.
     """
 
@@ -23,6 +25,7 @@ class Completion:
     confidences: tuple[float, ...]
     finish_reason: FinishReason
     stats: Stats
+    top_logprobs: tuple[Top, ...] = ()
 
     @classmethod
     def of(cls, row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
@@ -30,7 +33,8 @@ class Completion:
         if text is not None and row.finish_reason is not None:
             text.finish()
         ids, reason = tuple(row.tokens[row.stats.prompt_tokens :]), row.finish_reason or "cancelled"
-        return cls(text.text if text else "", ids, tuple(confidences), reason, row.stats)
+        tops = tuple(row.top_logprobs)
+        return cls(text.text if text else "", ids, tuple(confidences), reason, row.stats, tops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Event:
 
     `text` may come later than its tokens: incomplete characters and possible stop strings are held back.
     `verified`: how many of the first tokens were proposals that held. `forced`: positions of the tokens that
-    a grammar forced.
+    a grammar forced. `top_logprobs`: of each token, if the config asks for them.
     """
 
     text: str
@@ -48,12 +52,13 @@ class Event:
     finish_reason: FinishReason | None
     verified: int = 0
     forced: tuple[int, ...] = ()
+    top_logprobs: tuple[Top, ...] = ()
 
     @classmethod
     def of(cls, accepted: Accepted, text: str) -> Event:
         """The event of what a step accepted, with the text that became final."""
-        token_ids, confidences = accepted.token_ids, accepted.confidences
-        return cls(text, token_ids, confidences, accepted.finish_reason, accepted.verified, accepted.forced)
+        how = (accepted.finish_reason, accepted.verified, accepted.forced, accepted.top_logprobs)
+        return cls(text, accepted.token_ids, accepted.confidences, *how)
 
 
 class Answer:

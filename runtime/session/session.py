@@ -328,11 +328,11 @@ class Session:
         if config.metric != "probability" and config.metric not in outputs:
             lacks(f"the metric {config.metric} needs a bundle exported with --metrics", "metric")
         if config.needs_logits and "logits" not in outputs:
-            field = "repetition_penalty" if config.is_greedy else "temperature"
-            lacks(
-                "temperature and repetition_penalty need a bundle with logits: export it without --no-logits",
-                field,
-            )
+            field = config.logits_field
+            lacks(f"{field} needs a bundle with logits: export it without --no-logits", field)
+        size = self.bundle.manifest.model.vocab_size
+        if unknown := [token for token in dict(config.logit_bias) if token >= size]:
+            lacks(f"logit_bias: token ids of this bundle are 0 to {size - 1}, not {unknown[0]}", "logit_bias")
         if config.is_structured and self.text is None:
             lacks("schema, regex, choice, tools and grammar need a bundle with a tokenizer", config.structure)
         if config.stop and self.text is None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..decode.config import GenerationConfig
 from ..decode.pace.proposals import Proposals
+from ..decode.penalties import Penalties
 from ..decode.sample import choose, confidence_of
 from ..errors import SessionError
 
@@ -126,17 +127,23 @@ class Guide:
         return mask
 
     def choose(
-        self, candidates: Candidates, i: int, config: GenerationConfig, seen: Sequence[int], strict: bool
+        self,
+        candidates: Candidates,
+        i: int,
+        config: GenerationConfig,
+        penalties: Penalties,
+        position: int,
+        strict: bool,
     ) -> tuple[int, float] | None:
-        """The next token and its confidence, by prediction `i` under the grammar.
+        """The token for absolute `position` and its confidence, by prediction `i` under the grammar.
 
         It is the most likely allowed token, or with a temperature a draw among the allowed ones. None means
         that another step must predict again: prediction `i` has too few candidates, or (unless `strict`) its
         context has changed. Raises SessionError if no step of this graph could tell.
         """
-        if config.needs_logits:
+        if config.host_chooses:
             assert candidates.logits is not None, "logits were not exported: the session checks this first"
-            return choose(candidates.logits[i], config, seen, len(seen), self.allowed())
+            return choose(candidates.logits[i], config, penalties, position, self.allowed())
         token = int(candidates.token_ids[i])
         if _may_follow(self.matcher, token, self._eos_ids):
             return token, float(candidates.confidences[i])

@@ -9,6 +9,7 @@ from ..decode.pace.estimates import Hopes
 from ..decode.pace.proposals import NONE, Proposals
 from ..decode.prefix import Stem
 from ..decode.row import LEAST, Accepted, Predictions, Row
+from ..decode.sample import Top, top_of
 from ..decode.stats import Stats
 from .guide import SURE, Guide
 
@@ -65,7 +66,10 @@ class GuidedRow(Row):
             return None
         confidences = (SURE[self.config.metric],) * len(forced)
         places = tuple(range(len(forced)))
-        return Accepted(self.index, tuple(forced), confidences, self.finish_reason, forced=places)
+        tops = self._returned([_sure(token) for token in forced])
+        return Accepted(
+            self.index, tuple(forced), confidences, self.finish_reason, forced=places, top_logprobs=tops
+        )
 
     def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
         """Append tokens from the left: the forced one, else the one that `_choice` accepts.
@@ -79,22 +83,25 @@ class GuidedRow(Row):
         first, most = len(self.tokens), self.remaining
         confidences: list[float] = []
         forced: list[int] = []
+        tops: list[Top] = []
         num_verified, follows = 0, True
         while self.finish_reason is None and (i := len(confidences)) < most:
             token, confidence = guide.forced(), SURE[config.metric]
             if token is not None:
                 forced.append(i)
+                tops.append(_sure(token))
             else:
                 choice = self._choice(predictions, i, num_verified, num_proposals) if follows else None
                 if choice is None:
                     break
                 token, confidence = choice
+                tops += self._top(predictions, i)
             confidences.append(confidence)
             self._append(token)
             if i < num_proposals:
                 follows = follows and token == proposals[i]
                 num_verified += follows
-            elif i in forced[-1:] or not config.needs_logits:
+            elif i in forced[-1:] or not config.host_chooses:
                 follows = follows and i < len(predictions.token_ids) and token == predictions.token_ids[i]
         self._propose(predictions, self.tokens[first:], num_verified, num_proposals)
         if guide.is_over and self.finish_reason is None:
@@ -106,9 +113,8 @@ class GuidedRow(Row):
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         tokens = tuple(self.tokens[first:])
-        return Accepted(
-            self.index, tokens, tuple(confidences), self.finish_reason, None, num_verified, tuple(forced)
-        )
+        how = (None, num_verified, tuple(forced), self._returned(tops))
+        return Accepted(self.index, tokens, tuple(confidences), self.finish_reason, *how)
 
     def _choice(
         self, predictions: Predictions, i: int, num_verified: int, num_proposals: int
@@ -125,10 +131,25 @@ class GuidedRow(Row):
         is_guess = i != num_verified
         if is_guess and (config.exact or config.one_token):
             return None
-        choice = self.guide.choose(predictions, i, config, self.tokens, not is_guess)
+        penalties = self.penalties.follow(self.tokens)
+        choice = self.guide.choose(predictions, i, config, penalties, len(self.tokens), not is_guess)
         if choice is None or not is_guess:
             return choice
         return choice if config.passes(choice[1]) and i - num_proposals <= self.guide.most_masks else None
+
+    def _top(self, predictions: Predictions, i: int) -> list[Top]:
+        """The most likely tokens of prediction `i`, if the config asks for them."""
+        if not self.config.top_logprobs:
+            return []
+        assert predictions.logits is not None, "logits were not exported: the session checks this first"
+        logits = self.penalties.follow(self.tokens).of(predictions.logits[i])
+        return [top_of(logits, self.config.top_logprobs)]
+
+    def _returned(self, tops: Sequence[Top]) -> tuple[Top, ...]:
+        if not self.config.top_logprobs:
+            return ()
+        self.top_logprobs += tops
+        return tuple(tops)
 
     def _append(self, token: int) -> None:
         self.guide.append(token)
@@ -150,7 +171,7 @@ class GuidedRow(Row):
             self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_proposals + 1 :]])
             # Predictions after a token that differs from the model's own one are void.
             predicted_ids = predictions.token_ids[num_proposals:count].tolist()
-            if self.config.needs_logits or list(appended[num_proposals:]) == predicted_ids:
+            if self.config.host_chooses or list(appended[num_proposals:]) == predicted_ids:
                 predicted = self.candidates(predictions, self.config, count)[:]
                 guess = Proposals(tuple(predicted), tuple(probabilities[count:]))
         self.proposals = self.guide.lead(guess, 0.0 if self.config.exact else LEAST)
@@ -168,3 +189,8 @@ class GuidedRow(Row):
             confidences = enumerate(predictions.confidences)
             passed = [i < num_appended or self.config.passes(c) for i, c in confidences]
             self.pass_rates.saw(max(num_appended - num_proposals, 0), passed[num_proposals:])
+
+
+def _sure(token: int) -> Top:
+    """The only token that a grammar allows."""
+    return ((token, 0.0),)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.sample import choose
+from support import plain
 from support.fake import FakeBackend
 
 TOKENS = 11  # of the vocabulary: the mask, eight words, two ends
@@ -130,25 +130,35 @@ def _logprobs(logits: np.ndarray) -> np.ndarray:
 
 
 def constrained(
-    prompt: Sequence[int], matcher: Automaton, config: GenerationConfig, eos: Sequence[int], seed: int
-) -> tuple[list[int], str]:
-    """One token at a time: what is forced, else the best or drawn of the allowed tokens."""
-    tokens, queue = list(prompt), list[int]()
-    while len(tokens) - len(prompt) < config.max_new_tokens:
-        queue = queue or matcher.forced()
+    prompt: Sequence[int], matcher: Automaton | None, config: GenerationConfig, eos: Sequence[int], seed: int
+) -> tuple[list[int], list[list[tuple[int, float]]], str]:
+    """One token at a time: what is forced, else the best or drawn of the allowed tokens. Returns the answer,
+    the most likely tokens at each position, and why it ended.
+    """
+    answer: list[int] = []
+    tops: list[list[tuple[int, float]]] = []
+    queue: list[int] = []
+    while len(answer) < config.max_new_tokens:
+        queue = queue or (matcher.forced() if matcher else [])
         if queue:
             token = queue.pop(0)
-        elif matcher.is_over:
+            tops.append([(token, 0.0)])
+        elif matcher and matcher.is_over:
             if not eos:
-                return tokens[len(prompt) :], "stop"
+                return answer, tops, "stop"
             token = min(eos)
+            tops.append([(token, 0.0)])
         else:
-            allowed = matcher.mask()
-            allowed[list(eos)] = matcher.may_end
-            logits = scores(tokens, 0, seed)
-            token, _ = choose(logits, config, tokens, len(tokens), allowed)
-        tokens.append(token)
+            logits = plain.penalized(scores([*prompt, *answer], 0, seed), config, prompt, answer)
+            tops.append(plain.top(logits, config.top_logprobs))
+            if matcher:
+                allowed = matcher.mask()
+                allowed[list(eos)] = matcher.may_end
+                logits = np.where(allowed, logits, np.float32(-np.inf))
+            token = plain.pick(logits, config, len(prompt) + len(answer))
+        answer.append(token)
         if token in eos:
-            return tokens[len(prompt) :], "eos"
-        matcher.consume(token)
-    return tokens[len(prompt) :], "length" if queue or eos or not matcher.is_over else "stop"
+            return answer, tops, "eos"
+        if matcher:
+            matcher.consume(token)
+    return answer, tops, "stop" if matcher and not queue and not eos and matcher.is_over else "length"

@@ -104,7 +104,7 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
     elif served.adaptive is not None and not ask.knobs:
         level = EXACT
         # Profiles are calibrated on greedy, unstructured answers.
-        if config.is_greedy and not config.needs_logits and not config.is_structured:
+        if not config.host_chooses and not config.is_structured:
             level = served.adaptive.names[served.level]
             config = _with_profile(config, served.levels[level])
     return repeatable(config, has_window="window" in ask.knobs, has_seed=ask.has_seed), level

@@ -120,6 +120,14 @@ def _older_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{token.text: token.logprob} for token in tokens],
+        "top_logprobs": [_by_text(token) for token in tokens],
         "text_offset": offsets,
     }
+
+
+def _by_text(token: Token) -> dict[str, float]:
+    """Log-probabilities of the most likely tokens, and of this one. Of equal texts, the likeliest counts."""
+    found: dict[str, float] = {}
+    for text, logprob in [*token.likely, (token.text, token.logprob)]:
+        found.setdefault(text, logprob)
+    return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from time import time
 from typing import Any
 
 from . import usage as statistics
 from .admission import Admitted
 from .choice import Choice, Part, Piece, ToolCallEntry
+from .steps import AnswerStep
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
 Event = dict[str, Any]
@@ -22,6 +24,7 @@ class ResponsesReply:
         self.id = f"resp_{secrets.token_hex(16)}"
         self.choices = [Choice(0, admitted.requests[0], admitted.ask, admitted.served.session)]
         self._items: list[Event] = []  # of the stream, the last one may be open
+        self._logprobs: list[Event] = []  # of tokens of which no text was sent yet
         self._is_open = False
         self._num_events = 0
 
@@ -32,6 +35,9 @@ class ResponsesReply:
     def body(self) -> Event:
         """The body of a finished reply."""
         items = [_item(part) for part in self.choices[0].parts]
+        message = next((item for item in items if item["type"] == "message"), None)
+        if message is not None:
+            message["content"][0]["logprobs"] = self._entries(self.choices[0].steps)
         return self._response(self._status, items)
 
     def opening(self) -> list[Event]:
@@ -45,19 +51,32 @@ class ResponsesReply:
     def chunks(self, choice: Choice, piece: Piece) -> list[Event]:
         """The events for an event of the model; the last ones at the end."""
         events = []
+        self._logprobs += self._entries(piece.steps)
         for part in piece.parts:
             if isinstance(part, ToolCallEntry):
                 events += self._close() + self._call(part)
             else:
                 events += [] if self._is_open else self._open()
                 self._items[-1]["content"][0]["text"] += part
-                events.append(self._event("output_text.delta", **self._place, delta=part, logprobs=[]))
+                logprobs = self._take_logprobs()
+                events.append(self._event("output_text.delta", **self._place, delta=part, logprobs=logprobs))
         if choice.is_over:
             events += self._close()
             events.append(self._event(self._status, response=self._response(self._status, self._items)))
         return events
 
     # --- parts ---
+
+    def _entries(self, steps: Sequence[AnswerStep]) -> list[Event]:
+        """The log-probabilities of tokens, if they are asked for."""
+        is_asked = self.admitted.ask.logprobs
+        return [token.logprob_entry() for step in steps for token in step.tokens if is_asked]
+
+    def _take_logprobs(self) -> list[Event]:
+        """Move the pending log-probabilities into the open message, and return them."""
+        taken, self._logprobs = self._logprobs, []
+        self._items[-1]["content"][0]["logprobs"] += taken
+        return taken
 
     def _event(self, kind: str, **fields: Any) -> Event:
         self._num_events += 1
@@ -82,7 +101,7 @@ class ResponsesReply:
         """Begin a message."""
         self._is_open = True
         added = self._add(_item(""))
-        part = dict(self._items[-1]["content"][0])
+        part = self._items[-1]["content"][0] | {"logprobs": []}
         return [added, self._event("content_part.added", **self._place, part=part)]
 
     def _close(self) -> list[Event]:
@@ -90,9 +109,10 @@ class ResponsesReply:
         if not self._is_open:
             return []
         self._is_open = False
+        self._take_logprobs()
         part = self._items[-1]["content"][0]
         return [
-            self._event("output_text.done", **self._place, text=part["text"], logprobs=[]),
+            self._event("output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"]),
             self._event("content_part.done", **self._place, part=part),
             self._done(),
         ]

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...decode.sample import Top
 from ...session.answer import Event
 from ...text.tokenizer import Text, TextStream
 
@@ -17,23 +18,34 @@ How = Literal["accepted", "verified", "forced"]
 
 @dataclass(slots=True)
 class Token:
-    """`how` it was chosen: verified (a proposal), forced (by a grammar), else accepted."""
+    """`how` it was chosen: verified (a proposal), forced (by a grammar), else accepted. `top`: the most
+    likely tokens at its position: ids, texts and log-probabilities.
+    """
 
     id: int
     text: str
     p: float
     how: How
+    top: list[tuple[int, str, float]]
 
     def step_entry(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.text, "p": round(self.p, 6), "how": self.how}
 
     def logprob_entry(self) -> dict[str, Any]:
-        spelled = list(self.text.encode("utf-8", "replace"))
-        return {"token": self.text, "logprob": self.logprob, "bytes": spelled, "top_logprobs": []}
+        return _entry(self.text, self.logprob) | {"top_logprobs": [_entry(*each) for each in self.likely]}
+
+    @property
+    def likely(self) -> list[tuple[str, float]]:
+        """Texts and log-probabilities of the most likely tokens; this one has the text of the answer."""
+        return [(self.text if token == self.id else text, p) for token, text, p in self.top]
 
     @property
     def logprob(self) -> float:
         return math.log(max(self.p, LEAST))
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
 
 
 @dataclass(slots=True)
@@ -52,6 +64,7 @@ class Steps:
     """The steps of one answer. A step is returned when all of its text was returned."""
 
     def __init__(self, text: Text | None) -> None:
+        self._text, self._last = text, list[int]()  # and the last token, if there is one
         self._stream = TextStream(text) if text is not None else None
         self._pending: deque[AnswerStep] = deque()
         self._spelled = self._shown = self._num = 0
@@ -63,7 +76,9 @@ class Steps:
             tokens = []
             for i, (token, p) in enumerate(zip(event.token_ids, event.confidences, strict=True)):
                 how: How = "forced" if i in forced else "verified" if i < event.verified else "accepted"
-                tokens.append(Token(token, self._spell(token), p, how))
+                top = self._alternatives(event.top_logprobs[i]) if event.top_logprobs else []
+                tokens.append(Token(token, self._spell(token), p, how, top))
+                self._last = [token]
             self._spelled += sum(len(token.text) for token in tokens)
             self._pending.append(AnswerStep(self._num, tokens, self._spelled))
             self._num += 1
@@ -86,6 +101,17 @@ class Steps:
             return ""
         self._stream.push(token)
         return self._stream.read()
+
+    def _alternatives(self, top: Top) -> list[tuple[int, str, float]]:
+        """Tokens with their texts after the last one: some tokenizers omit white space at the beginning."""
+        if self._text is None:
+            return []
+        spelled, before = self._text.spelled, self._text.spelled(self._last)
+        texts = [(token, spelled([*self._last, token]), p) for token, p in top]
+        return [
+            (token, text[len(before) :] if text.startswith(before) else spelled([token]), p)
+            for token, text, p in texts
+        ]
 
     def _rest(self) -> list[AnswerStep]:
         """The pending steps, without text after the end of the answer (from a stop string on)."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from ...decode.config import MOST_TOP
 from ...rules import is_integer
 from ..options import MOST_CHOICES, MOST_PROMPTS
 from ..refusals import Refused
 from .fields import (
     Field,
     Reader,
+    Several,
     Table,
     a_dict,
     a_list,
@@ -47,6 +50,14 @@ def _ignore_eos(name: str, value: Any) -> tuple[int, ...] | None:
     return () if flag(name, value) else None
 
 
+def _logit_bias(name: str, value: Any) -> dict[int, float]:
+    """Biases by token ids, which are texts in JSON."""
+    biases = a_dict(name, value)
+    if wrong_keys := [key for key in biases if not re.fullmatch("[0-9]{1,9}", key)]:
+        raise wrong(name, "an object of token ids and numbers", wrong_keys[0])
+    return {int(key): number(name, bias) for key, bias in biases.items()}
+
+
 def no_effect(*names: str) -> dict[str, Field]:
     """Fields that do not change the answer."""
     return dict.fromkeys(names, Field(ignored))
@@ -65,6 +76,9 @@ SHARED: Table = {
     "top_k": Field(_top_k),
     "min_p": Field(number),
     "repetition_penalty": Field(number),
+    "presence_penalty": Field(number),
+    "frequency_penalty": Field(number),
+    "logit_bias": Field(_logit_bias),
     "seed": Field(_seed),
     "ignore_eos": Field(_ignore_eos, "eos_ids"),
     "exact": Field(flag),
@@ -80,8 +94,7 @@ SHARED: Table = {
     "grammar": Field(text),
     **no_effect("user", "metadata", "service_tier", "safety_identifier", "request_id", "priority"),
     **refusing(
-        presence_penalty=(0,), frequency_penalty=(0,), logit_bias=({},), min_tokens=(0,),
-        length_penalty=(1,), stop_token_ids=([],), typical_p=(1,), mirostat=(0,),
+        min_tokens=(0,), length_penalty=(1,), stop_token_ids=([],), typical_p=(1,), mirostat=(0,),
         skip_special_tokens=(True,), chat_template=(), chat_template_kwargs=({},),
     ),
 }  # fmt: skip
@@ -120,20 +133,17 @@ def tool_choice(name: str, value: Any) -> str:
     return f"={function}"
 
 
+top_logprobs = integer(0, MOST_TOP)
+
+
 def _chat_logprobs(name: str, value: Any) -> int | None:
     return 0 if flag(name, value) else None
 
 
-def _text_logprobs(name: str, value: Any) -> int:
-    """Only those of the chosen tokens are known."""
-    if value not in (0, 1) or isinstance(value, bool):
-        raise Refused(
-            400,
-            f"{name} {shown(value)}: only those of the chosen tokens are known; use 0 or 1",
-            param=name,
-            code="unsupported_parameter",
-        )
-    return 0
+def _text_logprobs(name: str, value: Any) -> Several:
+    """Of the chosen tokens; from 2 on, also of the most likely ones, for which the bundle needs logits."""
+    num = top_logprobs(name, value)
+    return Several(logprobs=0, top_logprobs=num if num > 1 else None)
 
 
 def _prompts(name: str, value: Any) -> list[Any]:
@@ -177,8 +187,9 @@ CHAT: Table = {
     "tool_choice": Field(tool_choice),
     "parallel_tool_calls": Field(flag),
     "logprobs": Field(_chat_logprobs),
+    "top_logprobs": Field(top_logprobs),
     **refusing(
-        top_logprobs=(0,), modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
+        modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
         reasoning_effort=(), verbosity=(), web_search_options=(), add_generation_prompt=(True,),
         continue_final_message=(False,),
     ),

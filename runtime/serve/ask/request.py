@@ -12,7 +12,7 @@ from ..refusals import Refused
 from .anthropic import MESSAGES
 from .completions import CHAT, TEXT
 from .fields import Table, read_fields
-from .responses import RESPONSES
+from .responses import LOGPROBS, RESPONSES
 
 KNOBS = ("exact", "tau", "metric", "profile", "window")
 SETTINGS = frozenset(setting.name for setting in dataclasses.fields(GenerationConfig)) - {"tools"}
@@ -102,6 +102,9 @@ def read_ask(kind: Kind, body: dict[str, Any]) -> Ask:
     stream = values.get("stream", False)
     if "include_usage" in values and not stream:
         raise Refused(400, "stream_options needs stream: true", param="stream_options")
+    if values.get("top_logprobs") and "logprobs" not in values:
+        needed = f'include: ["{LOGPROBS}"]' if kind == "responses" else "logprobs: true"
+        raise Refused(400, f"top_logprobs needs {needed}", param="top_logprobs")
     return Ask(
         kind,
         values.get("model"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..refusals import Refused
-from .completions import SHARED, json_schema, no_effect, refusing, tool_choice
-from .fields import Field, Table, a_dict, a_list, flag, ignored, inner, integer, shown, text
+from .completions import SHARED, json_schema, no_effect, refusing, tool_choice, top_logprobs
+from .fields import Field, Several, Table, a_dict, a_list, flag, ignored, inner, integer, shown, text
 from .messages import MOST_MESSAGES, joined_text
 
+LOGPROBS = "message.output_text.logprobs"
 TEXTS = ("input_text", "output_text", "text")
 
 
@@ -92,12 +93,14 @@ def _format(name: str, value: Any) -> Any:
     return json_schema(name, value, None)
 
 
-def _include(name: str, value: Any) -> None:
+def _include(name: str, value: Any) -> Several:
     """There is no encrypted reasoning, so a request for it has no effect."""
-    if others := [part for part in a_list(name, value) if part != "reasoning.encrypted_content"]:
+    known = ("reasoning.encrypted_content", LOGPROBS)
+    if others := [part for part in a_list(name, value) if part not in known]:
         raise Refused(
             400, f"{name}: {shown(others[0])} is not supported", param=name, code="unsupported_parameter"
         )
+    return Several(logprobs=0 if LOGPROBS in value else None)
 
 
 _text = inner({"format": Field(_format, "schema"), "verbosity": Field(ignored)})
@@ -112,12 +115,13 @@ RESPONSES: Table = {
     "tool_choice": Field(_tool_choice),
     "parallel_tool_calls": Field(flag),
     "include": Field(_include),
+    "top_logprobs": Field(top_logprobs),
     **no_effect(
         "store", "stream_options", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
         "prompt_cache_options",
     ),
     **refusing(
         previous_response_id=(), conversation=(), background=(False,), truncation=("disabled",),
-        prompt=(), reasoning=({},), top_logprobs=(0,), context_management=(), moderation=(),
+        prompt=(), reasoning=({},), context_management=(), moderation=(),
     ),
 }  # fmt: skip

@@ -40,6 +40,13 @@ WRONG: list[tuple[str, Any]] = [
     ("seed", -1),
     ("seed", 2**64),
     ("repetition_penalty", 0),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("logit_bias", {3: 101}),
+    ("logit_bias", {-1: 1}),
+    ("logit_bias", {"3": 1}),
+    ("logit_bias", 5),
+    ("top_logprobs", 21),
 ]
 
 
@@ -54,7 +61,7 @@ def test_lists_become_tuples_and_one_stop_string_is_one() -> None:
     assert (config.stop, config.eos_ids) == (("a", "b"), (1, 2))
     assert GenerationConfig(choice=["on", "off"]) == GenerationConfig(choice=("on", "off"))
     assert config == GenerationConfig(stop=("a", "b"), eos_ids=(1, 2))
-    assert hash(config)
+    assert hash(config.with_values(logit_bias={3: -1.5}))
     assert GenerationConfig(stop="###").stop == ("###",)
 
 

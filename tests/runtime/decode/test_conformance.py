@@ -19,6 +19,7 @@ from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.split import Chances, Splitter
+from mars_export.runtime.decode.penalties import Penalties
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import choose
 
@@ -74,12 +75,9 @@ def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> N
 @pytest.mark.parametrize("case", cases("choices.json"))
 def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
     names = ("temperature", "top_k", "top_p", "repetition_penalty", "metric", "seed")
-    token, confidence = choose(
-        np.array(case["logits"], np.float32),
-        GenerationConfig(**{n: case[n] for n in names}),
-        case["seen"],
-        case["position"],
-    )
+    config = GenerationConfig(**{n: case[n] for n in names})
+    penalties = Penalties(config).follow(case["seen"])
+    token, confidence = choose(np.array(case["logits"], np.float32), config, penalties, case["position"])
     assert token == case["token"]
     assert confidence == pytest.approx(case["confidence"], abs=1e-5)
 

@@ -222,6 +222,8 @@ def test_it_holds_alone_and_in_a_batch(name: str, sessions: Sessions, oracles: O
         {"temperature": 1.0, "seed": 5},
         {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 11},
         {"repetition_penalty": 1.3},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5, "logit_bias": {7: 3, 8: -100}},
+        {"temperature": 0.8, "presence_penalty": -1.0, "frequency_penalty": -0.5, "seed": 4},
         {"temperature": 1.2, "repetition_penalty": 1.1, "metric": "entropy", "seed": 2**63},
     ],
 )

@@ -13,6 +13,7 @@ from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.blocks import check_blocks
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
+from mars_export.runtime.decode.penalties import Penalties
 from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.sample import choose
 from mars_export.runtime.decode.schedule import Limits, Schedule
@@ -29,6 +30,10 @@ CONFIGS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
     seed=st.integers(0, 3),
     min_p=st.sampled_from([0.0, 0.0, 0.2]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.7, -0.3]),
+    logit_bias=st.sampled_from([{}, {}, {3: 4.5, 5: -100, EOS: -2}]),
+    top_logprobs=st.sampled_from([0, 0, 3, 20]),
     lookup=st.sampled_from([0, 1]),
 )
 ROWS = st.lists(
@@ -86,14 +91,18 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
         assert [event.error for event in events[row.index] if event.error] == []
         assert given == row.tokens[len(prompt) :]
         assert len(given) == row.stats.tokens == sum(len(e.confidences) for e in events[row.index])
-        if grammar is None:
-            continue
         assert row.stats.tokens == row.stats.forced + sum(k * n for k, n in row.stats.accepted.items())
+        tops = [top for event in events[row.index] for top in event.top_logprobs]
+        assert tops == row.top_logprobs and len(tops) == (len(given) if config.top_logprobs else 0)
+        matcher = None if grammar is None else random_automaton(grammar)
         if config.exact or config.tau == 1.0:
-            answer = constrained(prompt, random_automaton(grammar), config, eos, seed)
-            assert (given, row.finish_reason) == answer
-        else:
-            follows(random_automaton(grammar), given, eos)
+            answer, expected_tops, reason = constrained(prompt, matcher, config, eos, seed)
+            assert (given, row.finish_reason) == (answer, reason)
+            for top, expected in zip(tops, expected_tops, strict=False):
+                assert [token for token, _ in top] == [token for token, _ in expected]
+                assert [p for _, p in top] == pytest.approx([p for _, p in expected], abs=1e-5)
+        elif matcher is not None:
+            follows(matcher, given, eos)
 
 
 def follows(matcher: Automaton, given: list[int], eos: tuple[int, ...]) -> None:
@@ -282,9 +291,10 @@ def test_a_draw_is_made_among_the_allowed() -> None:
     logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
     allowed = np.array([False, True, False, True])
     config = GenerationConfig(temperature=2.0, top_k=2, exact=True)
-    drawn = {choose(logits, config, (), position, allowed)[0] for position in range(60)}
+    drawn = {choose(logits, config, Penalties(config), position, allowed)[0] for position in range(60)}
     assert drawn == {1, 3}, "top-k counts the allowed ones"
-    assert choose(logits, GenerationConfig(repetition_penalty=9.0), (1,), 0, allowed)[0] == 3
+    config = GenerationConfig(repetition_penalty=9.0)
+    assert choose(logits, config, Penalties(config).follow([1]), 0, allowed)[0] == 3
 
 
 def forcing(count: int, choices: int = 2) -> Automaton:

@@ -172,10 +172,17 @@ def test_what_the_graph_lacks_is_refused_before_the_first_step(short_context: tu
         session.generate([1], config(metric="margin"))
     with pytest.raises(SessionError, match="entropy needs a bundle exported with --metrics"):
         session.stream([1], config(metric="entropy"))
-    with pytest.raises(SessionError, match="--no-logits"):
-        session.generate([1], config(temperature=0.5))
-    with pytest.raises(SessionError, match="--no-logits"):
-        session.generate([1], config(repetition_penalty=1.5))
+    for name, value in (
+        ("temperature", 0.5),
+        ("repetition_penalty", 1.5),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("logit_bias", {1: 1}),
+        ("top_logprobs", 1),
+    ):
+        with pytest.raises(SessionError, match=f"{name} needs .* without --no-logits") as refused:
+            session.generate([1], config(**{name: value}))
+        assert refused.value.field == name
 
 
 def test_the_mask_is_never_emitted(tmp_path: Path) -> None:

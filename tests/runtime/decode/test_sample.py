@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import tiny
+from support import plain, tiny
 from support.fixtures import Sessions
 from support.oracle import Oracle
+from support.plain import sorted_whole
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -24,6 +25,7 @@ from transformers import (
 
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.accept import verify
+from mars_export.runtime.decode.penalties import Penalties
 from mars_export.runtime.decode.sample import Draws, choose, confidence_of, uniform
 
 MAIN = "a2d-qwen2"
@@ -98,7 +100,7 @@ def test_the_draw_at_a_position_does_not_depend_on_run_lengths(
     for event in stream:
         row = oracles(MAIN).logits(known)[-1].numpy().copy()
         row[tiny.MASK] = -1e9
-        assert choose(row, settings, known, len(known))[0] == event.token_ids[0]
+        assert choose(row, settings, Penalties(settings), len(known))[0] == event.token_ids[0]
         known += event.token_ids
         runs.append(len(event.token_ids))
     assert max(runs) > 1
@@ -123,7 +125,8 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     for seed in range(20):
         values = logits(seed)
         expected = processor(torch.tensor([seen]), torch.from_numpy(values)[None].clone())[0]
-        token, confidence = choose(values, config(repetition_penalty=penalty), seen, 7)
+        settings = config(repetition_penalty=penalty)
+        token, confidence = choose(values, settings, Penalties(settings).follow(seen), 7)
         assert token == int(expected.argmax())
         assert confidence == pytest.approx(float(torch.softmax(expected, -1).max()), abs=1e-6)
 
@@ -141,7 +144,7 @@ def test_no_setting_that_is_allowed_makes_no_number(temperature: float, penalty:
     settings = config(
         temperature=temperature, repetition_penalty=penalty, metric=metric, min_p=0.1, top_p=0.9
     )
-    token, confidence = choose(values, settings, [0, 1, 2, 3], 7)
+    token, confidence = choose(values, settings, Penalties(settings).follow([0, 1, 2, 3]), 7)
     assert math.isfinite(confidence)
     if 0 < temperature < 1:  # as good as greedy
         assert token == (4 if penalty > 1 else 0)
@@ -152,6 +155,46 @@ def test_the_repetition_penalty_sees_earlier_tokens_of_the_same_run(sessions: Se
     completion = sessions(MAIN).generate(PROMPT, config(0.0, repetition_penalty=1e6))
     assert completion.stats.tokens_per_forward > 1
     assert len(set(completion.token_ids) | set(PROMPT)) == len(completion.token_ids) + len(PROMPT)
+
+
+@pytest.mark.parametrize("commit", [Commit(), Commit("block", 8)])
+def test_penalties_of_a_model_are_those_of_a_plain_loop(
+    commit: Commit, sessions: Sessions, oracles: Callable[[str], Oracle]
+) -> None:
+    penalties: dict[str, Any] = {
+        "repetition_penalty": 1.2, "presence_penalty": 0.8, "frequency_penalty": 0.6,
+        "logit_bias": {PROMPT[0]: 1.5, 40: -100, 41: 2.5}, "top_logprobs": 3,
+    }  # fmt: skip
+    for prompt in (PROMPT, [1], list(range(20))):
+        settings = config(1.0, **penalties)
+        answer: list[int] = []
+        tops: list[list[int]] = []
+        while len(answer) < settings.max_new_tokens:
+            row = oracles(MAIN).logits([*prompt, *answer])[-1].numpy().copy()
+            row[tiny.MASK] = -1e9
+            values = plain.penalized(row, settings, prompt, answer)
+            tops.append([token for token, _ in plain.top(values, 3)])
+            answer.append(plain.pick(values, settings, len(prompt) + len(answer)))
+        made = [sessions(MAIN).generate(prompt, settings, commit=commit)]
+        if commit.kind == "cursor":
+            made.append(sessions(MAIN).generate(prompt, settings.with_values(exact=True)))
+        for completion in made:
+            assert list(completion.token_ids) == answer
+            assert [[token for token, _ in top] for top in completion.top_logprobs] == tops
+
+
+@pytest.mark.parametrize("tau", [None, 0.3])
+def test_asking_for_likely_tokens_changes_nothing(tau: float | None, sessions: Sessions) -> None:
+    settings = GenerationConfig(tau=tau, max_new_tokens=20, eos_ids=(), window="full")
+    without = sessions(MAIN).generate(PROMPT, settings)
+    completion = sessions(MAIN).generate(
+        PROMPT, settings.with_values(top_logprobs=2, tau=tau, exact=tau is None)
+    )
+    assert (completion.token_ids, completion.confidences) == (without.token_ids, without.confidences)
+    for token, confidence, top in zip(
+        completion.token_ids, completion.confidences, completion.top_logprobs, strict=True
+    ):
+        assert top[0] == (token, pytest.approx(math.log(confidence), abs=1e-5)) and top[1][1] <= top[0][1]
 
 
 @pytest.mark.parametrize(
@@ -179,30 +222,11 @@ def test_draws_follow_the_distribution_of_transformers_warpers(
     if min_p:
         scores = MinPLogitsWarper(min_p)(None, scores)
     expected = torch.softmax(scores.double(), -1)[0].numpy()
-    draws = [
-        choose(
-            values,
-            config(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1),
-            (),
-            position,
-        )[0]
-        for position in range(4000)
-    ]
+    settings = config(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+    draws = [choose(values, settings, Penalties(settings), position)[0] for position in range(4000)]
     found = np.bincount(draws, minlength=30) / len(draws)
     assert set(draws) <= set(np.flatnonzero(expected))
     assert np.abs(found - expected).max() < 4 * math.sqrt(0.25 / len(draws))
-
-
-def sorted_whole(values: np.ndarray, settings: GenerationConfig, number: float) -> int:
-    """The draw, the slow and obvious way."""
-    order = np.argsort(-values, kind="stable")[: settings.top_k or None]
-    order = order[np.isfinite(values[order])]
-    weights = np.exp((values[order].astype(np.float64) - values[order[0]]) / settings.temperature)
-    cumulative = np.cumsum(weights / weights.sum())
-    kept = min(int(np.searchsorted(cumulative, settings.top_p)) + 1, len(order))
-    kept = min(kept, int(np.count_nonzero(weights >= settings.min_p)))
-    place = np.searchsorted(cumulative[:kept] / cumulative[kept - 1], number, side="right")
-    return int(order[min(int(place), kept - 1)])
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 7, 2999, 5000])
@@ -215,7 +239,7 @@ def test_a_draw_is_that_of_the_whole_sorted_vocabulary(top_k: int, top_p: float,
             temperature=(0.3, 1.0, 3.0, 30.0)[seed % 4], top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
         )
         expected = sorted_whole(np.where(allowed, values, -np.inf), settings, uniform(seed, 7))
-        assert choose(values, settings, (), 7, allowed)[0] == expected
+        assert choose(values, settings, Penalties(settings), 7, allowed)[0] == expected
 
 
 def test_nothing_is_drawn_behind_a_proposal_that_did_not_hold() -> None:
@@ -224,7 +248,9 @@ def test_nothing_is_drawn_behind_a_proposal_that_did_not_hold() -> None:
             assert index < 3, "nobody asks for this one"
             return super().__getitem__(index)
 
-    drawn = Draws(Rows(logits(i) for i in range(10)), config(temperature=1.0), PROMPT)  # type: ignore[arg-type]
+    settings = config(temperature=1.0)
+    rows: Any = Rows(logits(i) for i in range(10))
+    drawn = Draws(rows, settings, Penalties(settings), len(PROMPT))
     proposals = [*drawn[:2], 99, 99]
     assert verify(drawn, proposals, (), 9) == 3
     assert len(drawn.confidences(3)) == 3

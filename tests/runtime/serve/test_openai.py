@@ -144,8 +144,49 @@ def test_log_probabilities(client: openai.OpenAI, session: Session) -> None:
     older = client.completions.create(model="tiny", prompt="hi", max_tokens=5, logprobs=1)
     assert len(older.choices[0].logprobs.tokens) == 5
     assert "".join(older.choices[0].logprobs.tokens) == older.choices[0].text
-    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
-        chat(client, logprobs=True, top_logprobs=3)
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs: true"):
+        chat(client, top_logprobs=3)
+
+
+def test_likely_tokens(client: openai.OpenAI, session: Session) -> None:
+    alone = session.generate(HELLO, GenerationConfig(max_new_tokens=6, top_logprobs=3))
+    answer = chat(client, max_tokens=6, logprobs=True, top_logprobs=3).choices[0]
+    assert answer.message.content == alone.text
+    for token, top in zip(answer.logprobs.content, alone.top_logprobs, strict=True):
+        assert [t.logprob for t in token.top_logprobs] == pytest.approx([p for _, p in top])
+        assert (token.top_logprobs[0].token, token.top_logprobs[0].bytes) == (token.token, token.bytes)
+    streamed = chat(client, max_tokens=6, logprobs=True, top_logprobs=3, stream=True)
+    parts = [chunk.choices[0].logprobs for chunk in streamed]
+    assert [token for part in parts if part for token in part.content] == answer.logprobs.content
+    older = client.completions.create(model="tiny", prompt="hi", max_tokens=5, logprobs=4, temperature=2)
+    for token, top in zip(
+        older.choices[0].logprobs.tokens, older.choices[0].logprobs.top_logprobs, strict=True
+    ):
+        likely = list(top.values())[:4]
+        assert token in top and likely == sorted(likely, reverse=True)
+
+
+def test_biases_and_penalties(client: openai.OpenAI, session: Session) -> None:
+    text = session.text
+    assert text is not None
+    first, *_ = session.generate(HELLO, GenerationConfig(max_new_tokens=1)).token_ids
+    asked = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {str(first): -100}}
+    settings = GenerationConfig(
+        max_new_tokens=12, presence_penalty=1.5, frequency_penalty=0.5, logit_bias={first: -100}
+    )
+    alone = session.generate(HELLO, settings)
+    assert first not in alone.token_ids
+    assert chat(client, **asked).choices[0].message.content == alone.text
+    assert (
+        client.responses.create(
+            model="tiny", input="hi there", max_output_tokens=12, extra_body=asked
+        ).output_text
+        == alone.text
+    )
+    for bias in ({"x": 1}, {"5": "x"}, {str(10**6): 1}, {"5": 200}, {"9" * 5000: 1}):
+        with pytest.raises(openai.BadRequestError) as wrong:
+            chat(client, logit_bias=bias)
+        assert wrong.value.param == "logit_bias"
 
 
 def test_several_answers(client: openai.OpenAI) -> None:
@@ -257,7 +298,7 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
         },
     }
     for asked, code, param in (
-        ({"frequency_penalty": 1.0}, "unsupported_parameter", "frequency_penalty"),
+        ({"frequency_penalty": 2.5}, "invalid_value", "frequency_penalty"),
         ({"messages": long}, "context_length_exceeded", "messages"),
         ({"messages": odd}, "invalid_value", "messages"),
         ({"temperature": -1}, "invalid_value", "temperature"),

@@ -66,6 +66,24 @@ def test_an_answer_is_that_of_a_chat(client: openai.OpenAI, session: Session) ->
     assert respond(client, extra_body={"tau": 0.5}).mars["tau"] == 0.5
 
 
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=12, logprobs=True, top_logprobs=2
+    )
+    expected = [(token.token, token.logprob) for token in chat.choices[0].logprobs.content]
+    asked: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    [part] = respond(client, **asked).output[0].content
+    assert [(token.token, token.logprob) for token in part.logprobs] == expected
+    assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
+    events = list(respond(client, stream=True, **asked))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert [token.token for token in done.logprobs] == [token for token, _ in expected]
+    sent = [token for delta in deltas for token in delta.logprobs]
+    assert [token.token for token in sent] == [token for token, _ in expected][: len(sent)] != []
+    assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+
+
 def test_items_are_the_messages_of_a_chat(client: openai.OpenAI, session: Session) -> None:
     items = [
         {"role": "developer", "content": "be kind"},
