@@ -102,6 +102,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"token_normalize_func": lambda name: ALIASES.get(name, name)},
 )
+TERMS = "Terms such as bundle, block, slot, tau and profile are explained in docs/glossary.md."
 PANELS: dict[str, tuple[Any, ...]] = {
     "Run": (generate, chat, serve),
     "Export": (exporter, demo),
@@ -111,8 +112,9 @@ PANELS: dict[str, tuple[Any, ...]] = {
 
 
 def _add(part: typer.Typer, panel: str | None = None) -> None:
-    """Put the commands of a part in a panel of `--help`, and join the lines of their help texts."""
+    """Put a part's commands in a panel of `--help`; join the lines of their texts, and name the glossary."""
     for command in part.registered_commands:
+        command.epilog = TERMS
         command.rich_help_panel = panel
         text = command.help or inspect.getdoc(command.callback) or ""
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
@@ -142,7 +144,7 @@ Version = Annotated[
 
 @app.callback(
     epilog="Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. With --json, errors are also"
-    ' printed on standard output, as {"error": {"kind", "message"}}.'
+    f' printed on standard output, as {{"error": {{"kind", "message"}}}}. {TERMS}'
 )
 def describe(version: Version = False) -> None:
     """Export MARS multi-token language models, run and serve them."""

@@ -7,8 +7,8 @@
     python benchmarks/peers.py --memory                   # what each has in memory
 
 Each peer runs in its own environment under --venvs and answers through benchmarks/peers/; absent ones are
-listed. Models are created once, under --work. The peers decode greedily, one token a step. tokens/s is end to
-end, including the prompt.
+listed. Models are created once, under --work. The peers decode greedily: one token a step, and with the
+speculation that each has (n-gram, prompt lookup). tokens/s is end to end, including the prompt.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, s
     absent = (
         {} if args.authors else {"authors fp32": "no checkout; give --authors PATH (github.com/Xalp/MARS)"}
     )
-    for program in catalog.programs(args.work, args.venvs, args.authors):
+    for program in catalog.programs(args.work, args.venvs, args.authors, args.llama_server):
         if args.only and not any(word in program.name for word in [*args.only, "ours fp32"]):
             continue
         if args.turns and not turns.takes_part(program.name):
@@ -245,6 +245,7 @@ def main() -> None:
         help="create these environments (all) and stop",
     )
     parser.add_argument("--authors", type=Path, help="a checkout of the authors' code (github.com/Xalp/MARS)")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server, for its speculation")
     parser.add_argument(
         "--only",
         nargs="+",

@@ -15,9 +15,15 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "transformers": (TORCH, "transformers>=5"),
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
     "optimum": (TORCH, "optimum-onnx[onnxruntime]"),
+    "openvino": (TORCH, "openvino-genai", "optimum-intel[openvino]"),
     "llama-cpp": ("llama-cpp-python[server]", "gguf", "safetensors"),
     "authors": (TORCH, "transformers==4.57.0"),
 }
+# Speculation from the text so far, with short drafts: llama-server's default (ngram-mod, drafts of 48 tokens
+# and more) proposes nothing in answers of this length.
+NGRAM = {"ngram_size": 2, "max_draft_tokens": 4}
+LOOKUP = {"num_assistant_tokens": 4, "max_ngram_size": 2}
+SIMPLE = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "4")
 PRECISIONS = ("fp32", "int8", "w8a8", "int4")
 BATCHES, CACHE_BLOCKS = (4, 8, 16), (8, 16, 32)
 BLOCK = 8  # what the default checkpoint was trained with, and what its bundles are built for
@@ -66,8 +72,8 @@ def setup_commands(venvs: Path, environment: str) -> list[list[str]]:
     ]
 
 
-def programs(work: Path, venvs: Path, authors: Path | None) -> list[Program]:
-    """Everything that can take part, ours first."""
+def programs(work: Path, venvs: Path, authors: Path | None, server: Path | None = None) -> list[Program]:
+    """Everything that can take part, ours first. `server`: llama.cpp's llama-server."""
     merged = work / "merged"
     cli = (
         sys.executable,
@@ -118,6 +124,20 @@ def programs(work: Path, venvs: Path, authors: Path | None) -> list[Program]:
             {"runtime": "onnx"},
         )
     )
+    intel = (
+        str(venvs / "openvino" / "bin" / "optimum-cli"),
+        "export",
+        "openvino",
+        "--model",
+        str(merged),
+        "--task",
+        "text-generation-with-past",
+        "--weight-format",
+    )
+    openvino = {
+        "int8": (*intel, "int8", "{out}"),
+        "int4": (*intel, "int4", "--group-size", "64", "--ratio", "1.0", "{out}"),
+    }
     llama = (python_of(venvs, "llama-cpp"), "-m", "peers.gguf_file", str(merged), "{out}")
     for kind in ("q4_0", "q8_0"):
         make = (*llama, "--kinds", kind)
@@ -131,6 +151,27 @@ def programs(work: Path, venvs: Path, authors: Path | None) -> list[Program]:
                 {"file": f"{kind}.gguf", "context": CONTEXT},
             )
         )
+    found += [
+        Program(f"openvino {p}{word}", "openvino", "openvino", work / f"openvino-{p}", make, options)
+        for p, make in openvino.items()
+        for word, options in (("", {}), (" lookup", {"lookup": LOOKUP}))
+    ]
+    if server is not None:
+        found += [
+            Program(
+                f"llama-server q4_0{word}",
+                None,
+                "llama_server",
+                work / "gguf-q4_0",
+                (*llama, "--kinds", "q4_0"),
+                {"file": "q4_0.gguf", "context": CONTEXT, "server": str(server), "flags": flags},
+            )
+            for word, flags in (
+                ("", ()),
+                (" default speculation", ("--spec-default",)),
+                (" ngram-simple", SIMPLE),
+            )
+        ]
     found.append(Program("transformers fp32", "transformers", "huggingface", merged, ()))
     if authors is not None:
         found.append(Program("authors fp32", "authors", "authors", merged, (), {"path": str(authors)}))
@@ -164,6 +205,8 @@ def single_entries(names: Sequence[str]) -> list[Entry]:
                 )
         else:
             found.append(Entry(name, name, "peer"))
+            if name.startswith("genai"):
+                found.append(Entry(f"{name} n-gram", name, "peer", {"speculative": NGRAM}))
     return found
 
 

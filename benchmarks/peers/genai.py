@@ -1,4 +1,6 @@
-"""onnxruntime-genai: a model of its own builder, one token a step, with its Generator."""
+"""onnxruntime-genai: a model of its own builder, with its Generator, one token a step. With the setting
+`speculative` its n-gram speculation proposes tokens from the text so far.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
 
     def answer(request: Request) -> Reply:
         (prompt,), (limit,) = request.prompts, request.limits
+        speculative = request.settings.get("speculative")
         begun = perf_counter()
         params = og.GeneratorParams(model)
         params.set_search_options(max_length=len(prompt) + limit, do_sample=False)
+        if speculative:
+            params.set_speculative_options(**speculative)
         generator = og.Generator(model, params)
         generator.append_tokens(prompt)
         new: list[int] = []
@@ -34,7 +39,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
                 first_seconds = perf_counter() - begun
             if new[-1] in request.eos:
                 break
-        return Reply([new], perf_counter() - begun, first_seconds, 1, len(new))
+        return Reply([new], perf_counter() - begun, first_seconds, 1, None if speculative else len(new))
 
     return answer, f"onnxruntime-genai {og.__version__}"
 
