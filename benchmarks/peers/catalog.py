@@ -19,8 +19,8 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "llama-cpp": ("llama-cpp-python[server]", "gguf", "safetensors"),
     "authors": (TORCH, "transformers==4.57.0"),
 }
-# Speculation from the text so far, with short drafts: llama-server's default (ngram-mod, drafts of 48 tokens
-# and more) proposes nothing in answers of this length.
+# Speculation from the text so far, with short drafts that suit short answers. llama-server is asked with its
+# default (ngram-mod, drafts of 48 tokens and more), too.
 NGRAM = {"ngram_size": 2, "max_draft_tokens": 4}
 LOOKUP = {"num_assistant_tokens": 4, "max_ngram_size": 2}
 SIMPLE = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "4")
@@ -162,8 +162,8 @@ def programs(work: Path, venvs: Path, authors: Path | None, server: Path | None 
                 f"llama-server q4_0{word}",
                 None,
                 "llama_server",
-                work / "gguf-q4_0",
-                (*llama, "--kinds", "q4_0"),
+                work / "gguf-served-q4_0",
+                (*llama, "--kinds", "q4_0", "--vocabulary"),
                 {"file": "q4_0.gguf", "context": CONTEXT, "server": str(server), "flags": flags},
             )
             for word, flags in (
