@@ -107,15 +107,12 @@ versions: $(STAMP)
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* $(if $(filter release,$*),,--parallel 1) && ctest --preset $*
 
-# Hostile bundles by the hundred thousand, then requests by the hundred thousand, two hours; goes on where it was
-# stopped (SECURITY.md).
+# Hostile bundles by the hundred thousand, checkpoints, then random schemas; goes on where it was stopped (SECURITY.md).
 attack: $(STAMP)
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 	$(BIN)/python benchmarks/attack --kind checkpoints --trials 20000 --state build/checkpoints.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
-	PYTHONPATH=benchmarks $(BIN)/python -m attack.soak --seconds 7200 --state build/soak.jsonl \
-	--figures build/soak.json
 
 # libFuzzer with ASan and UBSan on what others write, MINUTES for each program of runtime/cpp/fuzz, one after the
 # other. Goes on from the inputs in build/fuzz; what is found lies there, and ends it with an error (docs/cpp.md).

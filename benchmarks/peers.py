@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, goals, machine, measure, models, resident, rows, turns
+from peers import catalog, machine, measure, models, resident, rows, turns
 from peers.catalog import Entry, Program
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -139,7 +139,6 @@ class Results:
         summaries = self.summaries()
         value = {
             "about": self.about,
-            "goals": [g.to_dict() for g in goals.goals(summaries)],
             "summaries": [s.to_dict() for s in summaries],
             "rounds": [
                 {
@@ -317,8 +316,6 @@ def main() -> None:
             process.close()
     summaries = results.summaries()
     print(measure.table(summaries))
-    print()
-    print(goals.lines(goals.goals(summaries)))
     for name, reason in absent.items():
         print(f"absent: {name}: {reason}")
 

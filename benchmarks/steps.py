@@ -1,12 +1,8 @@
 """Measures the cost of decode steps and the effect of settings. Rounds are interleaved over all settings.
 
     python benchmarks/steps.py cost BUNDLE...        a step by its slots, its host time, opening a bundle
-    python benchmarks/steps.py settings BUNDLE       KV capacity, prefill chunk, how threads wait
     python benchmarks/steps.py host BUNDLE           a step outside ONNX Runtime: Python, C++ (make cpp)
-    python benchmarks/steps.py one-token BUNDLE DIR  one-token mode beside transformers' generate
     python benchmarks/steps.py sampling BUNDLE       a forward of drawn answers beside greedy ones
-    python benchmarks/steps.py window BUNDLE         the adaptive window beside fixed ones, by wall clock
-    python benchmarks/steps.py replay BUNDLE...      the same from recorded predictions and the cost table
 
 Each takes --threads, --rounds or --rows, and --json FILE. Times are milliseconds, median (smallest); on a
 busy machine read the CPU time of `--threads 1`, which other processes hardly change, and not the wall clock.
@@ -17,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -29,9 +27,7 @@ import onnxruntime
 
 from mars_export import GenerationConfig, Session
 from mars_export.calibration.tasks.tasks import load
-from mars_export.runtime.decode.backend import Backend, bucket
-from step_times import CURSOR, Steps, Times, Work, one_round, step_of, steps_of_an_answer
-from step_windows import replay, window
+from mars_export.runtime.decode.backend import Backend
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
@@ -43,11 +39,82 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "temperature 1, top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
     "temperature 1, top-k 50": {"temperature": 1.0, "top_k": 50},
 }
-TEXT, NEW_TOKENS = "The history of the steam engine begins in the first century, when", 48
+CURSOR = 128
+PROMPT = [1 + i % 200 for i in range(CURSOR)]
+
+Work = Callable[[], object]
+Steps = list[tuple[float, float]]
+"""(seconds outside ONNX Runtime, seconds in all) of each step."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Wall and CPU milliseconds of something done again and again."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def measure(self, work: Work) -> None:
+        wall, cpu = perf_counter(), process_time()
+        work()
+        self.wall.append(1000 * (perf_counter() - wall))
+        self.cpu.append(1000 * (process_time() - cpu))
+
+    def summary(self) -> dict[str, float]:
+        found = {"median": median(self.wall), "smallest": min(self.wall), "smallest_cpu": min(self.cpu)}
+        return {name: round(value, 3) for name, value in found.items()}
+
+    def __str__(self) -> str:
+        return "{median:.1f} ({smallest:.1f}, cpu {smallest_cpu:.1f})".format_map(self.summary())
+
+
+def one_round(works: Mapping[Any, Work], times: Mapping[Any, Times], repeats: Callable[[Any], int]) -> None:
+    """Each work once, because another's weights are in the processor's cache, and then with the clock."""
+    for name, work in works.items():
+        work()
+        for _ in range(repeats(name)):
+            times[name].measure(work)
+
+
+def step_of(backend: Backend, slots: int, cursor: int, capacity: int) -> Work:
+    cache = backend.new_cache(1)
+    cache.reserve(capacity)
+    ids, index = np.full((1, slots), 5, np.int64), np.arange(slots, dtype=np.int64)[None]
+    return lambda: backend.step(cache, 0, ids, np.array([cursor], np.int64), index, False)
+
+
+@contextmanager
+def clocked(clock: Callable[[], float]) -> Iterator[list[float]]:
+    """Seconds inside ONNX Runtime's runs, summed in the list's one entry."""
+    inside, plain = [0.0], onnxruntime.InferenceSession.run_with_iobinding
+
+    def run(*arguments: Any) -> None:
+        begun = clock()
+        plain(*arguments)
+        inside[0] += clock() - begun
+
+    with patch.object(onnxruntime.InferenceSession, "run_with_iobinding", run):
+        yield inside
+
+
+def steps_of_an_answer(session: Session, tokens: int, clock: Callable[[], float]) -> Steps:
+    """One answer at tau 1, one slot a step; the prompt's steps are left out."""
+    found: Steps = []
+    with clocked(clock) as inside:
+        stream = session.stream(PROMPT, GenerationConfig(tau=1.0, max_new_tokens=tokens, eos_ids=()))
+        events = iter(stream)
+        while not next(events).token_ids:
+            pass
+        while True:
+            before, begun = inside[0], clock()
+            if next(events, None) is None:
+                return found
+            whole = clock() - begun
+            found.append((whole - (inside[0] - before), whole))
 
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
-    """One row at cursor 128. The peer is a process of its own, at the same cursor with as many threads."""
+    """One row at cursor 128."""
     opened, sessions = {path.name: Times() for path in args.bundles}, {}
     for path in args.bundles:
         Session.open(path, threads=args.threads, cache_bytes=0)  # the first one may hash the files
@@ -61,16 +128,9 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
         for name, session in sessions.items()
         for slots in SLOTS
     }
-    steps, token = {key: Times() for key in works}, Times()
-    command = [args.genai, HERE / "peers" / "genai_step.py", args.genai_model, str(args.threads), str(CURSOR)]
-    peer = subprocess.Popen(command, stdin=-1, stdout=-1, text=True) if args.genai else None
+    steps = {key: Times() for key in works}
     for _ in range(args.rounds):
         one_round(works, steps, lambda _: 3)
-        if peer and peer.stdin and peer.stdout:
-            print(4, file=peer.stdin, flush=True)
-            for wall, cpu in json.loads(peer.stdout.readline()):
-                token.wall.append(wall)
-                token.cpu.append(cpu)
     result: dict[str, Any] = {}
     for name, session in sessions.items():
         host = [
@@ -86,73 +146,7 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
             "host_share_one_token": round(share, 4),
             "open": opened[name].summary(),
         }
-    if peer:
-        peer.communicate()
-        print(f"{'onnxruntime-genai':24} token: {token}")
-        result["onnxruntime-genai"] = {"token": token.summary()}
     return {"cursor": CURSOR, "ms": result}
-
-
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Capacity: a step at cursor 100, and allocating memory and growing it once. Threads: spin or sleep."""
-    cursor, prompt = 100, 480
-    waits = {
-        (threads, spins): _opened(args.bundle, threads, spins)
-        for threads in (1, 2, 4)
-        for spins in (True, False)
-    }
-    usual = waits[2, True]
-    works: dict[str, Work] = {}
-    for capacity in (128, 256, 512, 1024, 2048):
-        works |= {f"capacity {capacity}, {s} slots": step_of(usual, s, cursor, capacity) for s in (1, 8)}
-        works[f"new memory of {capacity}, grown once"] = _growth(usual, capacity)
-    works |= {f"prefill of {prompt} by {n}": _prefill(usual, prompt, n) for n in (32, 64, 128, 256, prompt)}
-    for (threads, spins), backend in waits.items():
-        head = f"{threads} threads {'spinning' if spins else 'sleeping'}"
-        works |= {f"{head}, {s} slots": step_of(backend, s, cursor, 256) for s in (1, 8)}
-    times = {name: Times() for name in works}
-    for _ in range(args.rounds):
-        one_round(works, times, lambda name: 1 if "prefill" in name else 3)
-    for name, each in times.items():
-        print(f"{name:44} {each}")
-    return {"cursor": cursor, "prompt": prompt, "ms": {name: each.summary() for name, each in times.items()}}
-
-
-def _opened(path: Path, threads: int, spins: bool) -> Backend:
-    """A session whose threads wait as asked; the runtime itself leaves ONNX Runtime's default."""
-    plain = onnxruntime.SessionOptions
-
-    def options() -> Any:
-        made = plain()
-        made.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
-        return made
-
-    with patch.object(onnxruntime, "SessionOptions", options):
-        return Session.open(path, threads=threads, cache_bytes=0).backend
-
-
-def _growth(backend: Backend, capacity: int) -> Work:
-    """Allocating KV memory and then growing it once: what is copied is less than this."""
-
-    def grow() -> None:
-        cache = backend.new_cache(1)
-        cache.reserve(capacity)
-        cache.reserve(bucket(capacity + 1, capacity))
-
-    return grow
-
-
-def _prefill(backend: Backend, prompt: int, chunk: int) -> Work:
-    ids = np.arange(prompt, dtype=np.int64)[None] % 200 + 1
-
-    def prefill() -> None:
-        cache = backend.new_cache(1)
-        cache.reserve(prompt)
-        for start in range(0, prompt, chunk):
-            part = ids[:, start : start + chunk]
-            backend.step(cache, 0, part, np.array([start], np.int64), np.array([[part.shape[1] - 1]]), False)
-
-    return prefill
 
 
 def host(args: argparse.Namespace) -> dict[str, Any]:
@@ -175,35 +169,6 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
         counted = {"steps": len(measured), "outside_us": round(outside, 1), "whole_us": round(whole, 1)}
         result[language] = {**counted, "share": round(share, 5)}
     return result
-
-
-def one_token(args: argparse.Namespace) -> dict[str, Any]:
-    """BUNDLE must be an fp32 export of DIRECTORY, a plain Hugging Face one."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(args.threads)
-    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
-    config = GenerationConfig(tau=1.0, max_new_tokens=NEW_TOKENS, eos_ids=())
-    model = AutoModelForCausalLM.from_pretrained(args.directory, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([session.encode(TEXT)])
-    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
-    ours, theirs = (f"{name}, {NEW_TOKENS} tokens" for name in ("one-token mode", "transformers generate"))
-    works: dict[str, Work] = {
-        ours: lambda: session.generate(TEXT, config),
-        theirs: lambda: model.generate(ids, max_new_tokens=NEW_TOKENS, **given),
-    }
-    times = {name: Times() for name in works}
-    for index in range(args.rounds + 1):
-        for name, work in works.items():
-            times[name].measure(work) if index else work()
-    medians = {name: median(each.wall) for name, each in times.items()}
-    for name, value in medians.items():
-        print(f"{name:34} {value:8.1f} ms")
-    ratio = medians[theirs] / medians[ours]
-    print(f"one-token mode is {ratio:.2f}x as fast as transformers")
-    return {"median_ms": medians, "ratio": ratio}
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -232,10 +197,10 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     def command(
         measure: Callable[[argparse.Namespace], dict[str, Any]], **counts: int
     ) -> argparse.ArgumentParser:
-        name = measure.__name__.replace("_", "-")
+        name = measure.__name__
         made = commands.add_parser(name, description=measure.__doc__, formatter_class=form)
         made.set_defaults(measure=measure)
-        many = name in ("cost", "replay")
+        many = measure is cost
         made.add_argument(
             "bundles" if many else "bundle", metavar="BUNDLE", type=Path, nargs="+" if many else None
         )
@@ -244,18 +209,10 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
         made.add_argument("--json", type=Path, metavar="FILE")
         return made
 
-    peer = command(cost, threads=2, rounds=20)
-    peer.add_argument("--genai", type=Path, metavar="PYTHON", help="of an environment with onnxruntime-genai")
-    peer.add_argument("--genai-model", type=Path, metavar="DIRECTORY", help="what its model builder wrote")
-    command(settings, rounds=10)
+    command(cost, threads=2, rounds=20)
     command(host, threads=2, tokens=64, rounds=5).add_argument("--program", type=Path, default=PROGRAM)
-    command(one_token, threads=2, rounds=7).add_argument("directory", metavar="DIR", type=Path)
     command(sampling, threads=1, rows=6, rounds=5)
-    for each in (command(window, threads=2, rows=6, rounds=3), command(replay, threads=2, rows=20)):
-        each.add_argument("--taus", type=float, nargs="+", default=[0.95, 0.8])
     args = parser.parse_args(words)
-    if args.measure is cost and (args.genai is None) != (args.genai_model is None):
-        parser.error("--genai and --genai-model go together")
     if args.measure is host and not args.program.is_file():
         parser.error(f"{args.program} is not there: `make cpp` builds it")
     return args
