@@ -27,7 +27,6 @@ from mars_export.cli import app
 from mars_export.runtime.bundle.files import describe, write_whole
 from mars_export.runtime.bundle.manifest import Profile, parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
-from mars_export.runtime.cli.console import print_json
 
 Named = Callable[[str], Path]
 
@@ -41,11 +40,6 @@ def path(bundles: Named, tmp_path: Path) -> Path:
 def victim(tmp_path: Path) -> Path:
     (tmp_path / "victim").write_text("mine")
     return tmp_path / "victim"
-
-
-def profile(path: Path, name: str = "sums") -> Profile:
-    digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
-    return Profile(name, 0.9, "probability", "model", digest)
 
 
 def test_whole_writing_uses_a_name_of_its_own(
@@ -103,16 +97,6 @@ def test_a_pipe_a_device_and_a_huge_file_in_the_place_of_a_file(
     assert answer.startswith("refused:")
 
 
-def test_a_pipe_for_a_stamp(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
-    open_bundle(path)
-    (stamp,) = (tmp_path / "cache" / "verified").iterdir()
-    stamp.unlink()
-    os.mkfifo(stamp)
-    open_bundle(path)
-    assert stamp.is_file()
-
-
 DEEP = "[" * 900 + "]" * 900
 WHOLE = json.loads(GOOD.to_json())
 
@@ -155,20 +139,6 @@ def test_manifests_that_took_for_ever_or_fell(document: Callable[[], str], messa
         parse_manifest(text)
     assert time.process_time() - start < 5
     assert len(str(caught.value)) < 10_000
-
-
-def nested(depth: int) -> Any:
-    value: Any = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-def test_what_is_read_can_be_written(path: Path) -> None:
-    deepest = replace(
-        open_bundle(path).manifest, profiles=(replace(profile(path), evidence={"a": nested(30)}),)
-    )
-    assert parse_manifest(deepest.to_json()) == deepest
 
 
 def rewritten(path: Path, name: str, model: onnx.ModelProto) -> None:
@@ -246,8 +216,3 @@ def test_nothing_that_a_terminal_obeys_is_printed(path: Path) -> None:
         assert result.exit_code == 0, result.output
         assert "[/x][bold]\\x1b]0;owned\\x07\\u202e" in result.output.replace("\n", "")
         assert not set("\x1b\x07\u202e") & set(result.output)
-
-
-def test_json_output_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"a": [float("nan"), float("inf"), 0.5], "b": "x\ud800é"})
-    assert capsys.readouterr().out == '{"a": [null, null, 0.5], "b": "x\\\\ud800é"}\n'

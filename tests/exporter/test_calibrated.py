@@ -4,7 +4,6 @@ bundles.
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.commands import app
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.quantize.calibrated import TOKENS_AT_ONCE, CalibratedTensors, _batches
+from mars_export.exporter.quantize.calibrated import CalibratedTensors
 from mars_export.exporter.quantize.gptq import Moments, choose_codes
 from mars_export.exporter.quantize.quantizer import choose_quantizer
 from mars_export.exporter.quantize.text import LONGEST, SEQUENCES, read_text
@@ -71,33 +70,6 @@ def test_products_of_correlated_inputs_lose_much_less_than_by_rounding(codec: Co
     assert made.codes.shape == plain.codes.shape and made.codes.dtype == plain.codes.dtype
     assert made.codes.min() >= codec.lowest and made.codes.max() <= codec.highest
     assert (made.scales == plain.scales).all()
-
-
-def test_with_inputs_of_their_own_each_code_is_the_nearest() -> None:
-    """Where inputs do not go together nothing can be made up for: GPTQ is rounding."""
-    weight, codec = matrix(24, 48), Codec("int4", 16, False)
-    made = choose_codes(weight, torch.eye(48) * 3, codec, FP32)
-    assert (made.codes == codec.encode(weight.numpy(), FP32).codes).all()
-
-
-def test_two_columns_are_near_the_best_of_all_codes() -> None:
-    """One group of two inputs, all 225 pairs tried."""
-    weight = torch.tensor([[0.7, 0.33], [0.7, 0.27], [-0.5, 0.45], [0.61, -0.04]])
-    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(1)) @ torch.tensor(
-        [[1.0, 0.9], [0.0, 0.3]]
-    )
-    codec = Codec("int4", 2)
-    made = choose_codes(weight, moments(x), codec, FP32)
-    plain = codec.encode(weight.numpy(), FP32)
-    scales = torch.from_numpy(plain.scales)
-    tried = torch.tensor([*itertools.product(range(-8, 8), repeat=2)], dtype=torch.float32)
-    for row in range(len(weight)):
-        losses = ((x @ (tried * scales[row, 0] - weight[row]).T) ** 2).sum(0)
-        code = made.codes[row].reshape(-1)
-        ours = losses[(tried == torch.from_numpy(code.astype(np.float32))).all(-1)].item()
-        nearest = losses[(tried == torch.from_numpy(plain.codes[row].reshape(-1).astype(np.float32))).all(-1)]
-        assert ours <= nearest.item() * 1.0001
-        assert ours <= 4 * losses.min().item()
 
 
 @pytest.mark.parametrize(
@@ -261,13 +233,6 @@ def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
     assert differ, "the text makes no difference"
 
 
-def test_sequences_are_computed_a_few_at_a_time() -> None:
-    sequences = [[1] * length for length in (3, 400, 200, 7, 512, 100, 2000)]
-    batches = list(_batches(sequences))
-    assert sorted(len(s) for batch in batches for s in batch) == sorted(map(len, sequences))
-    assert all(len(batch) == 1 or sum(map(len, batch)) <= TOKENS_AT_ONCE for batch in batches)
-
-
 def test_activations_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     spec = tiny.TINIES["llama"]
     model = tiny.build(spec)
@@ -282,18 +247,6 @@ def test_activations_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     ):
         export_onnx(open_checkpoint(str(tmp_path / "c")), tmp_path / "b", options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "rows.jsonl"]
-
-
-def test_an_interrupted_calibration_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    def stop(phase: str, done: int, total: int) -> None:
-        if (phase, done) == ("codes", 1):
-            assert total == checkpoint.dims.num_layers
-            raise KeyboardInterrupt
-
-    options = ExportOptions(**OPTIONS, calibration_text=write_rows(tmp_path / "rows.jsonl"))
-    with pytest.raises(KeyboardInterrupt):
-        export_onnx(checkpoint, tmp_path / "b", options, progress=stop)
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 @pytest.mark.parametrize("precision", ["int4", "int8", "w8a8"])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from support import tiny
 
-from mars_export.exporter.checkpoint.dims import dims_from_config
 from mars_export.exporter.checkpoint.families import FAMILIES
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
@@ -59,40 +58,3 @@ def test_layer_types_that_do_not_fit(copied: Callable[[str], Path]) -> None:
     refused(
         copied("qwen3-mixed"), message, layer_types=["full_attention", "chunked_attention", "full_attention"]
     )
-
-
-OPTIONAL = (
-    "sliding_window",
-    "max_window_layers",
-    "use_sliding_window",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "rope_parameters",
-)
-
-
-@pytest.mark.parametrize("removed", OPTIONAL)
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2-mha", "qwen3-mixed"])
-def test_a_field_left_out_means_what_it_means_to_transformers(name: str, removed: str) -> None:
-    config_class, _ = tiny.CLASSES[tiny.TINIES[name].family]
-    values = config_class(**tiny.config_values(tiny.TINIES[name])).to_dict()
-    values.pop(removed, None)
-    values.pop("layer_types", None)
-    values |= {
-        "hidden_size": 256,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 3,
-        "head_dim": 8,
-        "max_position_embeddings": 8192,
-    }
-    theirs = config_class(**values)
-    ours = dims_from_config(values)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.tied == theirs.tie_word_embeddings
-    if removed == "rope_parameters":
-        assert ours.ropes[0].inv_freq[1] == pytest.approx(theirs.rope_parameters["rope_theta"] ** (-2 / 8))
-    window = getattr(theirs, "sliding_window", None)
-    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * 3
-    assert ours.windows == tuple(window if kind == "sliding_attention" else None for kind in kinds)

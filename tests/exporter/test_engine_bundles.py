@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from support.fixtures import Named
 from support.missing import need
 from support.shell import run
 
-from mars_export import ExportError, Session, SessionError
+from mars_export import ExportError, Session
 from mars_export.exporter.tensorrt.engines import add_engine
 from mars_export.runtime.bundle.open import open_bundle
 
@@ -132,15 +131,3 @@ def test_from_the_shell(small: Path) -> None:
     host = run("trt", small, "--target", "host")
     assert host.returncode == 1
     assert "give --target rtx" in host.stderr
-
-
-def test_a_session_on_the_cpu_takes_the_graph(
-    graphs: Callable[[str, str, str], Path], tmp_path: Path
-) -> None:
-    add_engine(open_bundle(graphs("qwen2", "fp16", "static")), tmp_path / "b", SMALL)
-    assert Session.open(tmp_path / "b", threads=1).variant.name == "model"
-    with pytest.raises(
-        SessionError,
-        match="rtx-sm86-fixed does not run in this session: made for tensorrt_rtx: an engine runs on a GPU",
-    ):
-        Session.open(tmp_path / "b", variant="rtx-sm86-fixed")

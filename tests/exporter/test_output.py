@@ -9,29 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mars_export.exporter.graph.hashed import HashedFile
 from mars_export.exporter.output import writing
-from mars_export.runtime.bundle.files import MANIFEST_FILE, describe
+from mars_export.runtime.bundle.files import MANIFEST_FILE
 from mars_export.runtime.errors import ExportError
-
-
-@pytest.mark.parametrize(
-    "pieces", [[], [b""], [b"a", b"", b"bc"], [bytes(3_000_000), b"x", bytes(range(256)) * 9000]], ids=len
-)
-def test_its_entry_is_that_of_the_file(pieces: list[bytes], tmp_path: Path) -> None:
-    with HashedFile(tmp_path / "weights.bin") as file:
-        for piece in pieces:
-            file.write(piece)
-        entry = file.entry()
-    assert entry == describe(tmp_path / "weights.bin")
-    assert entry.size == sum(map(len, pieces))
-
-
-def test_it_is_closed_at_the_end(tmp_path: Path) -> None:
-    with HashedFile(tmp_path / "weights.bin") as file:
-        file.write(bytes(1_000_000))
-    with pytest.raises(ValueError, match="closed"):
-        file.write(b"more")
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, ExportError), (errno.EIO, OSError)])
@@ -102,20 +82,6 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
     ):
         (scratch / MANIFEST_FILE).write_text("new")
     assert (old / MANIFEST_FILE).read_text() == "old"
-    assert names(tmp_path) == ["a.bundle"]
-
-
-def test_a_bundle_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "a.bundle"
-
-    def export() -> None:
-        with writing(target, 0, force=False) as scratch:
-            (scratch / MANIFEST_FILE).write_text("mine")
-            bundle(target, "somebody else's")
-
-    with pytest.raises(ExportError, match="exists; give --force to replace it"):
-        export()
-    assert (target / MANIFEST_FILE).read_text() == "somebody else's"
     assert names(tmp_path) == ["a.bundle"]
 
 

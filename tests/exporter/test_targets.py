@@ -21,7 +21,6 @@ from mars_export.exporter.tensorrt.targets import JETPACKS, TARGETS, layout_for
 from mars_export.runtime.bundle.manifest import ModelInfo
 from mars_export.runtime.device.trt.cuda import Gpu
 from mars_export.runtime.errors import ExportError
-from mars_export.runtime.machine import available, forget_peak, peak
 
 MODEL = ModelInfo("llama", 288, 48, 2, 4, 2, 12, 4096)
 ORIN = Gpu("Orin", "sm87", "12.6")
@@ -259,9 +258,3 @@ def test_too_little_memory_is_said_with_the_figures(monkeypatch: pytest.MonkeyPa
     tensorrt.require(1_000_000_000, force=True)
     monkeypatch.setattr(tensorrt, "available", lambda: None)
     tensorrt.require(10**12, force=False)
-
-
-def test_memory_is_measured_here() -> None:
-    assert (available() or 0) > 10**8
-    forget_peak()
-    assert peak() > 10**7

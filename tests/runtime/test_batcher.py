@@ -106,17 +106,6 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
         )
 
 
-def test_short_prompts_are_taken_in_together() -> None:
-    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, prefill_tokens=64))
-    rows = [
-        Row(i, [1 + i] * 5, GenerationConfig(tau=1.0, max_new_tokens=9, eos_ids=()), ()) for i in range(4)
-    ]
-    for row in rows:
-        schedule.add(row)
-    schedule.step()
-    assert [row.stats.tokens for row in rows] == [2, 2, 2, 2], "the first token, and one decode step"
-
-
 def test_memory_of_a_long_row_is_given_back_when_nothing_runs() -> None:
     backend = FakeBackend(predict)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
@@ -165,12 +154,6 @@ def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
     while not schedule.is_idle:
         assert not any(event.error for event in schedule.step())
     assert row.tokens == alone(77)[0]
-
-
-@pytest.mark.parametrize("wrong", [{"max_rows": 0}, {"max_waiting": 0}, {"prefill_tokens": -1}])
-def test_limits_below_one(wrong: dict[str, int]) -> None:
-    with pytest.raises(SessionError, match=f"{next(iter(wrong))} must be 1 or more"):
-        Limits(**wrong)
 
 
 # --- the engine, on a real bundle ---
@@ -227,20 +210,6 @@ def test_many_threads_get_what_each_would_get_alone(session: Session, batcher: B
         np.testing.assert_allclose(got.confidences, expected.confidences, atol=1e-5)
         assert got.stats.accepted == expected.stats.accepted
     assert batcher.num_running == batcher.num_waiting == 0
-
-
-def test_asyncio_streams_side_by_side(session: Session, batcher: Batcher) -> None:
-    async def one(seed: int) -> tuple[int, ...]:
-        tokens: list[int] = []
-        async for event in batcher.submit(*asked(seed)):
-            tokens += event.token_ids
-            await asyncio.sleep(0)
-        return tuple(tokens)
-
-    async def everything() -> list[tuple[int, ...]]:
-        return await asyncio.wait_for(asyncio.gather(*(one(seed) for seed in range(12))), 60)
-
-    assert asyncio.run(everything()) == [session.generate(*asked(seed)).token_ids for seed in range(12)]
 
 
 LONG = GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=())

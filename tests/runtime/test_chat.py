@@ -55,10 +55,6 @@ def test_lines_make_questions(lines: list[str], expected: list[str]) -> None:
     assert joined(lines)[0] == expected
 
 
-def test_it_is_said_which_line_continues_another() -> None:
-    assert joined(["a\\", "b", "'''", "c'''", "d"])[1] == [False, True, False, True, False]
-
-
 def test_commands_change_what_they_name() -> None:
     talk = Talk(None, GenerationConfig())
     assert (talk.obey("/tau 0.8"), talk.config.tau, talk.config.exact) == ("tau 0.8", 0.8, False)
@@ -202,11 +198,6 @@ def test_a_loaded_talk_goes_on_and_is_in_turns(bundles: Named, tmp_path: Path) -
     done = run("chat", bundles("qwen2"), "-n", "4", stdin=f"/load {file}\ntwo\n/reset\nthree\n")
     assert "in pairs" in " ".join(done.stderr.split())
     assert done.stderr.count("tokens/forward") == 1
-
-
-def test_with_json_every_line_is_a_question(bundles: Named) -> None:
-    done = run("chat", bundles("qwen2"), "-n", "2", "--json", stdin="a \\\n'''\nb\n")
-    assert len(done.stdout.splitlines()) == 3
 
 
 class Terminal:

@@ -123,17 +123,6 @@ def test_a_template_that_changes_the_answer_is_obeyed() -> None:
     assert "assistant\na<" in text.spelled(asked[1])
 
 
-def test_answers_are_those_of_a_session_without_a_store(opened: Open) -> None:
-    talks = [opened(0).conversation("the man"), opened(PLENTY).conversation("the man")]
-    for question in ("a", "the error", "x"):
-        for config in (CONFIG, CONFIG.with_values(tau=0.5), CONFIG.with_values(tau=1.0, stop=("e",))):
-            without, cached = (said(talk, question, config) for talk in talks)
-            assert cached.token_ids == without.token_ids
-            assert cached.confidences == without.confidences
-    assert [turn.answer for turn in talks[0].turns] == [turn.answer for turn in talks[1].turns]
-    assert len(talks[0].turns) == 9
-
-
 def test_undo_and_edit(opened: Open) -> None:
     talk = opened().conversation("the man")
     for question in ("one", "two", "three"):

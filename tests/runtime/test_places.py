@@ -38,27 +38,6 @@ def test_who_is_let_in(case: dict[str, Any]) -> None:
             places.enter(client)
 
 
-def test_the_file_has_what_matters() -> None:
-    said = [event[3] for case in CASES for event in case["events"] if len(event) > 1]
-    assert {None, "max_waiting", "client_share"} == set(said)
-    assert all(said.count(what) > 50 for what in set(said))
-
-
-def test_a_burst_finds_rows_and_places(session: Session) -> None:
-    """However early it comes: whoever a free row takes at the next step does not wait."""
-    session, backend = behind_a_gate(session)
-    with Batcher(session, Limits(max_rows=3, max_waiting=2)) as batcher:
-        burst = [batcher.submit([1], SHORT) for _ in range(5)]
-        for _ in range(3):
-            with pytest.raises(Overloaded, match=r"2 requests wait already \(max_waiting\)"):
-                batcher.submit([1], SHORT)
-        assert backend.entered.wait(60)
-        burst[0].cancel()
-        burst[0] = batcher.submit([1], SHORT)
-        backend.gate.set()
-        assert all(len(request.result(60).token_ids) == 2 for request in burst)
-
-
 def test_a_flood_leaves_rows_to_others(session: Session) -> None:
     """What waits because its client has its rows takes none of those that others find free."""
     session, backend = behind_a_gate(session)
@@ -73,22 +52,6 @@ def test_a_flood_leaves_rows_to_others(session: Session) -> None:
         backend.gate.set()
         assert all(len(request.result(60).token_ids) == 2 for request in flood + others)
         assert not batcher._places._clients, "nobody is remembered"
-
-
-def test_who_sends_and_cancels_fills_no_memory(session: Session) -> None:
-    """While a step runs, cancelled requests are still held: there are no more of them than places."""
-    session, backend = behind_a_gate(session)
-    with Batcher(session, Limits(max_rows=2, max_waiting=3)) as batcher:
-        running = batcher.submit([1], LONG)
-        assert backend.entered.wait(60)
-        for _ in range(5):
-            batcher.submit([1], LONG).cancel()
-        with pytest.raises(Overloaded, match=r"requests wait already \(max_waiting\)"):
-            batcher.submit([1], LONG)
-        assert batcher.num_waiting == 5
-        running.cancel()
-        backend.gate.set()
-        assert batcher.submit([1], SHORT, wait=60).result(60).finish_reason == "length"
 
 
 def test_long_requests_that_fill_the_memory_leave_no_free_rows(session: Session) -> None:

@@ -316,23 +316,8 @@ def test_what_is_too_large_is_refused_in_time(request_: dict[str, Any]) -> None:
     assert time.process_time() - begun < 60
 
 
-def test_deep_schemas_are_compiled() -> None:
-    schema: Any = STRING
-    for _ in range(25):
-        schema = {
-            "type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False,
-        }  # fmt: skip
-    automaton = build(schema_expression(schema, SEPARATORS))
-    said = '{"a": ' * 25 + '"x"' + "}" * 25
-    assert automaton.walk(said.encode()) in automaton.ends
-
-
 def good() -> Automaton:
     return build(pattern_expression("[A-Z]{2}(x|yz)*"))
-
-
-def test_a_file_gives_the_same_automaton() -> None:
-    assert parse(to_bytes(good()), "it") == good()
 
 
 def test_files_that_are_no_automata_are_refused() -> None:

@@ -63,16 +63,6 @@ def test_pieces_make_up_the_text_cut_at_the_first_stop(text: str, stop: list[str
         assert cut(text, stop).startswith(shown), "text was shown that turned out to belong to a stop string"
 
 
-@given(st.lists(st.integers(0, tiny.VOCAB_SIZE + 5), max_size=25), STOPS)
-def test_any_tokens_at_all(ids: list[int], stop: list[str]) -> None:
-    """Broken UTF-8, specials, ids beyond the tokenizer: never an error, never a stop string."""
-    pieces, final, taken = streamed(ids, stop)
-    assert "".join(pieces) == final
-    assert not any(s in final for s in stop)
-    if taken == len(ids) and not any(s in TEXT.decode(ids) for s in stop):
-        assert final == TEXT.decode(ids)
-
-
 @pytest.mark.parametrize("character", ["é", "日", "🙂"])
 def test_a_character_is_shown_once_it_is_whole(character: str) -> None:
     ids = [TOKENIZER.token_to_id(c) for c in TOKENIZER.pre_tokenizer.pre_tokenize_str(character)[0][0]]
@@ -80,19 +70,6 @@ def test_a_character_is_shown_once_it_is_whole(character: str) -> None:
     pieces, _, _ = streamed(ids)
     assert pieces == [""] * (len(ids) - 1) + [character, ""]
     assert streamed(ids[:-1])[1] == "�"
-
-
-def test_an_unfinished_stop_string_is_shown_at_the_end() -> None:
-    pieces, final, _ = streamed(TOKENIZER.encode("abST").ids, ["STOP"])
-    assert pieces == ["a", "b", "", "", "ST"]
-    assert final == "abST"
-
-
-def test_a_stop_string_that_only_the_end_reveals() -> None:
-    """A broken character becomes text when nothing can complete it any more."""
-    ids = [*TOKENIZER.encode("abé").ids, TOKENIZER.encode("日").ids[0]]
-    pieces, final, _ = streamed(ids, ["é�"])
-    assert "".join(pieces) == final == "ab"
 
 
 def test_specials_are_not_text() -> None:
@@ -144,13 +121,6 @@ def test_content_that_is_no_text_is_not_printed_as_python_spells_it(content: obj
         SessionError, match=f"message 1: content must be a text or a list of parts, not {kind}"
     ):
         TEXT.render(messages)
-
-
-def test_calls_need_no_content() -> None:
-    call = {"type": "function", "function": {"name": "lamp", "arguments": {}}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert "None" not in TEXT.render([message])
-    assert TEXT.render([message]) == TEXT.render([{**message, "content": ""}])
 
 
 def test_an_unknown_role_is_said() -> None:

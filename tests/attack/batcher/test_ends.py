@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from support.batchers import LONG, SHORT, SOON, goes_on
@@ -69,26 +67,6 @@ def test_a_drain_has_an_end(stalled: tuple[Batcher, Stalling], caplog: pytest.Lo
     assert request.result(0).finish_reason == "cancelled"
     assert "batcher closing: 1 requests cancelled" in caplog.text
     assert "a step has been hanging" in caplog.text
-
-
-def test_true_is_no_second(stalled: tuple[Batcher, Stalling]) -> None:
-    batcher, backend = stalled
-    request = batcher.submit([1], SHORT)
-    assert backend.entered.wait(SOON)
-    with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(batcher.close, drain=True)
-        time.sleep(1.2)  # drain=1 would have cancelled by now
-        assert not closing.done()
-        backend.gate.set()
-        assert closing.result(SOON)
-    assert request.result(0).finish_reason == "length"
-
-
-@pytest.mark.parametrize("drain", [-1, float("nan"), float("inf"), "1", None])
-def test_drains_that_cannot_be(batcher: Batcher, drain: Any) -> None:
-    with pytest.raises(SessionError, match="drain must be True or a number of seconds"):
-        batcher.close(drain=drain)
-    assert batcher.alive, "nothing was closed"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

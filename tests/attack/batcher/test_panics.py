@@ -10,8 +10,7 @@ import pytest
 from support.batchers import LONG, SHORT, SOON, goes_on
 from support.stalling import behind_a_gate
 
-from mars_export import Batcher, Counts, GenerationConfig, Limits, Session, SessionError
-from mars_export.runtime.decode.pace.policy import Policy
+from mars_export import Batcher, Counts, Limits, Session, SessionError
 
 
 class Panic(BaseException):
@@ -30,37 +29,6 @@ def test_a_stop_condition_that_panics_ends_its_row(batcher: Batcher) -> None:
     assert good.finish_reason is None
     assert goes_on(batcher)
     assert batcher.counts.failed == 1
-
-
-def test_a_text_that_panics_ends_its_row(batcher: Batcher) -> None:
-    bad = batcher.submit([3], LONG)
-    assert bad._text is not None
-    bad._text.read = panic  # type: ignore[method-assign]
-    with pytest.raises(Panic):
-        for _ in bad:
-            pass
-    assert bad.completion.finish_reason == "cancelled"
-    assert goes_on(batcher)
-
-
-def test_a_policy_that_panics_ends_the_rows_of_that_step(
-    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Policy, "feeds", panic)
-        with pytest.raises(Panic):
-            batcher.submit([3], LONG).result(SOON)
-    assert goes_on(batcher)
-
-
-def test_a_draft_that_panics_ends_its_row(batcher: Batcher) -> None:
-    good = batcher.submit([1, 2], SHORT)
-    bad = batcher.submit([3], GenerationConfig(max_new_tokens=50, eos_ids=()))
-    bad._row.proposer = type("Bad", (), {"propose": panic})()
-    with pytest.raises(Panic):
-        bad.result(SOON)
-    assert len(good.result(SOON).token_ids) == 4
-    assert goes_on(batcher)
 
 
 def test_costs_that_cannot_be_measured_are_said_where_the_batcher_is_made(

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.batchers import LONG, SHORT, SOON
-from support.stalling import Stalling, behind_a_gate
+from support.stalling import Stalling
 
-from mars_export import Batcher, Counts, Limits, Overloaded, Session, SessionError
+from mars_export import Batcher, Counts, Overloaded, SessionError
 
 
 def test_coroutines_wait_for_room_and_may_be_cancelled_there(stalled: tuple[Batcher, Stalling]) -> None:
@@ -32,23 +32,6 @@ def test_coroutines_wait_for_room_and_may_be_cancelled_there(stalled: tuple[Batc
     assert asyncio.run(asyncio.wait_for(main(), SOON)) == 4
     assert all(len(request.result(SOON).token_ids) == 4 for request in requests)
     assert batcher.counts == Counts(accepted=10, finished=10, overloaded=1, prompt_tokens=10, tokens=40)
-
-
-def test_one_client_leaves_places_for_the_others(session: Session) -> None:
-    session, backend = behind_a_gate(session)
-    with Batcher(session, Limits(max_rows=2, max_waiting=8, client_share=0.4)) as batcher:
-        greedy = [batcher.submit([1], SHORT, client="greedy") for _ in range(4)]
-        with pytest.raises(Overloaded, match=r"this client has 4 requests here already \(client_share\)"):
-            batcher.submit([1], SHORT, client="greedy")
-        for wrong in ([], [10**6]):
-            with pytest.raises(SessionError):
-                batcher.submit(wrong, SHORT, client="modest")
-        others = [batcher.submit([1], SHORT, client="modest"), batcher.submit([1], SHORT)]
-        greedy[3].cancel()
-        others.append(batcher.submit([1], SHORT, client="greedy"))
-        backend.gate.set()
-        assert all(len(request.result(SOON).token_ids) == 4 for request in greedy[:3] + others)
-        assert not batcher._places._clients, "nobody is remembered"
 
 
 def test_whoever_waits_for_room_is_told_of_a_deadline_and_of_the_end(

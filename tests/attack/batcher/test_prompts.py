@@ -13,7 +13,7 @@ from support.loops import decode
 from support.stalling import Stalling
 from support.unsure import predict
 
-from mars_export import Batcher, Counts, Limits, Overloaded, Session, SessionError
+from mars_export import Batcher, Limits, Overloaded, SessionError
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule
 
@@ -61,28 +61,6 @@ def test_the_event_loop_goes_on_while_a_prompt_is_tokenized(
     found = asyncio.run(main())
     monkeypatch.undo()
     assert found == batcher.session.generate([9, 8, 7], SHORT).token_ids
-
-
-def test_a_text_is_measured_by_the_limit_of_tokens_before_it_is_tokenized(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = session.text
-    assert text is not None
-    monkeypatch.setattr(text, "_most", 2**20)  # a bundle of a longer context
-    with pytest.raises(SessionError, match="has 70000 characters, what is taken here is at most 65536"):
-        text.encode("a" * 70000, 100)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [5, None, 1.5, b"light", bytearray(b"a"), [True], [1, 2.0], ["a"], [None], {1: 2}, object(), [[1]]],
-)
-def test_what_is_no_prompt(batcher: Batcher, prompt: Any) -> None:
-    with pytest.raises(SessionError):
-        batcher.submit(prompt, SHORT)
-    with pytest.raises(SessionError):
-        batcher.session.generate(prompt, SHORT)
-    assert batcher.counts == Counts(refused=1)
 
 
 def schedule_of(lengths: list[int], limits: Limits) -> tuple[list[Row], list[int], FakeBackend]:

@@ -14,7 +14,7 @@ import pytest
 from support.tiny import Named
 from typer.testing import CliRunner
 
-from mars_export import BundleError, Session, SessionError
+from mars_export import Session, SessionError
 from mars_export.cli import app
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.manifest import Profile
@@ -169,14 +169,3 @@ def test_a_bundle_opens_whenever_the_writer_dies(
     profiles.store(path, profile(path, tau=0.5))
     assert [p.tau for p in open_bundle(path).manifest.profiles] == [0.5]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-def test_a_disk_that_refuses_leaves_the_bundle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(BundleError, match="No space left on device"):
-        profiles.store(path, profile(path))
-    monkeypatch.undo()
-    assert open_bundle(path, full=True).manifest.profiles == ()

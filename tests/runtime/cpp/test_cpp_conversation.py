@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -111,18 +110,6 @@ def test_requests_find_and_leave_the_same_in_both(cache_bytes: int, both: Both) 
     assert twin.prefix_stats["num_bytes"] == 0
 
 
-def test_rows_of_a_batch_share(both: Both) -> None:
-    session, twin = both()
-    system = {"role": "system", "content": "the inner man is on the net " * 6}
-    prompts = [[system, {"role": "user", "content": f"{i} the"}] for i in range(5)]
-    wanted = session.generate_batch(prompts, GenerationConfig(**CONFIG))
-    made = twin.generate_batch(prompts, [CONFIG] * 5)
-    for one, other in zip(wanted, made, strict=True):
-        assert other.token_ids == one.token_ids
-    assert made[0].cached_tokens == 0
-    assert all(answer.cached_tokens > 100 for answer in made[1:]), "read once"
-
-
 def talks(
     both: Both, system: str | None = None, *, drop_oldest: bool = False, **options: Any
 ) -> tuple[Any, CConversation]:
@@ -140,14 +127,6 @@ def say(pair: tuple[Any, CConversation], text: str, **changes: Any) -> tuple[Any
     assert pair[1].messages == [dict(m) for m in pair[0].messages]
     assert pair[1].dropped == pair[0].dropped
     return wanted, made
-
-
-def test_the_second_turn_reads_its_question_and_no_more(both: Both) -> None:
-    pair = talks(both, "be the inner man")
-    first, _ = say(pair, "who is there?")
-    _, second = say(pair, "and then?")
-    whole = first.stats.prompt_tokens + len(first.token_ids)
-    assert whole - 8 <= second.cached_tokens <= whole, "all but what the last step accepted"
 
 
 def test_talks_are_the_same_turn_by_turn(both: Both) -> None:
@@ -195,44 +174,6 @@ def test_the_contexts_end(both: Both) -> None:
     assert dropped > 4 and rolling[1].messages[0]["role"] == "system"
 
 
-def test_an_answer_that_is_left_counts_as_far_as_it_came(both: Both) -> None:
-    pair = talks(both)
-    setting = {**CONFIG, "tau": 1.0}
-    replies = [pair[0].send("go on", GenerationConfig(**setting)), pair[1].send("go on", **setting)]
-    events = iter(replies[0])
-    for _ in range(3):
-        next(events)
-        replies[1].next()
-    assert pair[1].messages == [], "it is still being made"
-    say(pair, "and?")
-    assert len(pair[1].messages) == 4
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda talk: talk.undo(0), "turns must be 1 or more, not 0"),
-        (lambda talk: talk.edit("x", 3), "there is no turn 3: the conversation has 0"),
-        (lambda talk: talk.resume([{"role": "user", "content": "x"}]), "in pairs"),
-        (lambda talk: talk.send("x", commit="block"), "needs MARS_COMMIT_CURSOR"),
-        (lambda talk: talk.send("x", temperature=-1.0), "temperature must be"),
-    ],
-)
-def test_what_cannot_be_asked(wrong: Callable[[CConversation], object], message: str, both: Both) -> None:
-    talk = both()[1].conversation()
-    with pytest.raises(MarsStatusError, match=message):
-        wrong(talk)
-    talk.close()
-
-
-def test_a_conversation_outlives_its_session(library: Library, bundle: Callable[[int], Path]) -> None:
-    with CSession(library, bundle(512), threads=1) as session:
-        talk = session.conversation("the man")
-        drained(talk.send("one", **CONFIG))
-    assert drained(talk.send("two", **CONFIG)).token_ids
-    talk.close()
-
-
 # --- profiles, deadlines ---
 
 
@@ -269,18 +210,3 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
             assert "profile `weights` is stale: the weights are not those" in done.stderr
         else:
             assert (json.loads(done.stdout)["exact"], json.loads(done.stdout)["tau"]) == (False, 0.4)
-
-
-def test_a_deadline_ends_an_answer_with_what_it_has(library: Library, bundles: Named) -> None:
-    with CSession(library, bundles("llama"), threads=1) as twin:
-        whole = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=())
-        begun = monotonic()
-        cut = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=(), deadline=0.002)
-        assert monotonic() - begun < 5
-        assert cut.finish_reason == "deadline" and len(cut.token_ids) < len(whole.token_ids)
-        assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
-        easy = twin.generate([5, 9], tau=1.0, max_new_tokens=4, eos_ids=(), deadline=60.0)
-        assert (easy.finish_reason, easy.token_ids) == ("length", whole.token_ids[:4])
-        for wrong in (-1.0, float("nan"), float("inf")):
-            with pytest.raises(MarsStatusError, match="deadline must be a number of seconds above 0"):
-                twin.generate([5], deadline=wrong)

@@ -3,16 +3,14 @@ batches, and requests that cannot be served."""
 
 from __future__ import annotations
 
-import ctypes as c
 import random
 from itertools import product
 from typing import Any
 
 import pytest
 from support import tiny
-from support.cabi import Library, MarsStatusError
+from support.cabi import Library
 from support.cabi_session import CSession
-from support.cabi_types import WINDOWS
 from support.fixtures import Named, Sessions
 from support.twins import PROMPT, SAMPLINGS
 
@@ -61,14 +59,6 @@ def test_windows(window: int | str, twin: CSession, sessions: Sessions) -> None:
     assert max(k for k, n in enumerate(made.accepted) if n) == min(int(width), BLOCK)
 
 
-def test_the_automatic_window_is_the_default_and_never_wider_than_a_block(twin: CSession) -> None:
-    config = twin.library.config({})
-    twin.library.c.mars_config_init(c.byref(config), c.sizeof(config))
-    assert config.window == WINDOWS["auto"] == 0
-    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=40, eos_ids=(), window="auto")
-    assert len(made.token_ids) == 40 and len(made.accepted) <= BLOCK + 1
-
-
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3-mixed"])
 def test_long_prompts_and_full_contexts(
     name: str, library: Library, bundles: Named, sessions: Sessions
@@ -101,20 +91,3 @@ def test_rows_of_one_batch(commit: str, twin: CSession, sessions: Sessions) -> N
     made = twin.generate_batch(prompts, [{**s, "commit": commit} for s in settings])
     assert [m.token_ids for m in made] == [w.token_ids for w in wanted]
     assert [m.finish_reason for m in made] == [w.finish_reason for w in wanted]
-
-
-def test_requests_that_cannot_be_served(twin: CSession) -> None:
-    for prompt, config, message in (
-        ([], {}, "the prompt is empty"),
-        ([tiny.VOCAB_SIZE], {}, f"outside the vocabulary of {tiny.VOCAB_SIZE}: {tiny.VOCAB_SIZE}"),
-        ([1] * 513, {}, "the prompt has 513 tokens, this bundle's context holds 512"),
-        ([1], {"tau": -2.0, "top_k": -1}, "tau must be .*; top_k must be"),
-        ([1], {"commit": "block"}, "exact mode needs cursor commit: .*leave commit as it is, or give a tau"),
-        ([1], {"lookup": -1}, "lookup must be an integer of 0 or more"),
-        ([1], {"window": -2}, "window must be auto, full or an integer of 1 or more"),
-        ([1], {"tau": 1, "commit": "block", "cache_block": 0}, "cache_block must be 1 or more"),
-        ([{"role": "judge", "content": "x"}], {}, "judge"),
-    ):
-        with pytest.raises(MarsStatusError, match=message) as error:
-            twin.generate(prompt, **config)
-        assert error.value.status == 2

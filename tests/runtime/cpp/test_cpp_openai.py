@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -178,18 +177,6 @@ def test_steps_are_what_the_decoder_did(client: Any, sessions: Sessions) -> None
         assert any(len(how) > 1 for how in hows)
 
 
-def test_steps_spell_what_a_stop_string_leaves(client: Any) -> None:
-    whole = chat(client, max_tokens=40).choices[0].message.content
-    stop = whole[9:12]
-    for stream in (False, True):
-        answer = chat(client, max_tokens=40, stop=[stop], stream=stream, extra_body={"return_steps": True})
-        choices = [c.choices[0] for c in answer] if stream else [answer.choices[0]]
-        text = "".join((c.delta if stream else c.message).content or "" for c in choices)
-        steps = [step for c in choices for step in getattr(c, "steps", None) or []]
-        assert text == whole[: whole.index(stop)] and choices[-1].finish_reason == "stop"
-        assert "".join(t["text"] for step in steps for t in step["tokens"]) == text
-
-
 def test_mistakes_are_the_packages_own_errors(client: Any) -> None:
     import openai
 
@@ -212,20 +199,6 @@ def test_a_running_stream_is_steered(client: Any, service: Service) -> None:
     *_, last = stream
     assert last.mars["tau"] == 0.0 and last.timings["forwards"] < 400
     assert service.call(f"/v1/mars/streams/{first.id}", json.dumps({"tau": 0.0})).status == 404
-
-
-def test_several_clients_at_once(client: Any, sessions: Sessions) -> None:
-    wanted = sessions(MAIN).generate(HELLO, GenerationConfig(max_new_tokens=12)).text
-    made: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(chat(client).choices[0].message.content))
-        for _ in range(12)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [wanted] * 12
 
 
 def test_profiles_are_models_and_stale_ones_are_not(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.cpp_service import ASK, post, raw, read_all, start, text_of
-from support.fixtures import Named
+from support.cpp_service import ASK, post, raw, read_all, text_of
 
 from mars_export import GenerationConfig, Session
 
@@ -91,11 +89,3 @@ def test_a_client_that_waits_for_100_continue_and_one_without_chunks(port: int) 
     assert b"Transfer-Encoding" not in plain
     events = plain.partition(b"\r\n\r\n")[2].decode()
     assert text_of(events) == text_of(post(port, ASK)[1])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_stop_it_gracefully(number: int, bundles: Named) -> None:
-    process, port = start(bundles("llama"))
-    assert post(port, ASK)[0] == 200
-    process.send_signal(number)
-    assert process.wait(60) == 0

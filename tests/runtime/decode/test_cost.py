@@ -25,26 +25,6 @@ def test_between_points_it_is_linear_and_it_never_falls() -> None:
     assert Cost(((4, 2.0),)).of(100) == 2.0
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        (),
-        ((0, 1.0),),
-        ((2, 1.0), (1, 2.0)),
-        ((1, 1.0), (1, 1.0)),
-        ((1, 0.0),),
-        ((1, -1.0),),
-        ((1, math.nan),),
-        ((1, math.inf),),
-        ((1, 1.0), (10**9, 1.0)),
-        tuple((n, 1.0) for n in range(1, 200)),
-    ],
-)
-def test_a_table_that_cannot_be_is_refused(points: tuple[tuple[int, float], ...]) -> None:
-    with pytest.raises(ValueError, match="rising positions"):
-        Cost(points)
-
-
 class Clock:
     """Each step takes what a table says, and sometimes far longer; the first step of a size is slow."""
 
@@ -88,27 +68,12 @@ def test_the_least_of_some_rounds_after_a_warm_up() -> None:
     assert max(step.output_index.shape[1] for step in backend.steps) == 8
 
 
-def test_sizes_end_at_what_a_backend_takes() -> None:
-    backend = Zeros(unsure, max_slots=100)
-    assert [p for p, _ in measure(backend, 6, MASK).points] == [1, 2, 4, 6, 11, 24]
-
-
 def test_a_slow_model_is_measured_once_and_a_clock_that_stands_still_is_survived() -> None:
     backend = Zeros(unsure)
     measure(backend, 4, MASK, Clock(backend, lambda slots, nth: ENOUGH * 2))
     assert len(backend.steps) == 2 * len({step.slots for step in backend.steps})
     backend = Zeros(unsure)
     assert measure(backend, 4, MASK, lambda: 0.0).of(4) > 0
-
-
-@pytest.mark.parametrize(
-    ("capacity", "max_slots", "block"), [(1, None, 8), (5, None, 8), (40, 15, 8), (100, 2, 1), (100, 7, 4)]
-)
-def test_it_stays_within_the_slots_and_the_context(capacity: int, max_slots: int | None, block: int) -> None:
-    backend = Zeros(unsure, capacity, max_slots)
-    cost = measure(backend, block, MASK)
-    assert cost.points[-1][0] == min(capacity, max_slots or 10**9, 4 * block)
-    assert max(int(step.kv_length[0]) + step.slots for step in backend.steps) <= capacity
 
 
 # --- the file ---
@@ -231,11 +196,3 @@ def test_a_user_without_a_home_has_no_file(
     monkeypatch.setattr(Path, "home", homeless)
     session = sessions("llama")
     assert CostFile.of(session.bundle, session.variant, "cpu", 1) is None
-
-
-def test_a_table_says_the_same_again() -> None:
-    table = Cost(((1, 1.0), (4, 2.5), (9, 3.0)))
-    asked = [1, 2.0, 2, 3.3, 3.3, 20, 0, 4.0, 9, 2**40]
-    first = [table.of(n) for n in asked]
-    assert [table.of(n) for n in asked] == [Cost(table.points).of(n) for n in asked] == first
-    assert table == Cost(table.points)

@@ -12,22 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agreement import MAIN, NEW, PROMPTS
 from support.chaos import BLOCK, ChaoticOracle, chaotic
-from support.fake import MASK, FakeBackend, scripted
+from support.fake import MASK, FakeBackend
 from support.loops import decode
-from support.oracle import Oracle, generate
+from support.oracle import generate
 
 from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.pace.cost import Cost
-from mars_export.runtime.decode.pace.estimates import Foresight, Hopes
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.proposals import Lookup, Proposals
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 
 Sessions = Callable[[str], Session]
-Oracles = Callable[[str], Oracle]
 
 RANDOM_COSTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=6).map(
     lambda s: Cost(tuple((2**i, v) for i, v in enumerate(s)))
@@ -107,54 +105,6 @@ def test_any_proposals_give_the_one_token_text(
         assert row.stats.tokens == row.stats.verified + sum(row.stats.accepted.values())
 
 
-def test_a_step_verifies_what_the_last_one_proposed_and_proposes_again() -> None:
-    backend = FakeBackend(scripted(list(range(11, 40)), [0.99] * 29, 1))
-    row = Row(0, [1], GenerationConfig(max_new_tokens=12, window="full"), ())
-    events = [event for step in decode(backend, [row], BLOCK, MASK) for event in step]
-    fed = [(s.kv_length.tolist(), s.input_ids[0].tolist(), s.output_index[0].tolist()) for s in backend.steps]
-    assert fed == [
-        ([0], [1, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5]),  # 11 is certain; proposes 12 .. 16
-        ([1], [11, 12, 13, 14, 15, 16, 0, 0, 0, 0], [*range(10)]),  # all hold, 17 follows; proposes 18 .. 21
-        ([7], [17, 18, 19, 20, 21], [*range(5)]),  # all hold, 22 is the last
-    ]
-    assert [event.token_ids for event in events] == [(11,), (12, 13, 14, 15, 16, 17), (18, 19, 20, 21, 22)]
-    assert (row.stats.proposed, row.stats.verified, row.stats.rejected) == (9, 9, 0)
-
-
-def test_behind_a_proposal_that_fails_the_cursor_stays() -> None:
-    def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
-        at = len(known) + masks
-        return (at if masks != 2 else 50), 0.9  # every second mask is wrong
-
-    backend = FakeBackend(predict)
-    row = Row(0, [1, 2], GenerationConfig(max_new_tokens=7, window=4), ())
-    events = [event for step in decode(backend, [row], BLOCK, MASK) for event in step]
-    assert [step.kv_length.tolist() for step in backend.steps][:2] == [[0], [2]]
-    assert backend.steps[1].input_ids[0].tolist()[:4] == [2, 3, 50, 5]
-    assert backend.steps[2].kv_length.tolist() == [4], "2 and 3 are final, 50 is not"
-    assert backend.steps[2].input_ids[0, 0] == 4
-    assert [token for event in events for token in event.token_ids] == [2, 3, 4, 5, 6, 7, 8]
-    assert row.stats.rejected > 0
-
-
-def test_a_proposed_end_is_not_fed_and_nothing_behind_it() -> None:
-    backend = FakeBackend(scripted([11, 12, 9, 14, 15, 16], [0.99] * 6, 1))
-    row = Row(0, [1], GenerationConfig(eos_ids=(9,), window="full"), ())
-    assert [e.token_ids for step in decode(backend, [row], BLOCK, MASK) for e in step] == [(11,), (12, 9)]
-    assert backend.steps[1].input_ids[0].tolist() == [11, 12]
-    assert row.finish_reason == "eos"
-
-
-def test_a_stop_condition_inside_a_verified_run_ends_it_there() -> None:
-    backend = FakeBackend(scripted(list(range(11, 30)), [0.99] * 19, 1))
-    row = Row(0, [1], GenerationConfig(max_new_tokens=12), (), lambda token: token == 14)
-    assert [e.token_ids for step in decode(backend, [row], BLOCK, MASK) for e in step] == [
-        (11,),
-        (12, 13, 14),
-    ]
-    assert row.finish_reason == "stop"
-
-
 @settings(max_examples=60)
 @given(switches=st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), min_size=1, max_size=12))
 def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | None]) -> None:
@@ -200,20 +150,6 @@ def test_what_stands_is_what_the_model_said_of_its_own_words(
 
 
 # --- on real graphs ---
-
-
-@pytest.mark.parametrize("name", [MAIN, "mistral", "qwen3-mixed"])
-def test_it_holds_alone_and_in_a_batch(name: str, sessions: Sessions, oracles: Oracles) -> None:
-    session, config = sessions(name), GenerationConfig(max_new_tokens=NEW, eos_ids=())
-    answers = [generate(oracles(name), prompt, 1.0, max_new=NEW) for prompt in PROMPTS]
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        completion = session.generate(prompt, config)
-        assert list(completion.token_ids) == answer.tokens
-        assert completion.confidences == pytest.approx(answer.confidences, abs=1e-4)
-        assert completion.stats.proposed > 0
-    configs = [config.with_values(window=w) for w in ("auto", "full", 2, 1, "auto")]
-    for completion, answer in zip(session.generate_batch(PROMPTS, configs), answers, strict=True):
-        assert list(completion.token_ids) == answer.tokens
 
 
 @pytest.mark.parametrize(
@@ -318,32 +254,3 @@ def test_exact_is_never_much_slower_than_one_token_and_near_the_best_window(
     auto = seconds(predict, costs, rows)
     assert seconds(predict, costs, rows, tau=1.0) / auto >= 0.97
     assert min(seconds(predict, costs, rows, window=w) for w in (1, 2, 3, 5, 8)) / auto >= 0.93
-
-
-def test_text_that_becomes_predictable_is_noticed() -> None:
-    halves = seconds(lambda position: 0.0 if position < 150 else 1.0, "int4", 1)
-    never, always = (seconds(lambda position, s=s: s, "int4", 1) for s in (0.0, 1.0))
-    assert halves - 0.5 * (never + always) < 50 * 10.5, "within 50 steps of one token"
-
-
-def test_hopes_begin_with_the_confidence_itself_and_follow_what_held() -> None:
-    hopes = Hopes()
-    assert hopes.of("masks", 0.6) == pytest.approx(0.6)
-    for _ in range(100):
-        hopes.saw(Proposals((1, 2), (0.6, 0.6)), 2, 0)
-    assert hopes.of("masks", 0.6) < 0.15
-    assert hopes.of("masks", 0.99) == pytest.approx(0.99)
-    assert hopes.of("lookup", 0.6) == pytest.approx(0.6), "another source is another matter"
-    assert hopes.of("masks", float("nan")) == 0.0
-
-
-def test_masks_are_worth_what_their_last_proposals_promised() -> None:
-    foresight = Foresight()
-    assert foresight.expected(0) == [0.0]
-    before = foresight.expected(3)
-    assert before == sorted(before)
-    foresight.saw([1.0, 1.0, 1.0])
-    assert foresight.expected(3)[3] > before[3]
-    for _ in range(20):
-        foresight.saw([0.0, 0.0, 0.0])
-    assert foresight.expected(3)[3] < 0.2

@@ -129,29 +129,6 @@ def test_a_single_answer_needs_no_forward() -> None:
     assert (backend.steps, row.stats.forced, row.stats.forwards) == ([], 4, 0)
 
 
-def test_forced_tokens_are_fed_with_the_next_step_and_not_accepted() -> None:
-    # 1 or 2, then 3 4 5, then 6 or 7, then the end.
-    edges = [{1: 1, 2: 1}, {3: 2}, {4: 3}, {5: 4}, {6: 5, 7: 5}, {}]
-    backend = Scoring(2, 9, has_logits=False)
-    guide = Guide(Automaton(edges, frozenset({5}), 9), (EOS,), False)
-    row = GuidedRow(0, [8, 8], GenerationConfig(tau=1.0), (EOS,), guide=guide)
-    events = run(Schedule(backend, BLOCK, MASK, Limits()), [row])[0]
-    assert [len(event.token_ids) for event in events] == [4, 2]
-    assert [event.confidences[1:] for event in events] == [(1.0, 1.0, 1.0), (1.0,)]
-    assert [step.input_ids[0].tolist()[1:] for step in backend.steps] == [[8], [3, 4, 5]]
-    assert row.stats.accepted == {1: 2} and row.stats.forced == 4 and row.stats.tokens == 6
-
-
-def test_more_forced_tokens_than_a_step_holds_are_fed_in_pieces() -> None:
-    edges = [{1: 1, 2: 1}, *({3 + i % 5: i + 2} for i in range(40)), {6: 42, 7: 42}, {}]
-    backend = Scoring(3, 9, has_logits=False, max_slots=8)
-    guide = Guide(Automaton(edges, frozenset({42}), 100), (EOS,), False)
-    row = GuidedRow(0, [8], GenerationConfig(), (EOS,), guide=guide)
-    run(Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=4)), [row])
-    assert row.finish_reason == "eos" and row.stats.tokens == 43
-    assert max(step.slots for step in backend.steps) <= 8
-
-
 def test_a_context_that_what_is_forced_does_not_fit_ends_the_row() -> None:
     backend = Scoring(3, 9, has_logits=False, max_capacity=12)
     edges = [*({3: i + 1} for i in range(40)), {1: 41, 2: 41}, dict[int, int]()]
@@ -209,51 +186,6 @@ def test_block_commit_refuses_a_grammar() -> None:
     )
     with pytest.raises(SessionError, match="cursor commit"):
         check_blocks(Scoring(4, 0, has_logits=False), [row], 4)
-
-
-def test_exact_mode_is_led_to_longer_runs() -> None:
-    """What the grammar forces behind a likely token is proposed, too, and verified in the same step."""
-    # Two free tokens, each followed by five forced ones, four times.
-    edges: list[dict[int, int]] = []
-    for _ in range(4):
-        start = len(edges)
-        edges += [{1: start + 1, 2: start + 1}, *({3 + i: start + i + 2} for i in range(5))]
-    edges.append({})
-    found = {}
-    for name, config in {"exact": GenerationConfig(window="full"), "one": GenerationConfig(tau=1.0)}.items():
-        backend = Scoring(5, 9, has_logits=False)
-        guide = Guide(Automaton(edges, frozenset({len(edges) - 1}), 9), (EOS,), False)
-        found[name] = row = GuidedRow(0, [8], config, (EOS,), guide=guide)
-        run(Schedule(backend, BLOCK, MASK, Limits()), [row])
-    assert found["exact"].tokens == found["one"].tokens
-    assert found["exact"].stats.forwards <= found["one"].stats.forwards
-
-
-class Leaning(Automaton):
-    """Finds one of two likely."""
-
-    def likely(self) -> tuple[int, float] | None:
-        return (1, 0.9) if len(self.edges[self.state]) == 2 else None
-
-
-@pytest.mark.parametrize("tau", [None, 1.0, 0.999])
-def test_what_is_likely_is_proposed_with_all_that_is_forced_behind(tau: float | None) -> None:
-    # 1 or 2 three times, three forced tokens behind each; the likely 1 is what the model says, or not.
-    edges: list[dict[int, int]] = []
-    for _ in range(3):
-        start = len(edges)
-        edges += [{1: start + 1, 2: start + 1}, *({3 + i: start + i + 2} for i in range(3))]
-    edges.append({})
-    found = []
-    for kind in (Leaning, Unlikely):
-        matcher = kind(edges, frozenset({len(edges) - 1}), 9)
-        config = GenerationConfig(tau=tau, window=1)
-        row = GuidedRow(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False))
-        run(Schedule(Always(1), BLOCK, MASK, Limits()), [row])
-        found.append((row.tokens, row.stats.forwards, row.stats.proposed, row.stats.verified))
-    tokens = [8, *(1, 3, 4, 5) * 3, EOS]
-    # The first step has no proposals yet; the second has two tokens that may fail, and all that is sure.
-    assert found == [(tokens, 2, 2, 2), (tokens, 3, 0, 0)]
 
 
 class Unlikely(Automaton):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from support import tiny
-from support.fake import Recording
 from support.fixtures import Oracles, Sessions
 from support.oracle import Answer, Oracle, generate
 
@@ -103,15 +102,6 @@ def test_a_stop_string_inside_a_run_cuts_tokens_and_text(
     assert tried > 5
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11])
-def test_the_token_budget_ends_a_run(count: int, loop: str, sessions: Sessions, oracles: Oracles) -> None:
-    for prompt, answer in answers(oracles(MAIN), LOOPS[loop])[:6]:
-        completion = sessions(MAIN).generate(prompt, config(max_new_tokens=count), commit=LOOPS[loop])
-        assert list(completion.token_ids) == answer.tokens[:count]
-        assert completion.finish_reason == "length"
-
-
 @pytest.fixture(scope="module")
 def short_context(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Oracle]:
     directory = tmp_path_factory.mktemp("short")
@@ -143,15 +133,6 @@ def test_a_full_context_ends_its_row_only(
         assert len(completion.token_ids) == min(NEW, CONTEXT + 1 - len(prompt))
     assert [c.finish_reason for c in completions] == ["capacity", "length", "capacity", "capacity", "length"]
     assert completions[0].text, "the text so far is kept"
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_stream_tells_of_a_full_context(loop: str, short_context: tuple[Session, Oracle]) -> None:
-    stream = short_context[0].stream(list(range(25)), config(0.7), commit=LOOPS[loop])
-    events = list(stream)
-    assert [e.finish_reason for e in events] == [None] * (len(events) - 1) + ["capacity"]
-    assert "".join(e.text for e in events) == stream.completion.text
-    assert len(stream.completion.token_ids) == 8
 
 
 def test_a_prompt_that_cannot_be_served_is_refused(short_context: tuple[Session, Oracle]) -> None:
@@ -264,13 +245,3 @@ def test_a_stream_is_the_same_answer_in_pieces(sessions: Sessions) -> None:
         )
         assert stream.completion.confidences == whole.confidences
         assert stream.stats.accepted == whole.stats.accepted
-
-
-def test_one_token_mode_and_a_finished_row_cost_nothing_more(sessions: Sessions) -> None:
-    session = sessions(MAIN)
-    recording = Recording(session.backend)
-    spied = Session(session.bundle, session.variant, recording)
-    spied.generate_batch([[1, 2, 3], [4], [5, 6]], [config(1.0, max_new_tokens=n) for n in (9, 3, 5)])
-    assert [(step.rows, step.slots) for step in recording.steps] == [(1, 3), (1, 1), (1, 2)] + [
-        (3, 1)
-    ] * 2 + [(2, 1)] * 2 + [(1, 1)] * 4

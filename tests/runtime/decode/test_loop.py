@@ -81,26 +81,6 @@ def test_any_batch_decodes_as_each_row_alone(
         assert [event.finish_reason for event in mine] == [None] * (len(mine) - 1) + [answer.reason]
 
 
-@settings(max_examples=100)
-@given(rows=ROWS, most=st.integers(2, 7))
-def test_steps_stay_within_the_slots_of_the_graph(
-    rows: list[tuple[list[int], GenerationConfig]], most: int
-) -> None:
-    backend = FakeBackend(chaotic, 60, max_slots=max(most, BLOCK))
-    run(backend, rows_of([prompt for prompt, _ in rows], [config for _, config in rows]))
-    assert max(step.slots for step in backend.steps) <= max(most, BLOCK)
-
-
-def test_finished_rows_leave_and_the_last_row_takes_their_place() -> None:
-    backend = FakeBackend(chaotic)
-    lengths = (3, 9, 6)
-    configs = [GenerationConfig(tau=1.0, max_new_tokens=n) for n in lengths]
-    run(backend, rows_of([[1, 2], [3], [4, 5, 6]], configs))
-    decoding = backend.steps[3:]
-    assert [step.rows for step in decoding] == [3] * 2 + [2] * 3 + [1] * 3
-    assert [(source, target) for source, target, _ in backend.caches[0].moves] == [(2, 0), (1, 0)]
-
-
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_a_copy_that_fails_ends_its_row_and_no_other(nth: int) -> None:
     class Failing(FakeCache):
@@ -123,13 +103,6 @@ def test_a_copy_that_fails_ends_its_row_and_no_other(nth: int) -> None:
     ]
 
 
-def test_one_token_mode_feeds_one_slot_a_step() -> None:
-    backend = FakeBackend(chaotic)
-    run(backend, rows_of([[1, 2, 3], [4]], [GenerationConfig(tau=1.0, max_new_tokens=6)] * 2))
-    assert [step.slots for step in backend.steps] == [3, 1] + [1] * 5
-    assert not any((step.input_ids == MASK).any() for step in backend.steps)
-
-
 def test_no_mask_is_fed_for_a_token_that_may_not_be_generated() -> None:
     for cache_block in (None, 10):
         backend = FakeBackend(scripted([11, 12, 13, 14, 15, 16], [1.0, 1.0, 1.0, 0.1, 0.1, 0.1], 1))
@@ -137,35 +110,6 @@ def test_no_mask_is_fed_for_a_token_that_may_not_be_generated() -> None:
         assert [
             int((step.input_ids == MASK).sum()) for step in backend.steps if (step.input_ids == MASK).any()
         ] == [3, 1]
-
-
-def test_the_last_prefill_chunk_carries_masks_and_yields_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", 4)
-    backend = FakeBackend(scripted([11, 12, 13, 14], [1.0] * 4, 10))
-    row = rows_of([list(range(1, 11))], [GenerationConfig(tau=0.5, max_new_tokens=4)])[0]
-    events = run(backend, [row])
-    assert [step.input_ids[0].tolist() for step in backend.steps] == [
-        [1, 2, 3, 4],
-        [5, 6, 7, 8],
-        [9, 10, MASK, MASK, MASK],
-    ]
-    assert [event.token_ids for step in events for event in step] == [(11, 12, 13, 14)]
-    assert (row.stats.prefill_forwards, row.stats.forwards) == (2, 1)
-
-
-def test_a_cursor_step_feeds_what_is_pending_and_then_masks() -> None:
-    confidences = [1.0, 1.0, 0.1, 1.0, 0.1, 1.0, 1.0, 1.0]
-    backend = FakeBackend(scripted([11, 12, 13, 14, 15, 16, 17, 18], confidences, 1))
-    run(backend, rows_of([[1]], [GenerationConfig(tau=0.5, max_new_tokens=8)]))
-    fed = [
-        (step.kv_length.tolist(), step.input_ids[0].tolist(), step.output_index[0].tolist())
-        for step in backend.steps
-    ]
-    assert fed == [
-        ([0], [1, 0, 0, 0], [0, 1, 2, 3]),  # accepts 11 12, rejects 13
-        ([1], [11, 12, 0, 0, 0], [1, 2, 3, 4]),  # accepts 13 14, rejects 15
-        ([3], [13, 14, 0, 0, 0], [1, 2, 3, 4]),  # accepts 15 16 17 18
-    ]
 
 
 def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
@@ -183,16 +127,6 @@ def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
     ]
     assert [event.token_ids for step in events for event in step] == [(11,), (12, 13), (14, 15, 16)]
     assert row.stats.forwards == 5
-
-
-def test_rows_wait_for_each_other_at_the_block_boundary() -> None:
-    def predict(known: tuple[int, ...], _: int) -> tuple[int, float]:
-        return 5, 1.0 if known[0] == 1 else 0.1
-
-    backend = FakeBackend(predict)
-    rows = rows_of([[1], [2], [1]], [GenerationConfig(tau=0.5, max_new_tokens=6)] * 3)
-    events = run(backend, rows, cache_block=3)
-    assert [[event.row for event in step] for step in events] == [[0, 1, 2], [1], [1], [0, 1, 2], [1], [1]]
 
 
 def test_a_new_tau_counts_from_the_next_step_on() -> None:
@@ -230,14 +164,6 @@ def test_a_row_ended_from_outside_takes_part_in_no_further_step() -> None:
         assert len(rows[0].tokens) < 1 + 8
         assert len(rows[1].tokens) == 1 + 8
         assert all(step.rows == 1 for step in backend.steps[before:])
-
-
-def test_leaving_a_loop_early_is_allowed() -> None:
-    backend = FakeBackend(chaotic)
-    steps = decode(backend, rows_of([[1]], [GenerationConfig(max_new_tokens=50)]), BLOCK, MASK)
-    next(steps)
-    steps.close()
-    assert len(backend.steps) == 1
 
 
 def test_a_cache_block_beyond_the_slots_is_refused() -> None:

@@ -11,18 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK as SMALL
-from support.chaos import ChaoticOracle, chaotic
+from support.chaos import chaotic
 from support.fake import MASK, FakeBackend
 from support.loops import decode
-from support.oracle import generate
-from support.unsure import predict
 
 from mars_export.runtime.decode.config import GenerationConfig, Window
 from mars_export.runtime.decode.pace.cost import Cost
-from mars_export.runtime.decode.pace.estimates import PassRates
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Limits, Schedule
 
 BLOCK = 8
 TOKENS = 2500
@@ -123,27 +119,6 @@ def test_a_device_that_prepares_each_size_gets_few_of_them(costs: str) -> None:
     assert time_of("never", costs, 1) / time_of("never", costs, "auto", few_sizes=True) >= 0.97
 
 
-def test_text_that_becomes_predictable_is_noticed() -> None:
-    cost = Cost(COSTS["int4"])
-    walk = Walk(
-        lambda position, k: position >= 400,
-        cost,
-        Policy(lambda: cost),
-        GenerationConfig(tau=0.5, max_new_tokens=1000),
-    )
-    walk.all()
-    assert max(walk.fed[200:400]) <= 1
-    assert walk.fed[470:480] == [7] * 10
-
-
-def test_steps_that_all_cost_the_same_are_always_full() -> None:
-    cost = Cost(((1, 1.0),))
-    for text in TEXTS.values():
-        walk = Walk(text, cost, Policy(lambda: cost), GenerationConfig(tau=0.5, max_new_tokens=300))
-        walk.all()
-        assert all(masks == 7 for masks in walk.fed[:-8])
-
-
 def test_fixed_windows_and_one_token_rows_are_left_alone_and_need_no_costs() -> None:
     def unknown() -> Cost:
         raise AssertionError("nobody asked for auto")
@@ -153,66 +128,6 @@ def test_fixed_windows_and_one_token_rows_are_left_alone_and_need_no_costs() -> 
     assert Policy(unknown).masks(rows, [2, 7, 0]) == [2, 7, 0]
     free = Row(3, [1], GenerationConfig(tau=0.5), ())
     assert Policy(lambda: Cost(COSTS["int4"])).masks([*rows, free], [2, 7, 0, 7])[:3] == [2, 7, 0]
-
-
-def test_masks_beside_a_wide_fixed_row_are_free() -> None:
-    cost = Cost(COSTS["as many times as slots"])
-    rows = [Row(0, [1], GenerationConfig(tau=0.5, window=8), ()), Row(1, [1], GenerationConfig(tau=0.5), ())]
-    rows[1].pass_rates.saw(1, [True] + [False] * 7)
-    assert Policy(lambda: cost).masks(rows[1:], [7]) == [0]
-    rows[0].pass_rates.saw(8, [True] * 8)
-    assert Policy(lambda: cost).masks(rows, [7, 7])[1] >= 5
-
-
-def test_expected_tokens_rise_with_the_masks_and_with_what_passed() -> None:
-    acceptance = PassRates()
-    before = acceptance.expected(7)
-    assert before[0] == 1.0
-    assert before == sorted(before)
-    acceptance.saw(8, [True] * 8)
-    after = acceptance.expected(7)
-    assert after[7] > before[7]
-    acceptance.saw(1, [True] + [False] * 7)
-    assert acceptance.expected(7)[1] < after[1]
-    assert acceptance.expected(2) == acceptance.expected(7)[:3]
-    unchanged = PassRates()
-    unchanged.saw(1, [True])
-    assert unchanged.expected(3) == PassRates().expected(3)
-
-
-def test_one_full_window_without_a_hit_tells_more_than_one_mask_without() -> None:
-    narrow, full = PassRates(), PassRates()
-    narrow.saw(1, [True, False])
-    full.saw(1, [True] + [False] * 7)
-    assert full.expected(1)[1] < narrow.expected(1)[1] - 0.1
-
-
-def test_a_position_that_has_just_failed_is_believed_less_than_one_that_passed_behind_the_run() -> None:
-    failed, passed = PassRates(), PassRates()
-    failed.saw(1, [True, False, False, True])
-    passed.saw(1, [True, False, True, False])
-    assert failed.expected(1)[1] < passed.expected(1)[1]
-
-
-def test_certainty_is_the_share_of_next_tokens_that_passed() -> None:
-    acceptance = PassRates()
-    assert acceptance.certainty == 1.0
-    for _ in range(400):
-        acceptance.saw(1, [False])
-    assert acceptance.certainty < 0.06
-    for _ in range(400):
-        acceptance.saw(1, [True])
-    assert acceptance.certainty > 0.99
-
-
-def test_where_the_next_tokens_are_uncertain_little_time_goes_into_trials() -> None:
-    def fed(text: str) -> int:
-        cost = Cost(COSTS["int4"])
-        walk = Walk(TEXTS[text], cost, Policy(lambda: cost), GenerationConfig(tau=0.5, max_new_tokens=500))
-        walk.all()
-        return sum(walk.fed)
-
-    assert fed("never") * 4 < fed("never but the next token")
 
 
 # --- the tokens ---
@@ -230,37 +145,6 @@ CONFIGS = st.builds(
 ROWS = st.lists(
     st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=8), CONFIGS), min_size=1, max_size=4
 )
-
-
-@settings(max_examples=60)
-@given(rows=ROWS, cost=RANDOM_COSTS, capacity=st.integers(12, 60))
-def test_each_step_accepts_what_a_fixed_window_of_its_width_would_from_there(
-    rows: list[tuple[list[int], GenerationConfig]], cost: Cost, capacity: int
-) -> None:
-    backend = FakeBackend(chaotic, capacity)
-    batch = [Row(i, prompt, config, ()) for i, (prompt, config) in enumerate(rows)]
-    known = {row.index: list(row.tokens) for row in batch}
-    for accepted in decode(backend, batch, SMALL, MASK, Policy(lambda: cost)):
-        widths = (backend.steps[-1].output_index != 0).sum(axis=1) if backend.steps else []
-        for event in accepted:
-            if not event.token_ids:
-                continue
-            row, prefix = batch[event.row], known[event.row]
-            full = generate(
-                ChaoticOracle(),
-                prefix,
-                row.config.tau,
-                max_new=SMALL,
-                eos=row.config.eos_ids or (),
-                capacity=capacity,
-            )
-            full_run = full.tokens[: full.runs[0]]
-            assert list(event.token_ids) == full_run[: len(event.token_ids)], (
-                "a prefix of what the full window accepts"
-            )
-            assert len(event.token_ids) == len(full_run) or len(event.token_ids) <= max(map(int, widths)) + 1
-            prefix += event.token_ids
-    assert all(row.finish_reason for row in batch)
 
 
 @settings(max_examples=30)
@@ -281,20 +165,3 @@ def test_tokens_of_an_auto_row_are_those_of_the_same_windows_fixed_one_by_one(
     assert again.tokens == row.tokens
     assert again.stats.accepted == row.stats.accepted
     assert len(steps) == again.stats.forwards
-
-
-def test_rows_that_join_and_leave_keep_what_they_have_shown() -> None:
-    cost = Cost(COSTS["int4"])
-    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=3), Policy(lambda: cost))
-    settings = [(0.5, "auto"), (0.9, "auto"), (1.0, "auto"), (0.5, 3), (0.2, "auto")]
-    configs = [
-        GenerationConfig(tau=tau, max_new_tokens=20 + i, window=window, eos_ids=())
-        for i, (tau, window) in enumerate(settings)
-    ]
-    rows = [Row(i, [1 + i, 2], config, ()) for i, config in enumerate(configs)]
-    for row in rows:
-        schedule.add(row)
-    while not schedule.is_idle:
-        assert all(event.error is None for event in schedule.step())
-    assert [row.stats.tokens for row in rows] == [20, 21, 22, 23, 24]
-    assert [row.finish_reason for row in rows] == ["length"] * 5

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK, chaotic
@@ -79,45 +77,6 @@ def test_conversations_say_the_same_with_a_store(
     assert store.stats.failed == 0
 
 
-def test_ten_requests_with_one_system_prompt_read_it_once() -> None:
-    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
-    jobs = [([*SYSTEM, 8, i + 1, 9], greedy()) for i in range(10)]
-    rows = spoken(backend, store, jobs, piece=64, max_rows=10)
-    assert [row.stats.cached_tokens for row in rows] == [0, *[41] * 9]
-    assert sum(step.slots > 30 for step in backend.steps) == 1
-    assert (store.stats.queries, store.stats.hits) == (10, 9)
-    assert (store.stats.query_tokens, store.stats.hit_tokens) == (430, 9 * 41)
-
-
-def test_a_second_turn_reads_only_what_is_new() -> None:
-    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
-    [first] = spoken(backend, store, [(SYSTEM, greedy(12))])
-    [second] = spoken(backend, store, [([*first.tokens, 5, 6, 7], greedy())])
-    # All but the last accepted tokens, which no step had fed yet.
-    assert len(first.tokens) - BLOCK - 2 <= second.stats.cached_tokens < len(first.tokens)
-    assert second.stats.prefill_forwards < first.stats.prefill_forwards
-
-
-@pytest.mark.parametrize("firm_slots", [None, 1, 2])
-def test_prompts_that_are_read_in_turns_say_the_same(firm_slots: int | None) -> None:
-    """A short prompt comes into a long one's reading, and begins with what is saved."""
-    store = Prefixes(PLENTY, firm_slots)
-    long, short = [1 + i * i % 9 for i in range(150)], [*SYSTEM, 5, 3]
-    jobs = [([*long, 2], greedy(9)), (short, greedy(5)), (long, greedy(7)), ([*short, 8], greedy(5))]
-    wanted = [spoken(Strict(firm_slots), None, [job])[0].tokens for job in jobs]
-    for _ in range(3):
-        backend = Strict(firm_slots)
-        rows = spoken(backend, store, jobs)
-        assert [row.tokens for row in rows] == wanted
-    assert all(
-        row.stats.cached_tokens >= len(prompt) - 9 for row, (prompt, _) in zip(rows, jobs, strict=True)
-    )
-    alone = spoken(first := Strict(firm_slots), None, jobs)
-    assert [row.tokens for row in alone] == wanted
-    reads = [int(step.kv_length[0]) for step in first.steps if step.slots == 8]
-    assert reads != sorted(reads), "two were read in turns"
-
-
 def test_a_long_entry_does_not_widen_rows_beyond_their_memory() -> None:
     store, long = Prefixes(PLENTY, 1), [*SYSTEM, *range(1, 900)]
     spoken(FakeBackend(chaotic), store, [(long, greedy())], piece=256)
@@ -157,38 +116,3 @@ def test_one_slot_steps_give_no_entries_where_they_are_not_firm() -> None:
     [first] = spoken(backend, store, [(SYSTEM, greedy(12, tau=1.0))])
     [second] = spoken(backend, store, [([*first.tokens, 5, 6], greedy())])
     assert second.stats.cached_tokens == len(SYSTEM)
-
-
-@pytest.mark.parametrize("capacity", [40, 41, 44, 50])
-def test_the_end_of_the_context_is_where_it_is_without_a_store(capacity: int) -> None:
-    store = Prefixes(PLENTY, 1)
-    for _ in range(3):
-        [one] = spoken(Strict(1, capacity), store, [(SYSTEM, greedy(30))])
-        [other] = spoken(Strict(1, capacity), None, [(SYSTEM, greedy(30))])
-        assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
-        assert one.finish_reason == "capacity"
-    assert one.stats.cached_tokens == 39
-    [full] = spoken(Strict(1, capacity), store, [(one.tokens[:capacity], greedy(30))])
-    assert full.tokens == spoken(Strict(1, capacity), None, [(one.tokens[:capacity], greedy(30))])[0].tokens
-
-
-def test_memory_stays_under_the_budget_for_2000_conversations() -> None:
-    draw, budget = random.Random(3), 8 * 700
-    store, histories, most = Prefixes(budget, 1), [SYSTEM[:20]], 0
-    for _ in range(2000):
-        history = draw.choice(histories)[: draw.randint(1, 90)]
-        jobs = [
-            (
-                [*history, *(draw.randint(1, 9) for _ in range(draw.randint(1, 30)))],
-                greedy(draw.randint(1, 6)),
-            )
-        ]
-        histories.append(spoken(FakeBackend(chaotic), store, jobs, piece=32, marks=(20,))[0].tokens)
-        histories = histories[-20:]
-        stats = store.stats
-        held = sum(8 * entry.saved.length for entry in store._entries.values())
-        assert held == stats.num_bytes <= budget
-        most = max(most, held)
-    assert most > budget * 0.8, "the budget is used, too"
-    assert stats.evicted > 500
-    assert stats.hits > 1000

@@ -153,12 +153,6 @@ def test_stream_generate_and_batcher_share(firm: Callable[[str], Path]) -> None:
     assert session.generate(prompt, config).stats.cached_tokens == 0
 
 
-def test_no_store_costs_nothing(firm: Callable[[str], Path]) -> None:
-    _, plain = twins(firm("fp32"))
-    row, _ = plain.new_row(0, [1, 2, 3], GenerationConfig())
-    assert row.stem is None
-
-
 def test_nonsense_is_refused(bundles: Callable[[str], Any]) -> None:
     with pytest.raises(SessionError, match="cache_bytes must be 0 or more"):
         Session.open(bundles(MAIN), cache_bytes=-1)

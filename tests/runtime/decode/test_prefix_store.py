@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,15 +10,6 @@ from hypothesis import strategies as st
 from support.prefixes import GROUP, PLENTY, Ids, found, put
 
 from mars_export.runtime.decode.prefix import Prefixes, Saved
-
-
-def saver(made: list[Ids], ids: Sequence[int]) -> Callable[[], Saved]:
-    def copy() -> Saved:
-        made.append(tuple(ids))
-        return Saved(tuple(ids), len(ids))
-
-    return copy
-
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 
@@ -53,44 +44,6 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
-
-
-def test_least_recently_used_goes_first() -> None:
-    store = Prefixes(8 * 9, 1)
-    for first in (1, 2, 3):
-        put(store, [first] * 3)
-    assert found(store, [1, 1, 9]) == 2
-    put(store, [4] * 3)
-    assert [found(store, [i] * 3) for i in (1, 2, 3, 4)] == [3, 0, 3, 3]
-    assert store.stats.evicted == 1
-
-
-def test_a_longer_entry_takes_the_place_of_its_beginning() -> None:
-    store = Prefixes(PLENTY, 1)
-    put(store, [1, 2])
-    put(store, [1, 2, 3])
-    put(store, [1])  # is there already
-    assert (store.stats.entries, store.stats.num_bytes, store.stats.saved) == (1, 24, 2)
-    assert store.stats.evicted == 0
-
-
-def test_the_end_of_the_system_message_is_used_with_what_it_is_in() -> None:
-    store = Prefixes(8 * 12, 1)
-    put(store, [5, 5, 5, 5], fixed=True)
-    put(store, [5, 5, 5, 5, 1])
-    for other in range(6, 20):
-        put(store, [other] * 3)  # presses the oldest out
-        assert store.match(GROUP, [5, 5, 5, 5, 2], marks=[4])
-    assert found(store, [5] * 4) == 4
-    assert found(store, [5, 5, 5, 5, 1]) == 4, "the longer one has gone"
-
-
-def test_what_has_no_room_is_not_even_copied() -> None:
-    store, made = Prefixes(30, 1), []
-    put(store, [1, 2])
-    store.save(GROUP, [1, 2, 3, 4], 32, saver(made, [1, 2, 3, 4]))
-    assert not made
-    assert found(store, [1, 2, 3]) == 2
 
 
 def test_a_copy_that_fails_is_counted_and_costs_nothing() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Hashable
 
 import pytest
 from support.fake import MASK, FakeBackend
-from support.loops import decode
 from support.unsure import predict
 
-from mars_export import GenerationConfig, SessionError
+from mars_export import GenerationConfig
 from mars_export.runtime.decode.queue import Queue
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
@@ -58,21 +57,6 @@ def test_clients_take_turns(came: str, served: str) -> None:
     assert "".join(str(each.client) for each in queue(came)) == served, "iterated over, in the same order"
 
 
-def test_rows_of_one_client_keep_their_order_and_turns_survive_cancels() -> None:
-    waiting = queue("aabacb")
-    rows = list(waiting)
-    assert [r.index for r in rows if r.client == "a"] == [0, 1, 3]
-    rows[0].finish_reason = "cancelled"  # the first of a: a's next one has its turn
-    waiting.drop_finished()
-    assert len(waiting) == 5
-    assert order(waiting) == "abcab"
-    assert not waiting and len(waiting) == 0
-    waiting.add(row(9, "a"))
-    next(iter(waiting)).finish_reason = "deadline"
-    waiting.drop_finished()
-    assert not waiting and list(waiting) == []
-
-
 def test_nobody_starves_whatever_comes() -> None:
     """However many others push in, the first of a client is served before any other client's third."""
     source = random.Random(5)
@@ -94,33 +78,6 @@ def test_nobody_starves_whatever_comes() -> None:
                 since[str(taken.client)] = Counter()
 
 
-def begun(schedule: Schedule, rows: list[Row]) -> list[int]:
-    """Numbers of rows in the order in which they got a place."""
-    found: list[int] = []
-    while not schedule.is_idle:
-        schedule.step()
-        found += [r.index for r in rows if r.stats.forwards and r.index not in found]
-    return found
-
-
-def test_a_hundred_requests_of_one_delay_nobody_else() -> None:
-    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=1))
-    rows = [row(i, "flood") for i in range(100)] + [row(100, "other"), row(101, "third")]
-    for each in rows:
-        schedule.add(each)
-    found = begun(schedule, rows)
-    assert found[:3] == [0, 100, 101]
-    assert found[3:] == list(range(1, 100))
-
-
-def test_rows_of_nobody_are_served_in_their_order() -> None:
-    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=1))
-    rows = [row(i, None) for i in range(5)]
-    for each in rows:
-        schedule.add(each)
-    assert begun(schedule, rows) == [0, 1, 2, 3, 4]
-
-
 def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> None:
     schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, max_rows_per_client=2))
     rows = [row(i, "flood", new=8) for i in range(6)] + [row(6, None, new=8), row(7, None, new=8)]
@@ -137,39 +94,6 @@ def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> 
         assert schedule.num_running <= 4
     assert most == {"flood": 2, None: 2}
     assert all(r.finish_reason == "length" for r in rows)
-
-
-def test_a_limit_leaves_rows_free_and_is_given_back() -> None:
-    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, max_rows_per_client=1))
-    rows = [row(i, "flood") for i in range(3)]
-    for each in rows:
-        schedule.add(each)
-    schedule.step()
-    assert schedule.num_running == 1
-    assert begun(schedule, rows) == [0, 1, 2]
-    assert [r.finish_reason for r in rows] == ["length"] * 3
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
-def test_limits_of_clients_that_cannot_be(wrong: object) -> None:
-    with pytest.raises(SessionError, match="max_rows_per_client must be 1 or more"):
-        Limits(max_rows_per_client=wrong)  # type: ignore[arg-type]
-
-
-def test_answers_do_not_depend_on_turns_and_limits() -> None:
-    for limits in (Limits(max_rows=3), Limits(max_rows=3, max_rows_per_client=1)):
-        schedule = Schedule(FakeBackend(predict), BLOCK, MASK, limits)
-        rows = [row(i, None, prompt=1 + 5 * i, new=9) for i in range(9)]
-        for i, each in enumerate(rows):
-            each.client = "ab"[i % 2] if i % 3 else None
-            schedule.add(each)
-        while not schedule.is_idle:
-            schedule.step()
-        for i, each in enumerate(rows):
-            alone = row(i, None, prompt=1 + 5 * i, new=9)
-            for _ in decode(FakeBackend(predict), [alone], BLOCK, MASK):
-                pass
-            assert (each.tokens, each.finish_reason) == (alone.tokens, alone.finish_reason)
 
 
 @pytest.mark.parametrize("same", [True, False])

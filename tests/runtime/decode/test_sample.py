@@ -40,26 +40,6 @@ def logits(seed: int, size: int = 50) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
 
 
-def test_uniform_numbers_are_uniform_and_of_their_own() -> None:
-    numbers = np.array([uniform(seed, position) for seed in range(40) for position in range(50)])
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    assert len(set(numbers)) == len(numbers)
-    assert abs(numbers.mean() - 0.5) < 0.03
-    assert np.histogram(numbers, 10, (0, 1))[0].min() > 150
-
-
-@pytest.mark.parametrize("commit", [Commit(), Commit("block", 8)])
-def test_a_seed_repeats_and_another_does_not(commit: Commit, sessions: Sessions) -> None:
-    session = sessions(MAIN)
-    drawn = [
-        session.generate(PROMPT, config(temperature=1.0, seed=seed), commit=commit) for seed in (1, 1, 2)
-    ]
-    assert drawn[0].token_ids == drawn[1].token_ids
-    assert drawn[0].confidences == drawn[1].confidences
-    assert drawn[0].token_ids != drawn[2].token_ids
-
-
 @pytest.mark.parametrize("metric", ["probability", "margin", "entropy"])
 def test_almost_no_temperature_and_top_k_1_are_greedy(metric: str, sessions: Sessions) -> None:
     session = sessions(MAIN)
@@ -74,36 +54,6 @@ def test_almost_no_temperature_and_top_k_1_are_greedy(metric: str, sessions: Ses
             assert drawn.token_ids == greedy.token_ids
             assert drawn.confidences == pytest.approx(greedy.confidences, abs=1e-5)
             assert drawn.stats.accepted == greedy.stats.accepted
-
-
-def test_a_batch_draws_as_each_row_alone(sessions: Sessions) -> None:
-    prompts = [PROMPT, [1], list(range(20))]
-    configs = [
-        config(0.3, temperature=0.8, seed=3),
-        config(0.4),
-        config(0.2, temperature=1.2, top_k=5, repetition_penalty=1.2, seed=9),
-    ]
-    together = sessions(MAIN).generate_batch(prompts, configs)
-    for prompt, c, completion in zip(prompts, configs, together, strict=True):
-        assert sessions(MAIN).generate(prompt, c).token_ids == completion.token_ids
-
-
-def test_the_draw_at_a_position_does_not_depend_on_run_lengths(
-    sessions: Sessions, oracles: Callable[[str], Oracle]
-) -> None:
-    """The first token of every run has seen no mask, so it must be the draw of one-token mode after the same
-    prefix.
-    """
-    settings = config(0.2, temperature=0.9, seed=11)
-    stream = sessions(MAIN).stream(PROMPT, settings)
-    known, runs = list(PROMPT), []
-    for event in stream:
-        row = oracles(MAIN).logits(known)[-1].numpy().copy()
-        row[tiny.MASK] = -1e9
-        assert choose(row, settings, Penalties(settings), len(known))[0] == event.token_ids[0]
-        known += event.token_ids
-        runs.append(len(event.token_ids))
-    assert max(runs) > 1
 
 
 def test_a_sampled_candidate_is_judged_by_its_own_probability(
@@ -148,13 +98,6 @@ def test_no_setting_that_is_allowed_makes_no_number(temperature: float, penalty:
     assert math.isfinite(confidence)
     if 0 < temperature < 1:  # as good as greedy
         assert token == (4 if penalty > 1 else 0)
-
-
-def test_the_repetition_penalty_sees_earlier_tokens_of_the_same_run(sessions: Sessions) -> None:
-    """A huge penalty forbids every repetition, also within one run."""
-    completion = sessions(MAIN).generate(PROMPT, config(0.0, repetition_penalty=1e6))
-    assert completion.stats.tokens_per_forward > 1
-    assert len(set(completion.token_ids) | set(PROMPT)) == len(completion.token_ids) + len(PROMPT)
 
 
 @pytest.mark.parametrize("commit", [Commit(), Commit("block", 8)])

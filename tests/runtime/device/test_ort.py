@@ -18,8 +18,6 @@ from support.fake_cuda import FakeDevice
 from mars_export import Session, SessionError
 from mars_export.runtime import machine
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.backend import OrtBackend
@@ -94,34 +92,6 @@ def test_rows_survive_memory_that_cannot_be_had(
     for i, start in enumerate(range(125, 300, 5)):
         assert (step(backend, rows, start) == expected[25 + i]).all()
     assert rows.capacity > 128
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3, 4])
-def test_a_running_answer_is_not_touched_by_one_that_finds_no_memory(
-    nth: int, backends: Backends, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The attack: a long prompt arrives beside a running row, and the third of its allocations fails."""
-    backend = backends()
-
-    def answer(*, disturbed: bool) -> tuple[list[int], list[str]]:
-        schedule = Schedule(backend, 6, 268, Limits(max_rows=2))
-        running, late = Row(0, [5, 17, 99], config(0.5), ()), Row(1, LONG, config(0.5), ())
-        schedule.add(running)
-        schedule.step()
-        errors: list[str] = []
-        with monkeypatch.context() as short:
-            if disturbed:
-                schedule.add(late)
-                Shortage(short, nth)
-            while running.finish_reason is None:
-                errors += [str(event.error) for event in schedule.step() if event.error is not None]
-        return running.tokens, errors
-
-    alone, _ = answer(disturbed=False)
-    tokens, errors = answer(disturbed=True)
-    assert tokens == alone
-    assert len(errors) == 1
-    assert "not enough memory" in errors[0]
 
 
 def test_kv_memory_grows_where_there_is_room(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:

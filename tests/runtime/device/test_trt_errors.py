@@ -18,16 +18,6 @@ def test_too_many_rows_are_refused() -> None:
         build()[0].new_cache(4)
 
 
-def test_a_failing_step_says_what_tensorrt_said() -> None:
-    backend, engine, _ = build()
-    engine.fails = True
-    cache = backend.new_cache(1)
-    with pytest.raises(
-        SessionError, match="TensorRT failed in a step of 1 x 4 slots: the fake was told to fail"
-    ):
-        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
-
-
 def test_an_engine_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _, _ = build()
     monkeypatch.setattr(

@@ -3,16 +3,12 @@ stream."""
 
 from __future__ import annotations
 
-import gc
-from typing import Any
-
 import numpy as np
 import pytest
 from support.fake import FakeBackend
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
 from mars_export import Commit, SessionError
-from mars_export.runtime.device.trt.backend import TrtCache
 
 
 @pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
@@ -31,14 +27,6 @@ def test_the_loops_accept_what_they_accept_elsewhere(
     assert backend.num_graphs == device.graphs - device.forgotten
 
 
-@pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
-def test_a_row_near_its_end_shares_a_step_with_a_row_that_looks_far_ahead(fixed: bool) -> None:
-    backend, _, _ = build(fixed=fixed)
-    prompts = [[5] * (backend.max_capacity - 2), [6]]
-    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), prompts, Commit(), 30)
-    assert answers(backend, prompts, Commit(), 30) == expected
-
-
 def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
     backend, _, device = build()
     cache = backend.new_cache(3)
@@ -53,15 +41,6 @@ def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
         assert sizes["download"] == 2 * 256, "ids and confidences, each from where a tensor may begin"
         assert sizes["upload"] == 2 * 256 + ids.size * 8, "the ids of this step, not of the widest"
     assert device.launches == 2, "the first run prepares, the second is captured and replayed"
-
-
-def test_results_are_copied_at_the_size_of_the_step() -> None:
-    backend, _, device = build(batch=64)
-    cache, index = backend.new_cache(64), np.tile(np.arange(BLOCK), (64, 1))
-    for rows, size in ((64, 64 * BLOCK * (8 + 4)), (1, 2 * 256)):
-        device.events.clear()
-        backend.step(cache, 0, np.full((rows, BLOCK), 7), np.zeros(rows, np.int64), index[:rows], False)
-        assert dict(device.events)["download"] == size
 
 
 def test_of_equally_likely_tokens_the_lowest_id_wins() -> None:
@@ -119,30 +98,6 @@ def test_ranges_are_chosen_by_shape() -> None:
         r" 1-16",
     ):
         step(1, PREFILL + 1)
-
-
-def test_whose_gpu_is_current_in_a_thread_does_not_matter() -> None:
-    backend, _, device = build("delta")
-    device.current.ordinal = 3
-    cache = backend.new_cache(2)
-    for _ in range(3):
-        backend.step(cache, 0, np.array([[8, 9]]), np.array([0]), np.array([[0]]), False)
-    cache.load(1, cache.save(0, 2), 2)
-    fetched = cache.fetch(cache.save(1, 2))
-    assert fetched[0][0, :, 0].tolist() == [8, 9]
-    assert device.current.ordinal == 3, "it is left as it was found"
-    del backend, cache
-    gc.collect()
-    assert (device.closed, device.current.ordinal) == (1, 3)
-
-
-def test_kernels_are_kept_after_what_is_new_only() -> None:
-    backend, engine, _ = build()
-    cache: Any = backend.new_cache(1)
-    assert isinstance(cache, TrtCache)
-    for _ in range(4):
-        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
-    assert engine.kept == 1
 
 
 @pytest.mark.parametrize("kv_layout", ["static", "delta"])

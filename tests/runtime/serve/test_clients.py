@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from support.fixtures import Sessions
 from support.missing import need
-from typer.testing import CliRunner
 
-from mars_export import Batcher, GenerationConfig, Limits, MarsError, Session
-from mars_export.cli import app
+from mars_export import Batcher, GenerationConfig, Limits, Session
 
 need("starlette", "serve")
 from support.served import serving  # noqa: E402
@@ -64,21 +62,3 @@ def test_a_flood_of_one_client_does_not_delay_another(session: Session) -> None:
         assert {request.result(60).finish_reason for request in flood} == {"length"}
         # They came before it: who waited longer began later.
         assert all(other.stats.queue_time < request.stats.queue_time for request in flood[2:])
-
-
-def test_the_command_s_limit_is_the_batcher_s(
-    session: Session, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[dict[str, Any]] = []
-
-    def limits(**named: Any) -> Limits:
-        if named:
-            given.append(named)
-            raise MarsError("enough")
-        return Limits()
-
-    monkeypatch.setattr("mars_export.runtime.decode.schedule.Limits", limits)
-    for option in ((), ("--max-rows-per-client", "3")):
-        CliRunner().invoke(app, ["serve", str(session.bundle.path), *option])
-    assert [named["max_rows_per_client"] for named in given] == [None, 3]
-    assert CliRunner().invoke(app, ["serve", str(tmp_path), "--max-rows-per-client", "0"]).exit_code == 2

@@ -203,22 +203,6 @@ def test_a_second_signal_is_the_end(bundles: Named) -> None:
         assert time.monotonic() - began < 20
 
 
-def test_killed_and_started_again(bundles: Named) -> None:
-    """Clients of a server that is gone see a clean failure, and the next one takes its port."""
-    with started(str(bundles(MAIN)), "--threads", "1") as (process, port):
-        connection, answer = begin(port, LONG)
-        answer.readline()
-        process.process.kill()
-        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-            answer.read()
-        connection.close()
-        process.process.wait(30)
-    with started(str(bundles(MAIN)), "--threads", "1", "--port", str(port)) as (_process, again):
-        assert again == port
-        _connection, answer = begin(port, BODY)
-        assert answer.status == 200
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

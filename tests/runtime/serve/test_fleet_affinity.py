@@ -61,10 +61,6 @@ def test_the_keys_of_a_long_talk_are_its_beginning_and_its_end() -> None:
     assert long[0] == turn("0")[0] and long[-1] in next_turn
 
 
-def test_half_a_character_has_a_key() -> None:
-    assert len(turn("\ud83d")) == 2
-
-
 def test_a_conversation_goes_where_it_was() -> None:
     homes, first = Homes(), turn("one")
     homes.put(first, "b")

@@ -18,7 +18,7 @@ from mars_export.runtime.serve.ray.call import Begun, Call, Lost, Part, Start, W
 from mars_export.runtime.serve.ray.front import new_front  # noqa: E402
 from mars_export.runtime.serve.ray.front_counters import FrontCounters  # noqa: E402
 from mars_export.runtime.serve.ray.in_process import ask, whole  # noqa: E402
-from mars_export.runtime.serve.refusals import Refused, busy, error_body  # noqa: E402
+from mars_export.runtime.serve.refusals import busy, error_body  # noqa: E402
 
 JSON = ((b"content-type", b"application/json"),)
 STREAM = ((b"content-type", b"text/event-stream"),)
@@ -157,12 +157,6 @@ def test_a_farewell_is_no_answer(stream: bool) -> None:
     assert len(pool.calls) == 2
 
 
-def test_a_farewell_behind_a_token_is_passed_on() -> None:
-    last = b"data: " + json.dumps(CLOSING).encode() + b"\n\n"
-    pool = Scripted([Begun("a"), Start(200, STREAM), FIRST, last])
-    assert Fronted(pool).chat(stream=True) == (200, FIRST + last)
-
-
 def test_other_errors_are_answers() -> None:
     refused = [Begun("a"), Start(429, (*JSON, (b"retry-after", b"3"))), b'{"error": {"code": "overloaded"}}']
     front = Fronted(Scripted(refused))
@@ -191,33 +185,12 @@ def test_who_waits_too_long_for_a_place_is_told() -> None:
     assert pool.closed == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_is_lost_late_has_time_to_find_another_replica(stream: bool) -> None:
-    """A replica that hangs is ended after longer than anybody waits for a place."""
-    lost = [Begun("a"), 0.3, Lost()]
-    whole = [Start(200, STREAM), FIRST, DONE] if stream else answer("again", replica="b")[1:]
-    pool = Scripted(lost, [0.05, Begun("b"), *whole])
-    status, data = Fronted(pool, queue_timeout=0.2).chat(stream=stream)
-    assert (status, data) == (200, FIRST + DONE if stream else b'{"text": "again"}')
-    pool = Scripted(lost, [5.0])
-    assert Fronted(pool, queue_timeout=0.2).chat(stream=stream)[0] == 429
-
-
 def test_a_long_silence_has_signs_of_life_and_can_still_be_retried() -> None:
     lost = [Begun("a"), Start(200, STREAM), OPENING, 0.3, Lost()]
     pool = Scripted(lost, [Begun("b"), Start(200, STREAM), OPENING, FIRST, DONE])
     status, data = Fronted(pool, ping=0.05).chat(stream=True)
     assert status == 200 and data.count(b": ping\n\n") >= 2
     assert data.replace(b": ping\n\n", b"") == OPENING + FIRST + DONE
-
-
-def test_an_error_after_a_sign_of_life_is_an_event() -> None:
-    lost = [Begun("a"), Start(200, STREAM), 0.2, Lost()]
-    refusal = [Begun("b"), Start(400, JSON), json.dumps(error_body("no", 400)).encode()]
-    _, data = Fronted(Scripted(lost, refusal), ping=0.05).chat(stream=True)
-    assert json.loads(data.replace(b": ping\n\n", b"")[6:])["error"]["message"] == "no"
-    _, data = Fronted(Scripted(lost, [busy("full", 1.0)]), ping=0.05).chat(stream=True)
-    assert json.loads(data.replace(b": ping\n\n", b"")[6:])["error"]["code"] == "overloaded"
 
 
 def test_a_client_that_leaves_ends_the_call() -> None:
@@ -243,12 +216,6 @@ def test_what_is_drawn_gets_its_seed_at_the_front(fields: dict[str, Any], is_dra
     Fronted(pool).chat(**fields)
     seeds = [json.loads(call.body).get("seed") for call in pool.calls]
     assert seeds[0] == seeds[1] and (seeds[0] is not None) is is_drawn
-
-
-def test_a_seed_that_is_given_stays() -> None:
-    pool = Scripted(answer("x"))
-    Fronted(pool).chat(temperature=1, seed=7)
-    assert json.loads(pool.calls[0].body)["seed"] == 7
 
 
 @pytest.mark.parametrize(
@@ -352,20 +319,3 @@ def test_metrics_of_all_replicas_are_one_page() -> None:
     ]
     assert 'mars_front_replicas{model="tiny"} 2' in lines
     assert 'mars_front_requests_total{model="tiny",outcome="answered"} 1.0' in lines
-
-
-def test_the_page_is_one_that_prometheus_reads() -> None:
-    need("prometheus_client", "serve")
-    from prometheus_client import parser
-
-    front = Fronted(Scripted(answer("x"), pages=[Whole(n, 200, PAGE.encode()) for n in ('a"', "b")]))
-    front.chat()
-    families = {f.name: f for f in parser.text_string_to_metric_families(front.call("/metrics")[1].decode())}
-    assert {s.labels["replica"] for s in families["mars_forwards"].samples} == {'a"', "b"}
-    assert families["mars_front_requests"].type == "counter"
-
-
-def test_a_refusal_of_the_pool_in_mid_stream_is_an_event() -> None:
-    failed = Refused(500, "the answer failed inside the server", code="failed")
-    status, data = Fronted(Scripted([Begun("a"), Start(200, STREAM), FIRST, failed])).chat(stream=True)
-    assert status == 200 and json.loads(data[len(FIRST) + 6 :])["error"]["code"] == "failed"

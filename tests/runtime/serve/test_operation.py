@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ need("uvicorn", "serve")
 
 from support.served import HELLO, Answer, serving, talking, until  # noqa: E402
 
-from mars_export import GenerationConfig, Limits, MarsError, Session, SessionError  # noqa: E402
+from mars_export import Limits, MarsError, Session, SessionError  # noqa: E402
 from mars_export.runtime.device.trt.backend import TrtBackend  # noqa: E402
 from mars_export.runtime.errors import DeviceLost  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
@@ -281,12 +280,6 @@ def test_a_drain_ends(slow: tuple[Session, Paced]) -> None:
         closing.join(10)
 
 
-def test_a_batcher_that_failed_is_seen(session: Session) -> None:
-    with serving({"tiny": session}) as server:
-        server.batcher.close()
-        assert server.call("/health").status == 503 and server.chat().status == 503
-
-
 def test_a_gpu_that_has_failed_for_good_is_said_by_health_and_in_the_log(
     session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -362,26 +355,3 @@ def test_options_say_what_is_wrong() -> None:
     ):  # fmt: skip
         with pytest.raises(SessionError):
             ServeOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_many_clients_get_what_they_would_get_alone(session: Session) -> None:
-    texts = [f"tell me {i} things" for i in range(12)]
-    configs = [GenerationConfig(max_new_tokens=5 + i) for i in range(12)]
-    alone = [
-        session.generate([{"role": "user", "content": text}], config).text
-        for text, config in zip(texts, configs, strict=True)
-    ]
-    with serving({"tiny": session}) as server, ThreadPoolExecutor(12) as pool:
-
-        def ask(i: int) -> str:
-            time.sleep(i % 3 / 100)
-            messages = [{"role": "user", "content": texts[i]}]
-            answer = server.chat(messages=messages, max_tokens=5 + i)
-            text: str = answer.json["choices"][0]["message"]["content"]
-            return text
-
-        assert list(pool.map(ask, range(12))) == alone
-        assert server.batcher.counts.finished == 13  # one of its own
-        until(lambda: not server.server.server_state.tasks)
-        [served] = server.door.service.models.served.values()
-        assert len(server.door.service.streams) == 0 and not served._waiting, "nothing is kept of them"

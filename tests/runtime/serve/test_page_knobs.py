@@ -33,22 +33,6 @@ def test_tau_in_mid_answer(visit: Open) -> None:
     assert tab.locator("article .text").inner_text().replace("tau 0.50", "").replace("tau 0.90", "") == LONG
 
 
-def test_exact_on_and_off_in_mid_answer(visit: Open) -> None:
-    fake = FakeServe([tokens_of(LONG)], pace=0.05)
-    tab = visit(fake)
-    slide(tab, 1)
-    write(tab, "go")
-    tab.locator("article .t").nth(2).wait_for()
-    tab.get_by_role("radio", name="Exact").click()
-    tab.locator("article .t.verified").first.wait_for()
-    tab.get_by_role("radio", name="Tau").click()
-    tab.locator(".mark").nth(1).wait_for()
-    fake.pace = 0
-    ended(tab)
-    assert fake.controls == [{"exact": True}, {"tau": 1}]
-    assert tab.get_by_role("radio", name="Tau").get_attribute("aria-checked") == "true"
-
-
 def test_the_key_is_asked_for_and_kept_for_the_tab(visit: Open) -> None:
     fake = FakeServe([tokens_of("fine")], key="secret")
     tab = visit(fake)
