@@ -111,7 +111,7 @@ cpp-%:
 attack: $(STAMP)
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
-	$(BIN)/python benchmarks/attack --kind checkpoints --trials 20000 --state build/checkpoints.jsonl
+	MARS_ATTACKS=20000 $(BIN)/python -m pytest --quiet tests/attack/checkpoint
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
 
 # libFuzzer with ASan and UBSan on what others write, MINUTES for each program of runtime/cpp/fuzz, one after the

@@ -50,7 +50,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "push": (HUB,),
     "pull": (HUB,),
     "calibrate": (RUN, REPORT),
-    "bench": (RUN, REPORT),
+    "bench": (RUN,),
 }
 
 

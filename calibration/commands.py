@@ -30,7 +30,6 @@ from ..runtime.errors import MarsError
 
 if TYPE_CHECKING:
     from ..runtime.decode.config import Window
-    from .bench.bench import BenchEstimate
     from .bench.report import BenchReport
     from .tau.run import Estimate
 
@@ -67,25 +66,6 @@ class TaskOptions:
             metavar="FILE",
         ),
     ] = None
-    allow_exec: Annotated[
-        bool,
-        option(
-            ROWS, "Allow scores that run the model's output as code. There is no sandbox.", "--allow-exec"
-        ),
-    ] = False
-    output: Annotated[
-        Path | None,
-        option(
-            RUN,
-            "Folder of the report and the state; by default named after task and bundle.",
-            "--output",
-            "-o",
-        ),
-    ] = None
-    resume: Annotated[
-        bool, option(RUN, "Continue an earlier run from its state in the output folder.", "--resume")
-    ] = False
-    force: Annotated[bool, option(RUN, "Discard the state of an earlier run.", "--force")] = False
     device: Device = "cpu"
     threads: Annotated[
         int | None,
@@ -100,7 +80,23 @@ class TaskOptions:
     accuracy_level: Level = None
 
 
-DryRun = Annotated[bool, option(RUN, "Decode a few rows and estimate the cost of all.", "--dry-run")]
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """Where the report and the state of a calibration are kept."""
+
+    output: Annotated[
+        Path | None,
+        option(
+            RUN,
+            "Folder of the report and the state; by default named after task and bundle.",
+            "--output",
+            "-o",
+        ),
+    ] = None
+    resume: Annotated[
+        bool, option(RUN, "Continue an earlier run from its state in the output folder.", "--resume")
+    ] = False
+    force: Annotated[bool, option(RUN, "Discard the state of an earlier run.", "--force")] = False
 
 
 @app.command()
@@ -132,7 +128,10 @@ def calibrate(
     ] = None,
     *,
     options: TaskOptions,
-    dry_run: DryRun = False,
+    state: StateOptions,
+    dry_run: Annotated[
+        bool, option(RUN, "Decode a few rows and estimate the cost of all.", "--dry-run")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest tau that keeps the quality of a task, with a guarantee; compare it with exact mode,
@@ -144,7 +143,14 @@ def calibrate(
     candidates = numbers("--taus", taus, float)
     goal = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
     request = CalibrationRequest(
-        bundle, task, **asdict(options), name=name, confirm=confirm, store=store, options=goal
+        bundle,
+        task,
+        **asdict(options),
+        **asdict(state),
+        name=name,
+        confirm=confirm,
+        store=store,
+        options=goal,
     )
     if dry_run:
         _print_result(estimate(request), as_json, _print_estimate)
@@ -203,11 +209,10 @@ def bench(
     variant: VariantName = None,
     *,
     options: TaskOptions,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Measure the cost of a step, and compare one-token mode, exact mode and taus on the rows of a task."""
-    from .bench.bench import BenchRequest, estimate
+    from .bench.bench import BenchRequest
     from .bench.bench import bench as measure
     from .bench.settings import BenchOptions
 
@@ -217,14 +222,9 @@ def bench(
         exact=exact,
     )  # fmt: skip
     request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison)
-    if dry_run:
-        _print_result(estimate(request), as_json, _print_bench_estimate)
-        return
-    with _progress(request.folder) as progress:
-        report = measure(request, progress)
+    with progress_bars() as bars:
+        report = measure(request, advance(bars))
     _print_result(report, as_json, _print_bench)
-    if not as_json:
-        out.print(f"report    {request.folder}", markup=False)
 
 
 @contextmanager
@@ -278,12 +278,6 @@ def _print_bench(report: BenchReport) -> None:
     out.print()
     for line in report.facts:
         out.print(line, markup=False)
-
-
-def _print_bench_estimate(cost: BenchEstimate) -> None:
-    rows = f"{cost.num_rows} rows at {cost.num_settings} settings, {cost.too_long} left out as too long"
-    out.print(rows, markup=False)
-    out.print(f"cost of a step {cost.step_seconds / 60:.1f} min, answers {cost.decode_seconds / 60:.1f} min")
 
 
 def _print_estimate(cost: Estimate) -> None:

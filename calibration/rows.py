@@ -1,27 +1,20 @@
-"""The request of a command over task rows, the rows to decode with their tokenized prompts, and the output
-folder."""
+"""The request of a command over task rows, and the rows to decode with their tokenized prompts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import platform
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError, MarsError
 from ..runtime.machine import cores
 from ..runtime.session.session import Session
-from .journal import Journal
 from .tasks.form import Form
 from .tasks.tasks import DATA, SUFFIX, Task, find, load
 
-STATE_FILES = "state-*.jsonl"
 SCHEMA = ".schema.json"  # of a built-in task's answers
 SEED = 20260407  # of the order of rows
 
@@ -84,32 +77,17 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
     return Plan(tuple(rows), tuple(sorted(too_long)))
 
 
-def identity(session: Session) -> dict[str, Any]:
-    """What finished work depends on: the graph, its weights, and how it runs."""
-    files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
-    variant = session.variant
-    weights = files.get(variant.weights) if variant.weights else None
-    level, block = variant.accuracy_level, session.bundle.manifest.block
-    return {"graph": files[variant.file], "weights": weights, "level": level, "block": block}
-
-
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
     """What a command over task rows needs."""
 
-    prefix: ClassVar[str] = "work"  # of the folder
-    kind: ClassVar[str] = "work"
     bundle: Path
     task: str  # a built-in task's name or a file
-    output: Path | None = None
     score: str | None = None  # of rows that name none
-    allow_exec: bool = False
     device: str = "cpu"
     threads: int | None = None
     variant: str | None = None
     accuracy_level: int | None = None
-    resume: bool = False  # continue from the state of an earlier run
-    force: bool = False  # discard the state of an earlier run
     schema: str | None = None  # for rows without a form: a file, or the name of a built-in task with a schema
 
     @property
@@ -127,17 +105,6 @@ class TaskRequest:
         return self.file.name.removesuffix(SUFFIX).removesuffix(".jsonl")
 
     @property
-    def label(self) -> str:
-        """The part of the folder's name before the bundle's."""
-        return self.stem
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the report and the state, one for each task and bundle."""
-        bundle = self.bundle.resolve().name.removesuffix(".bundle")
-        return self.output or Path(f"{self.prefix}-{self.label}-{bundle}")
-
-    @property
     def machine(self) -> str:
         """The machine of the figures, in words."""
         count = self.threads
@@ -146,7 +113,7 @@ class TaskRequest:
 
     def rows(self, path: Path | None = None) -> list[Task]:
         """The task's rows, or those of another file with the same options."""
-        tasks = load(path or self.file, score=self.score, allow_exec=self.allow_exec)
+        tasks = load(path or self.file, score=self.score)
         if self.schema is None:
             return tasks
         built_in = DATA / f"{self.schema}{SCHEMA}"
@@ -158,32 +125,3 @@ class TaskRequest:
         return Session.open(
             self.bundle, self.device, threads=threads, variant=variant, accuracy_level=level, cache_bytes=0
         )
-
-    def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
-        """The state of this bundle and task in the folder, which is created. It may hold other bundles'
-        states.
-
-        Raises CalibrationError for a folder in which a report must not or cannot be written, and as
-        Journal.open does.
-        """
-        self._make_folder()
-        key = json.dumps([identity(session), self.task_name], sort_keys=True)
-        name = STATE_FILES.replace("*", hashlib.sha256(key.encode()).hexdigest()[:12])
-        work = {**identity(session), **work}
-        return Journal.open(self.folder / name, work, resume=self.resume, force=self.force)
-
-    def _make_folder(self) -> None:
-        folder, problem = self.folder, None
-        if folder.exists() and not folder.is_dir():
-            problem = "the report's folder is a file"
-        elif folder.is_dir() and not (self.force or any(folder.glob(STATE_FILES))) and any(folder.iterdir()):
-            problem = f"the folder has other files but no {self.kind} (--force writes to it)"
-        else:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                problem = f"the report's folder cannot be created: {error.strerror}"
-            if problem is None and not os.access(folder, os.W_OK):
-                problem = "the report's folder is read-only"
-        if problem is not None:
-            raise CalibrationError(f"{folder}: {problem}; choose another with --output")

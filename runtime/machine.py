@@ -18,10 +18,6 @@ CPUINFO, BOARD = Path("/proc/cpuinfo"), Path("/proc/device-tree/model")
 GPUS = Path("/proc/driver/nvidia/gpus")
 MEMINFO = Path("/proc/meminfo")
 GROUP, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Files of a control group, by its version: memory limit, usage, swap limit.
-VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "-")
-VERSION_2 = ("memory.max", "memory.current", "memory.swap.max")
-NO_LIMIT = 1 << 60  # version 1 has a huge number in place of no limit
 # Instructions that multiply unsigned by signed bytes. All but avx2's add in 32 bits, avx2's in 16.
 BYTE_PRODUCTS = {
     "vnni": {"avx512_vnni", "avx_vnni", "amx_int8"},
@@ -73,11 +69,10 @@ def group_left() -> int | None:
     Cached files count as free memory, because the kernel drops them when memory is short.
     """
     rooms = []
-    for group, version in _groups("memory"):
-        files = VERSION_1 if version == 1 else VERSION_2
-        most, used = _number(group / files[0]), _number(group / files[1])
-        if most is not None and used is not None and most < NO_LIMIT:
-            swap, swap_limit = _kilobytes(MEMINFO, "SwapFree") or 0, _number(group / files[2])
+    for group in _groups():
+        most, used = _number(group / "memory.max"), _number(group / "memory.current")
+        if most is not None and used is not None:
+            swap, swap_limit = _kilobytes(MEMINFO, "SwapFree") or 0, _number(group / "memory.swap.max")
             rooms.append(
                 most - used + _cached(group) + (swap if swap_limit is None else min(swap, swap_limit))
             )
@@ -93,14 +88,9 @@ def cores() -> int:
     except (AttributeError, OSError):
         count = os.cpu_count() or 1
     limits = []
-    for group, version in _groups("cpu"):
-        if version == 1:
-            quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
-        else:
-            limit = re.fullmatch(r"(\d+) (\d+)\s*", _text(group / "cpu.max"))
-            quota, period = (int(limit[1]), int(limit[2])) if limit else (None, None)
-        if quota and period:
-            limits.append(math.ceil(quota / period))
+    for group in _groups():
+        if limit := re.fullmatch(r"(\d+) (\d+)\s*", _text(group / "cpu.max")):
+            limits.append(math.ceil(int(limit[1]) / int(limit[2])))
     return max(1, min([count, *limits]))
 
 
@@ -167,20 +157,15 @@ def cache_dir() -> Path | None:
         return None
 
 
-def _groups(kind: str) -> Iterator[tuple[Path, int]]:
-    """The control groups of this process that limit `kind`, with their parents, whose limits hold too, and
-    their version.
-    """
+def _groups() -> Iterator[Path]:
+    """The control group (version 2) of this process, and its parents, whose limits hold too."""
     for line in _text(OWN_GROUPS).splitlines():
-        _, kinds, name = line.split(":", 2)
-        if kinds and kind not in kinds.split(","):
-            continue
-        root = GROUP / kind if kinds else GROUP
-        leaf = root / name.lstrip("/")
-        for group in (leaf, *leaf.parents):  # in a container the name may be a path of the host
-            if group == root.parent:
-                break
-            yield group, 1 if kinds else 2
+        if line.startswith("0::"):
+            leaf = GROUP / line[3:].lstrip("/")
+            for group in (leaf, *leaf.parents):  # in a container the name may be a path of the host
+                if group == GROUP.parent:
+                    break
+                yield group
 
 
 def _text(path: Path) -> str:
@@ -192,8 +177,8 @@ def _text(path: Path) -> str:
 
 def _cached(group: Path) -> int:
     """Bytes of cached files in a control group."""
-    words = re.findall(r"^(?:total_)?(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-    return sum(map(int, words[-2:]))  # version 1 lists the group alone first, then with its children
+    words = re.findall(r"^(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+    return sum(map(int, words))
 
 
 def _kilobytes(path: Path, name: str) -> int | None:

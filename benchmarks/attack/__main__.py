@@ -1,8 +1,7 @@
-"""Attacks the runtime with hostile bundles and the exporter with hostile checkpoints. Allowed are only errors
-of mars-export: no crash, no hang, no memory beyond what the files need, and no output to standard output.
+"""Attacks the runtime with hostile bundles. Allowed are only errors of mars-export: no crash, no hang, no
+memory beyond what the files need, and no output to standard output.
 
 python benchmarks/attack --trials 200000 --state attack.jsonl     # about an hour; resumable
-python benchmarks/attack --kind checkpoints --trials 20000 --state checkpoints.jsonl
 
 Each trial is a seed: `--first SEED --trials 1` repeats it. The state has one JSON line for each. Failures are
 printed, and repeated at the next start with the same state.
@@ -22,19 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-KINDS = ("bundles", "checkpoints")
 HERE = Path(__file__).resolve().parent
 BUNDLE = HERE.parents[1] / "tests" / "conformance" / "trace"
-OURS = ("BundleError", "SessionError", "CheckpointError", "ExportError", "PrecisionError", "ran")
+OURS = ("BundleError", "SessionError", "ran")
 SLOW, DEAD, MEMORY = 5.0, 60.0, 1 << 30  # seconds of processor time, seconds of silence, bytes
 
 
-def trials(kind: str, good: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
+def trials(good: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
     """The outcome of each seed; a process that dies or hangs is one, and the next goes on behind it."""
     while first < last:
         begun = first
         with tempfile.TemporaryFile() as words:
-            process = _started([kind, str(good), str(first), str(last)], words)
+            process = _started([str(good), str(first), str(last)], words)
             try:
                 for line in _lines(process):
                     if "begin" in line:
@@ -94,7 +92,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kind", choices=KINDS, default="bundles")
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="a good one, small")
     parser.add_argument("--trials", type=int, default=200_000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
@@ -108,7 +105,7 @@ def main() -> int:
     first = max([args.first, *(seed + 1 for seed in done)])
     with open(args.state or os.devnull, "a", encoding="utf-8", buffering=1) as state:
         for start, end in [*again, (first, args.first + args.trials)]:
-            for line in trials(args.kind, args.bundle, start, end):
+            for line in trials(args.bundle, start, end):
                 state.write(json.dumps(line) + "\n")
                 done[line["seed"]] = line
                 if is_wrong(line):
@@ -116,7 +113,7 @@ def main() -> int:
     counts = Counter(line["outcome"].partition(":")[0] for line in done.values())
     wrong = sum(map(is_wrong, done.values()))
     summary = ", ".join(f"{n} {what}" for what, n in counts.most_common())
-    print(f"{counts.total()} {args.kind}: {summary}; {wrong} wrong")
+    print(f"{counts.total()} bundles: {summary}; {wrong} wrong")
     return int(wrong > 0)
 
 

@@ -12,7 +12,7 @@ from .settings import BenchOptions, Setting
 from .steps import CostCurve
 
 SCHEMA = 3
-COMPUTED = ("curves", "compared", "options", "no_picture")  # fields that are written in another form
+COMPUTED = ("curves", "compared", "options")  # fields that are written in another form
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,9 @@ class BenchReport:
     capacity: int
     curves: tuple[CostCurve, ...]
     compared: tuple[Comparison, ...]
-    no_picture: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The contents of bench.json; docs/bench.md describes them."""
+        """What `bench --json` prints; docs/bench.md describes it."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name not in COMPUTED}
         even = [{"batch": b, "window": w, "tokens_per_forward": k} for b, w, k in self.break_evens]
         return {
@@ -129,8 +128,6 @@ class BenchReport:
         if self.num_rows < 2 * largest:
             short = f"{self.num_rows} rows keep a batch of {largest} full only for a short time"
             notes.append(f"{short}; use more with --limit")
-        if self.no_picture is not None:
-            notes.append(f"no picture: {self.no_picture}")
         return notes
 
     # --- tables: column names, then a line of cells each ---

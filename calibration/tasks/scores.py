@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from ...runtime.errors import CalibrationError
 from . import texts
-from .execution import passes_tests
 
 _FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -36,13 +35,11 @@ Judge = Callable[[Output, Output], float]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A named score. `needs`: what the output is compared with. `runs_code`: it runs the output as code.
-    `library`: a package it needs."""
+    """A named score. `needs`: what the output is compared with. `library`: a package it needs."""
 
     name: str
     needs: Literal["answer", "reference", "nothing"]
     judge: Judge
-    runs_code: bool = False
     library: str | None = None
 
 
@@ -89,11 +86,6 @@ def contains(output: Output, expected: Output) -> float:
     return float(expected.text in output.text)
 
 
-def code_tests(output: Output, expected: Output) -> float:
-    """The output is Python that passes the answer, which is a program of asserts run after it."""
-    return float(passes_tests(output.text, expected.text))
-
-
 def agreement(output: Output, expected: Output) -> float:
     """The same text as the model's own one-token output."""
     return float(output.text == expected.text)
@@ -115,7 +107,6 @@ SCORES: dict[str, Score] = {
     for score in (
         *(Score(judge.__name__, "answer", judge) for judge in _ANSWER),
         Score("json_valid", "nothing", json_valid),
-        Score("code_tests", "answer", code_tests, runs_code=True),
         *(Score(judge.__name__, "reference", judge) for judge in (agreement, edit_similarity)),
         Score("rougeL", "answer", _text(texts.rouge_l), library="rouge_score"),
         Score("token_f1", "answer", _text(texts.token_f1), library="rouge_score"),

@@ -13,7 +13,7 @@ from typing import Any
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.errors import CalibrationError
 from ...runtime.rules import is_integer
-from . import execution, form, scores, texts
+from . import form, scores, texts
 from .form import Form
 from .scores import SCORES, Output, Score
 
@@ -115,11 +115,10 @@ def data_hash(tasks: Sequence[Task]) -> str:
     return hashlib.sha256("".join(task.digest for task in tasks).encode()).hexdigest()
 
 
-def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False) -> list[Task]:
+def load(path: str | Path, *, score: str | None = None) -> list[Task]:
     """Read a JSONL file of tasks. Raises CalibrationError that lists every bad line.
 
     `score` is that of rows that name none, a built-in one or `module:function`; no other module is imported.
-    `allow_exec` allows scores that run the model's output as code.
     """
     path = Path(path)
     default = _default_score(score)
@@ -138,7 +137,7 @@ def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False
         if not line.strip():
             continue
         try:
-            tasks.append(_task(json.loads(line), len(tasks) + 1, default, allow_exec))
+            tasks.append(_task(json.loads(line), len(tasks) + 1, default))
         except json.JSONDecodeError as error:
             problems.append(f"line {number}: not JSON: {error.msg} at column {error.colno}")
         except CalibrationError as error:
@@ -164,12 +163,12 @@ def _default_score(name: str | None) -> Score:
     return SCORES[name] if name in SCORES else scores.own(name)
 
 
-def _task(row: Any, number: int, default: Score, allow_exec: bool) -> Task:
+def _task(row: Any, number: int, default: Score) -> Task:
     if not isinstance(row, dict):
         raise CalibrationError("a row must be a JSON object")
     problems = [f"unknown field {name!r} (known: {', '.join(FIELDS)})" for name in row if name not in FIELDS]
     answer, limit = row.get("answer"), row.get("max_new_tokens", 256)
-    score = _score(row, default, allow_exec, problems)
+    score = _score(row, default, problems)
     if answer is not None and not isinstance(answer, str):
         problems.append("'answer' must be a string")
     elif score.needs == "answer" and answer is None:
@@ -197,7 +196,7 @@ def _form(row: dict[str, Any], problems: list[str]) -> Form:
         return Form()
 
 
-def _score(row: dict[str, Any], default: Score, allow_exec: bool, problems: list[str]) -> Score:
+def _score(row: dict[str, Any], default: Score, problems: list[str]) -> Score:
     if "score" in row and "metric" in row:
         problems.append("'score' and its older name 'metric' exclude each other; give 'score'")
     name = row.get("score", row.get("metric", default.name))
@@ -207,13 +206,6 @@ def _score(row: dict[str, Any], default: Score, allow_exec: bool, problems: list
         hint = "; your own module:function must be named with --score" if is_own else ""
         problems.append(f"unknown score {name!r} (known: {', '.join(SCORES)}){hint}")
         return default
-    if score.runs_code and not allow_exec:
-        problems.append(
-            f"score {score.name} runs the model's output as code, on this machine and without a sandbox:"
-            " allow it with --allow-exec"
-        )
-    elif score.runs_code and not execution.is_supported():
-        problems.append(f"score {score.name} needs a system that can limit a process, unlike this one")
     if score.library is not None and not texts.is_there(score.library):
         problems.append(f"score {score.name} needs {score.library}; pip install 'mars-export[calibrate]'")
     return score

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..drawing import COLORS, INK, QUIET, name_point, part_names, two_panels
 from .calibrate import Calibration, Figures, Trial
+from .drawing import COLORS, INK, QUIET, name_point, part_names, two_panels
 
 METRIC_COLORS = dict(zip(("probability", "margin", "entropy"), COLORS, strict=False))
 EXACT_MARKER = "*"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,19 +16,21 @@ from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
-from ..drawing import require_matplotlib
+from ..journal import Journal
 from ..rounds import Progress, machine_load
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task, data_hash
 from . import bounds, figure
 from .calibrate import Calibration, Calibrator, calibrate, confirm
 from .decoding import decode_example
+from .drawing import require_matplotlib
 from .options import EXACT, CalibrationOptions, setting
 from .record import record, recorded_metrics
 from .replay import predict
 from .report import CalibrationReport, markdown
 
 EXAMPLES = 3
+STATE_FILES = "state-*.jsonl"
 TRIAL_ROWS = 4  # decoded for an estimate
 BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of rows needed
 DATA_FILE, PICTURE_FILE, PAGE_FILE = "report.json", "pareto.png", "report.md"
@@ -38,7 +41,9 @@ class CalibrationRequest(TaskRequest):
     """A request of `mars-export calibrate`. `name` is the profile's; `confirm` is a file of rows that the
     choice does not see."""
 
-    prefix = kind = "calibration"
+    output: Path | None = None
+    resume: bool = False  # continue from the state of an earlier run
+    force: bool = False  # discard the state of an earlier run
     name: str | None = None
     confirm: Path | None = None
     store: bool = True
@@ -48,7 +53,49 @@ class CalibrationRequest(TaskRequest):
     def profile_name(self) -> str:
         return self.name or self.stem
 
-    label = profile_name
+    @property
+    def folder(self) -> Path:
+        """The folder of the report and the state, one for each task and bundle."""
+        bundle = self.bundle.resolve().name.removesuffix(".bundle")
+        return self.output or Path(f"calibration-{self.profile_name}-{bundle}")
+
+    def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
+        """The state of this bundle and task in the folder, which is created. It may hold other bundles'
+        states.
+
+        Raises CalibrationError for a folder in which a report must not or cannot be written, and as
+        Journal.open does.
+        """
+        self._make_folder()
+        key = json.dumps([identity(session), self.task_name], sort_keys=True)
+        name = STATE_FILES.replace("*", hashlib.sha256(key.encode()).hexdigest()[:12])
+        work = {**identity(session), **work}
+        return Journal.open(self.folder / name, work, resume=self.resume, force=self.force)
+
+    def _make_folder(self) -> None:
+        folder, problem = self.folder, None
+        if folder.exists() and not folder.is_dir():
+            problem = "the report's folder is a file"
+        elif folder.is_dir() and not (self.force or any(folder.glob(STATE_FILES))) and any(folder.iterdir()):
+            problem = "the folder has other files but no calibration (--force writes to it)"
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                problem = f"the report's folder cannot be created: {error.strerror}"
+            if problem is None and not os.access(folder, os.W_OK):
+                problem = "the report's folder is read-only"
+        if problem is not None:
+            raise CalibrationError(f"{folder}: {problem}; choose another with --output")
+
+
+def identity(session: Session) -> dict[str, Any]:
+    """What finished work depends on: the graph, its weights, and how it runs."""
+    files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
+    variant = session.variant
+    weights = files.get(variant.weights) if variant.weights else None
+    level, block = variant.accuracy_level, session.bundle.manifest.block
+    return {"graph": files[variant.file], "weights": weights, "level": level, "block": block}
 
 
 def run(request: CalibrationRequest, progress: Progress | None = None) -> CalibrationReport:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
-from ..bundle.files import write_whole
 from ..decode.config import GenerationConfig, repeatable
 from ..errors import MarsError
 from .options import tau_warning
 
 Message = dict[str, str]
 FENCES = ("'''", '"""')
-MOST = 64 << 20  # bytes of a saved talk
 HELP = """\
 /exact            verify every token (the default)
 /tau 0.9          faster and riskier: accept predictions with at least this confidence
@@ -22,8 +17,6 @@ HELP = """\
 /undo             remove the last question and its answer
 /edit QUESTION    replace the last question and answer it again
 /system [TEXT]    print the system message, or set it; /system - removes it
-/save FILE        save the chat as JSON
-/load FILE        continue a saved chat
 /result TEXT      result of the next call of the last answer; after the last result the model goes on
 /reset            start again, with the same system message
 /quit             leave, like Ctrl-D; Ctrl-C ends an answer only
@@ -56,7 +49,7 @@ class Talk:
         value = value.strip()
         if command == "/result":
             return self._note(value)
-        if command in ("/undo", "/load", "/reset") or (command == "/system" and value):
+        if command in ("/undo", "/reset") or (command == "/system" and value):
             self._results = []
         match command:
             case "/exact":
@@ -73,10 +66,6 @@ class Talk:
                 return "last turn removed" if len(self.messages) < size else "there is no turn to remove"
             case "/system":
                 return self._set_system(value)
-            case "/save":
-                return self._save(value)
-            case "/load":
-                return self._load(value)
             case "/reset":
                 self.messages = self._opening
                 return "chat reset"
@@ -150,22 +139,6 @@ class Talk:
         self.config = repeatable(self.config.with_values(tau=tau), has_window=self._has_window)
         return tau_warning(tau, self.config.metric) or f"tau {tau:g}"
 
-    def _save(self, name: str) -> str:
-        file = _file("/save", name)
-        if file.exists():
-            _read(file)  # raises for a file that is not a saved chat: it is not replaced
-        try:
-            write_whole(
-                file, json.dumps(self.messages, ensure_ascii=False, indent=1).encode("utf-8", "replace")
-            )
-        except OSError as error:
-            raise MarsError(f"{name}: cannot be written ({error.strerror}); choose another file") from error
-        return f"{len(self.messages)} messages saved in {name}"
-
-    def _load(self, name: str) -> str:
-        self.messages = _read(_file("/load", name))
-        return f"{len(self.messages)} messages loaded"
-
 
 def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
     """Join lines to questions, until `read` returns None. The argument of `read` says whether a line
@@ -191,30 +164,3 @@ def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
-
-
-def _file(command: str, name: str) -> Path:
-    if not name:
-        raise MarsError(f"{command} needs a file name")
-    return Path(name).expanduser()
-
-
-def _read(file: Path) -> list[Message]:
-    """The messages of a saved chat. Raises MarsError for any other file."""
-    try:
-        if file.is_file() and file.stat().st_size > MOST:
-            raise ValueError("it is too large")
-        value: Any = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MarsError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise MarsError(f"{file}: not a chat that /save wrote ({error})") from error
-    is_talk = isinstance(value, list) and all(
-        isinstance(m, dict)
-        and m.keys() == {"role", "content"}
-        and all(isinstance(v, str) for v in m.values())
-        for m in value
-    )
-    if not is_talk:
-        raise MarsError(f"{file}: not a chat that /save wrote (a JSON list of {{role, content}})")
-    return [_message(m["role"], m["content"]) for m in value]

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from attack import goods
 from attack.mutators import rehash
 from support.paths import BUNDLE
+from support.tiny import Named
 
 from mars_export import Batcher, BundleError, CheckpointError, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -37,9 +37,8 @@ def test_nothing_is_printed_when_a_graph_cannot_be_loaded(
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    goods.plain(tmp_path / "checkpoint")
-    return tmp_path / "checkpoint"
+def checkpoint(checkpoints: Named, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoints("llama"), tmp_path / "checkpoint"))
 
 
 @pytest.mark.parametrize(
@@ -69,23 +68,24 @@ def test_a_huge_file_that_is_no_gguf_is_not_hashed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("base", ["x" * 5000, "~nobody-of-this-name", "\0"])
 def test_a_base_that_is_no_path(base: str, tmp_path: Path) -> None:
     """The operating system's own errors came through (checkpoint seed 4214)."""
-    goods.change(tmp_path / "adapter_config.json", peft_type="LORA", r=1, base_model_name_or_path=base)
+    config = {"peft_type": "LORA", "r": 1, "base_model_name_or_path": base}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as told:
         open_checkpoint(str(tmp_path))
     assert len(str(told.value)) < 500
 
 
-def test_shards_with_names_that_no_file_has(tmp_path: Path) -> None:
+def test_shards_with_names_that_no_file_has(checkpoint: Path) -> None:
     """As above (checkpoint seed 9989); and all names of a thousand missing shards were printed."""
-    goods.sharded(tmp_path / "sharded")
-    index = tmp_path / "sharded" / "model.safetensors.index.json"
-    goods.change(index, weight_map={"a": "x" * 10_000})
+    (checkpoint / "model.safetensors").unlink()
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "x" * 10_000}}))
     with pytest.raises(CheckpointError, match="shard names must be plain file names") as told:
-        open_checkpoint(str(tmp_path / "sharded"))
+        open_checkpoint(str(checkpoint))
     assert len(str(told.value)) < 500
-    goods.change(index, weight_map={str(i): f"{i:0250}" for i in range(1000)})
+    index.write_text(json.dumps({"weight_map": {str(i): f"{i:0250}" for i in range(1000)}}))
     with pytest.raises(CheckpointError, match="1000 of 1000 shards are missing") as told:
-        open_checkpoint(str(tmp_path / "sharded"))
+        open_checkpoint(str(checkpoint))
     assert len(str(told.value)) < 5000
 
 

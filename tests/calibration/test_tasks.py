@@ -10,7 +10,6 @@ import pytest
 from support.missing import need
 
 from mars_export import CalibrationError
-from mars_export.calibration.tasks.execution import is_supported, passes_tests
 from mars_export.calibration.tasks.scores import SCORES, Output, own
 from mars_export.calibration.tasks.tasks import builtin_names, data_hash, find, load
 
@@ -61,7 +60,6 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         ({"prompt": "", "answer": "x"}, "'prompt' must be a non-empty string"),
         ({"prompt": 7}, "'prompt' must be a non-empty string"),
         (GOOD | {"metric": "regex", "answer": "("}, "not a regular expression"),
-        (GOOD | {"metric": "code_tests"}, "--allow-exec"),
         (GOOD | {"metric": "os:system"}, "must be named with --score"),
         (GOOD | {"metric": ["exact_match"]}, "unknown score"),
         (GOOD | {"answer": "\ud800"}, "half of a surrogate pair"),
@@ -183,36 +181,6 @@ def test_a_score_is_named_by_either_word(tmp_path: Path) -> None:
     assert one == other
     with pytest.raises(CalibrationError, match="'score' and its older name 'metric' exclude each other"):
         load(written(tmp_path, GOOD | {"score": "contains"}))
-
-
-@pytest.mark.skipif(not is_supported(), reason="this system cannot limit a process")
-@pytest.mark.parametrize(
-    ("code", "passes"),
-    [
-        ("def f(x):\n    return 2 * x", True),
-        ("Here it is:\n```python\ndef f(x):\n    return x + x\n```\nand that is all", True),
-        ("def f(x):\n    return x", False),
-        ("def f(x:", False),
-        ("import sys\nsys.exit(0)", False),
-        ("import os\nos._exit(0)", False),
-        ("def f(x):\n    return 2 * x\nprint('x' * (2 << 20))", False),
-        ("x = bytearray(2 << 30)\ndef f(x):\n    return 2 * x", False),
-    ],
-)
-def test_code_must_reach_the_end_of_its_tests_within_the_limits(code: str, passes: bool) -> None:
-    assert passes_tests(code, "assert f(3) == 6") is passes
-
-
-@pytest.mark.skipif(not is_supported(), reason="this system cannot limit a process")
-def test_code_that_never_ends_is_ended() -> None:
-    assert not passes_tests("while True: pass", "", seconds=0.3)
-
-
-def test_code_runs_only_where_that_is_allowed(tmp_path: Path) -> None:
-    file = written(tmp_path, GOOD | {"metric": "code_tests", "answer": "assert True"})
-    assert load(file, allow_exec=True)[0].score_name == "code_tests"
-    with pytest.raises(CalibrationError, match=r"line 1: .*without a sandbox: allow it with --allow-exec"):
-        load(file)
 
 
 def test_a_users_own_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,7 @@
-"""A talk: lines that make questions, commands that change settings, talks that are saved, and Ctrl-C at a
-terminal.
-"""
+"""A talk: lines that make questions, commands that change settings, and Ctrl-C at a terminal."""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
@@ -69,9 +66,7 @@ def test_commands_change_what_they_name() -> None:
         with pytest.raises(MarsError, match="tau"):
             talk.obey(wrong)
     assert talk.config.exact is True, "a wrong command changes nothing"
-    assert all(
-        f"/{name}" in talk.obey("/help") for name in ("system", "save", "load", "exact", "tau", "runs")
-    )
+    assert all(f"/{name}" in talk.obey("/help") for name in ("system", "exact", "tau", "runs"))
     with pytest.raises(MarsError, match="unknown command /dance; /help lists"):
         talk.obey("/dance now")
     assert talk.obey("/tau 7").startswith("tau 7: no probability is above 1")
@@ -114,39 +109,6 @@ def test_turns_are_taken_back_and_asked_anew() -> None:
     assert talk.messages == [{"role": "system", "content": "be kind"}]
 
 
-def test_a_talk_is_saved_and_loaded(tmp_path: Path) -> None:
-    talk = Talk("be kind", GenerationConfig())
-    talk.messages.append({"role": "user", "content": "grüß dich 🙂"})
-    assert talk.obey(f"/save {tmp_path}/talk.json").startswith("2 messages saved")
-    other = Talk(None, GenerationConfig())
-    assert other.obey(f"/load {tmp_path}/talk.json") == "2 messages loaded"
-    assert other.messages == talk.messages
-    talk.obey("/reset")
-    talk.obey(f"/save {tmp_path}/talk.json")
-    assert json.loads((tmp_path / "talk.json").read_text()) == [{"role": "system", "content": "be kind"}]
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["years of work", "{}", '[{"role": "user"}]', '[{"role": "user", "content": 1}]', "[1]", "[" * 10**5],
-)
-def test_other_files_are_neither_loaded_nor_replaced(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "thesis"
-    file.write_text(content)
-    talk = Talk(None, GenerationConfig())
-    for command in ("load", "save"):
-        with pytest.raises(MarsError, match="thesis: not a chat"):
-            talk.obey(f"/{command} {file}")
-    assert (file.read_text(), talk.messages) == (content, [])
-    for command in ("/load", "/save"):
-        with pytest.raises(MarsError, match="needs a file name"):
-            talk.obey(command)
-    with pytest.raises(MarsError, match="cannot be read"):
-        talk.obey(f"/load {tmp_path}/nothing")
-    with pytest.raises(MarsError, match="cannot be written"):
-        talk.obey(f"/save {tmp_path}/no/such/place")
-
-
 @pytest.mark.parametrize(
     ("changes", "has_window", "has_seed", "window"),
     [
@@ -172,32 +134,12 @@ def test_drawn_texts_at_a_tau_get_full_windows(
         assert talk.config.window == "full"
 
 
-def test_a_talk_in_the_shell(bundles: Named, tmp_path: Path) -> None:
-    lines = (
-        f"/system be kind\nhello \\\nworld\n/save {tmp_path}/t.json\n/load {tmp_path}/none\n/quit\nnot read\n"
-    )
+def test_a_talk_in_the_shell(bundles: Named) -> None:
+    lines = "/system be kind\nhello \\\nworld\n/edit three\n/undo\nfour\n/dance\n/quit\nnot read\n"
     done = run("chat", bundles("qwen2"), "-n", "4", stdin=lines)
     assert done.returncode == 0, done.stderr
-    saved = json.loads((tmp_path / "t.json").read_text())
-    assert [m["role"] for m in saved] == ["system", "user", "assistant"]
-    assert saved[1]["content"] == "hello \nworld"
-    assert "none: cannot be read" in done.stderr
-    assert done.stderr.count("tokens/forward") == 1
-
-
-def test_a_loaded_talk_goes_on_and_is_in_turns(bundles: Named, tmp_path: Path) -> None:
-    file = tmp_path / "t.json"
-    done = run("chat", bundles("qwen2"), "-n", "4", stdin=f"one\ntwo\n/save {file}\n/quit\n")
-    assert done.returncode == 0, done.stderr
-    lines = f"/load {file}\n/edit three\n/undo\nfour\n/save {file}\n"
-    done = run("chat", bundles("qwen2"), "-n", "4", stdin=lines)
-    saved = json.loads(file.read_text())
-    assert [m["content"] for m in saved if m["role"] == "user"] == ["one", "four"]
-    assert done.stderr.count("tokens/forward") == 2
-    file.write_text(json.dumps([{"role": "user", "content": "one"}]))
-    done = run("chat", bundles("qwen2"), "-n", "4", stdin=f"/load {file}\ntwo\n/reset\nthree\n")
-    assert "in pairs" in " ".join(done.stderr.split())
-    assert done.stderr.count("tokens/forward") == 1
+    assert "unknown command /dance" in done.stderr
+    assert done.stderr.count("tokens/forward") == 3
 
 
 class Terminal:
@@ -239,7 +181,7 @@ class Terminal:
         raise AssertionError(f"no {text!r} in {self.seen!r}")
 
 
-def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named, tmp_path: Path) -> None:
+def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named) -> None:
     terminal = Terminal(bundles("qwen2"), "-n", "3", "--tau", "1")
     try:
         terminal.until("> ")
@@ -248,10 +190,9 @@ def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named, tmp_path: Path) -> 
         terminal.until("tokens/forward")
         terminal.interrupt("Ctrl-D or /quit leaves")  # a moment after the answer has ended
         terminal.interrupt("Ctrl-D or /quit leaves", 2)
-        terminal.type(f"/save {tmp_path}/talk.json\n")
-        terminal.until("2 messages saved")
+        terminal.type("/undo\n")
+        terminal.until("last turn removed")
         terminal.type("/quit\n")
         assert terminal.program.wait(timeout=30) == 0
     finally:
         terminal.program.kill()
-    assert [m["role"] for m in json.loads((tmp_path / "talk.json").read_text())] == ["user", "assistant"]

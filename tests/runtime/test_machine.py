@@ -51,20 +51,6 @@ def test_a_container_sees_its_group_as_the_root_and_may_not_know_its_name(groups
     assert machine.group_left() == 700
 
 
-def test_groups_of_the_first_kind(groups: Path) -> None:
-    (groups / "own").write_text("9:name=systemd:/x\n4:cpu,memory:/a/b\n0::/\n")
-    place = groups / "cgroup" / "memory" / "a"
-    place.mkdir(parents=True)
-    (place / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (place / "memory.usage_in_bytes").write_text("600\n")
-    (place / "memory.stat").write_text(
-        "inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 20\n"
-    )
-    assert machine.group_left() is None
-    (place / "memory.limit_in_bytes").write_text("1000\n")
-    assert machine.group_left() == 1000 - 600 + 50
-
-
 def test_cores_are_those_of_the_affinity_mask_or_what_the_group_is_worth(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,14 +62,6 @@ def test_cores_are_those_of_the_affinity_mask_or_what_the_group_is_worth(
     assert machine.cores() == 8 and machine.default_threads() is None
     (service / "cpu.max").write_text("250000 100000\n")
     assert machine.cores() == machine.default_threads() == 3
-    own.write_text("4:cpu,cpuacct:/a\n0::/\n")
-    group = groups / "cgroup" / "cpu" / "a"
-    group.mkdir(parents=True)
-    (group / "cpu.cfs_period_us").write_text("100000\n")
-    (group / "cpu.cfs_quota_us").write_text("-1\n")
-    assert machine.cores() == 8
-    (group / "cpu.cfs_quota_us").write_text("90000\n")
-    assert machine.cores() == 1
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 6})
     own.write_text("")
     assert machine.cores() == machine.default_threads() == 2

@@ -49,62 +49,40 @@ std::optional<std::int64_t> kilobytes(const std::filesystem::path& path, std::st
     return std::nullopt;
 }
 
-/// Bytes of cached files in a control group's memory. Version 1 lists its own bytes first, then those of all groups
-/// below it.
+/// Bytes of cached files in a control group's memory.
 std::int64_t cached(const std::filesystem::path& group) {
     std::ifstream file(group / "memory.stat");
-    std::int64_t before = 0, last = 0;
+    std::int64_t sum = 0;
     std::string value;
-    for (std::string name; file >> name >> value;) {
-        if (name.rfind("total_", 0) == 0) name.erase(0, 6);
-        if (name != "active_file" && name != "inactive_file") continue;
-        before = last;
-        last = number(value).value_or(0);
-    }
-    return before + last;
+    for (std::string name; file >> name >> value;)
+        if (name == "active_file" || name == "inactive_file") sum += number(value).value_or(0);
+    return sum;
 }
-
-/// Names of a control group's files: the limit, the usage, and the limit of swap.
-struct GroupFiles {
-    const char *most, *used, *swap;
-};
-constexpr GroupFiles version_1{"memory.limit_in_bytes", "memory.usage_in_bytes", "-"};
-constexpr GroupFiles version_2{"memory.max", "memory.current", "memory.swap.max"};
-constexpr std::int64_t no_limit = std::int64_t{1} << 60; // version 1 writes a huge number for "no limit"
 
 std::optional<std::int64_t> least(std::optional<std::int64_t> one, std::optional<std::int64_t> other) {
     return one && other ? std::min(*one, *other) : one ? one : other;
 }
 
 /// Bytes that one group may still use.
-std::optional<std::int64_t> left_of(const std::filesystem::path& group, const GroupFiles& names, const MachineFiles& files) {
-    const auto most = number_in(group / names.most), used = number_in(group / names.used);
-    if (!most || !used || *most >= no_limit) return std::nullopt;
+std::optional<std::int64_t> left_of(const std::filesystem::path& group, const MachineFiles& files) {
+    const auto most = number_in(group / "memory.max"), used = number_in(group / "memory.current");
+    if (!most || !used) return std::nullopt;
     const std::int64_t swap = kilobytes(files.memory, "SwapFree:").value_or(0);
-    return *most - *used + cached(group) + least(swap, number_in(group / names.swap)).value_or(0);
+    return *most - *used + cached(group) + least(swap, number_in(group / "memory.swap.max")).value_or(0);
 }
 
-bool has_word(const std::string& words, std::string_view word) {
-    std::istringstream list(words);
-    for (std::string each; std::getline(list, each, ',');)
-        if (each == word) return true;
-    return false;
-}
-
-/// Call `visit(directory, is_version_1)` for the control groups that limit `kind` for this process, and for their
-/// parents, whose limits apply too.
+/// Call `visit(directory)` for the control group (version 2) of this process, and for its parents, whose limits apply
+/// too.
 template <class Visit>
-void each_group(const std::string& kind, const MachineFiles& files, Visit visit) {
+void each_group(const MachineFiles& files, Visit visit) {
     std::ifstream own(files.own);
-    std::string number, kinds, name;
-    while (std::getline(own, number, ':') && std::getline(own, kinds, ':') && std::getline(own, name)) {
-        if (!kinds.empty() && !has_word(kinds, kind)) continue;
-        const std::filesystem::path root = kinds.empty() ? files.groups : files.groups / kind;
-        name.erase(0, name.find_first_not_of('/'));
+    for (std::string line; std::getline(own, line);) {
+        if (line.rfind("0::", 0) != 0) continue;
+        const std::string name = line.substr(std::min(line.size(), line.find_first_not_of('/', 3)));
         // In a container the name may be one that exists only on the host.
-        for (std::filesystem::path group = name.empty() ? root : root / name;; group = group.parent_path()) {
-            visit(group, !kinds.empty());
-            if (group == root || group == group.parent_path()) break;
+        for (std::filesystem::path group = name.empty() ? files.groups : files.groups / name;; group = group.parent_path()) {
+            visit(group);
+            if (group == files.groups || group == group.parent_path()) break;
         }
     }
 }
@@ -117,9 +95,7 @@ std::optional<std::int64_t> available_memory(const MachineFiles& files) {
 
 std::optional<std::int64_t> group_left(const MachineFiles& files) {
     std::optional<std::int64_t> left;
-    each_group("memory", files, [&](const std::filesystem::path& group, bool is_first) {
-        left = least(left, left_of(group, is_first ? version_1 : version_2, files));
-    });
+    each_group(files, [&](const std::filesystem::path& group) { left = least(left, left_of(group, files)); });
     return left;
 }
 
@@ -127,14 +103,9 @@ int num_cores(const MachineFiles& files) {
     cpu_set_t mask;
     const bool has_mask = sched_getaffinity(0, sizeof mask, &mask) == 0;
     double cores = has_mask ? CPU_COUNT(&mask) : static_cast<double>(std::thread::hardware_concurrency());
-    each_group("cpu", files, [&](const std::filesystem::path& group, bool is_first) {
+    each_group(files, [&](const std::filesystem::path& group) {
         std::int64_t quota = 0, period = 0;
-        if (is_first) {
-            quota = number_in(group / "cpu.cfs_quota_us").value_or(0);
-            period = number_in(group / "cpu.cfs_period_us").value_or(0);
-        } else {
-            std::istringstream(content(group / "cpu.max")) >> quota >> period; // "max 100000" if there is no limit
-        }
+        std::istringstream(content(group / "cpu.max")) >> quota >> period; // "max 100000" if there is no limit
         if (quota > 0 && period > 0) cores = std::min(cores, std::ceil(static_cast<double>(quota) / static_cast<double>(period)));
     });
     return std::max(1, static_cast<int>(cores));

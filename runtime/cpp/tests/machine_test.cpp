@@ -71,18 +71,6 @@ TEST_CASE("a container may see its control group as the root, without its name")
     }
 }
 
-TEST_CASE("control groups of version 1") {
-    Machine machine;
-    write(machine.place / "own", "9:name=systemd:/x\n4:cpu,memory:/a/b\n0::/\n");
-    const fs::path group = machine.place / "cgroup" / "memory" / "a";
-    write(group / "memory.limit_in_bytes", "9223372036854771712\n");
-    write(group / "memory.usage_in_bytes", "600\n");
-    write(group / "memory.stat", "inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 20\n");
-    CHECK(mars::group_left(machine.files()) == std::nullopt);
-    write(group / "memory.limit_in_bytes", "1000\n");
-    CHECK(mars::group_left(machine.files()) == 1000 - 600 + 50);
-}
-
 TEST_CASE("the affinity mask and the control group's CPU limit bound the number of cores") {
     Machine machine;
     const int all = mars::num_cores(machine.files());
@@ -91,12 +79,6 @@ TEST_CASE("the affinity mask and the control group's CPU limit bound the number 
     write(machine.place / "cgroup" / "service" / "one" / "cpu.max", "max 100000\n");
     CHECK(mars::num_cores(machine.files()) == all);
     write(machine.place / "cgroup" / "service" / "cpu.max", "50000 100000\n");
-    CHECK(mars::num_cores(machine.files()) == 1);
-    write(machine.place / "own", "4:cpu,cpuacct:/a\n0::/\n");
-    write(machine.place / "cgroup" / "cpu" / "a" / "cpu.cfs_quota_us", "-1\n");
-    write(machine.place / "cgroup" / "cpu" / "a" / "cpu.cfs_period_us", "100000\n");
-    CHECK(mars::num_cores(machine.files()) == all);
-    write(machine.place / "cgroup" / "cpu" / "a" / "cpu.cfs_quota_us", "90000\n");
     CHECK(mars::num_cores(machine.files()) == 1);
 }
 

@@ -1,4 +1,4 @@
-"""What the tests of benchmarks share: a request for a small one, and no picture."""
+"""What the tests of benchmarks share: a request for a small one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,9 @@ from support.tiny import Named
 from mars_export.calibration.bench.bench import BenchRequest
 
 
-@pytest.fixture(autouse=True)
-def _no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes seconds: only the picture's own test does it."""
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(
-            "mars_export.calibration.bench.figure.save_png", lambda report, path: path.write_bytes(b"")
-        )
-
-
 @pytest.fixture
 def request_for(bundles: Named, tmp_path: Path) -> Callable[..., BenchRequest]:
     """Makes a request for a small benchmark, with changes."""
     (tmp_path / "words.jsonl").write_text(rows())
-    wanted = BenchRequest(
-        bundles("qwen2"), str(tmp_path / "words.jsonl"), tmp_path / "out", threads=1, options=OPTIONS
-    )
+    wanted = BenchRequest(bundles("qwen2"), str(tmp_path / "words.jsonl"), threads=1, options=OPTIONS)
     return lambda **changes: replace(wanted, **changes)

@@ -1,10 +1,8 @@
-"""The order in which a benchmark measures, and what it does not measure again."""
+"""The order in which a benchmark measures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,6 @@ from mars_export.calibration.bench import bench as bench_module
 from mars_export.calibration.bench.bench import Measurement
 from mars_export.calibration.bench.laps import Lap
 from mars_export.calibration.bench.settings import BenchOptions, Setting
-from mars_export.calibration.bench.steps import SWEEPS, StepTimer
-from mars_export.calibration.journal import Journal
 from mars_export.calibration.rounds import interleaved
 from mars_export.calibration.tasks.tasks import Task
 
@@ -35,16 +31,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return order
 
 
-def journal(path: Path, *, resume: bool = False) -> Journal:
-    return Journal.open(path / "state.jsonl", {"kind": "bench"}, resume=resume, force=False)
-
-
 def test_every_slice_goes_through_all_settings_each_time_from_another_one(
-    scripted: list[tuple[str, int]], tmp_path: Path
+    scripted: list[tuple[str, int]],
 ) -> None:
     options = BenchOptions(taus=(0.9, 0.5), rounds=2, limit=40, exact=False)
     tasks = [task("a" * n) for n in range(40)]
-    made = Measurement(fake_session(Blind(predict)), journal(tmp_path), options).laps(tasks)
+    made = Measurement(fake_session(Blind(predict)), options).laps(tasks)
     names = [s.name for s in options.settings]
     turns = [scripted[i : i + 3] for i in range(0, len(scripted), 3)]
     assert [sorted(name for name, _ in turn) for turn in turns] == [sorted(names)] * 6
@@ -57,34 +49,3 @@ def test_every_slice_goes_through_all_settings_each_time_from_another_one(
         )
     fifth = list(interleaved(options.settings, 3, 2))[12:15]
     assert fifth == [(1, 1, options.settings[i]) for i in (1, 2, 0)]
-
-
-def test_an_interrupted_run_measures_only_what_is_missing(
-    scripted: list[tuple[str, int]], tmp_path: Path
-) -> None:
-    options = BenchOptions(rounds=3, limit=16, exact=False)
-    tasks = [task("a" * n) for n in range(16)]
-    session = fake_session(Blind(predict))
-
-    def stop(phase: str, done: int, _: int) -> None:
-        if phase == bench_module.ANSWERS and done == 48:
-            raise KeyboardInterrupt
-
-    kept = journal(tmp_path)
-    first = Measurement(session, kept, options, stop)
-    first.sweeps(StepTimer(session, (1,), 8))
-    with pytest.raises(KeyboardInterrupt):
-        first.laps(tasks)
-    kept.close()
-    assert len(scripted) == 3
-    seen: list[tuple[str, int, int]] = []
-    second = Measurement(session, journal(tmp_path, resume=True), options, lambda *news: seen.append(news))
-    steps = len(session.backend.steps)
-    assert len(second.sweeps(StepTimer(session, (1,), 8))) == SWEEPS * 3
-    assert len(session.backend.steps) == steps, "all sweeps were there"
-    second.laps(tasks)
-    assert len(scripted) == 6
-    assert seen[-1] == (bench_module.ANSWERS, 96, 96)
-    more = replace(options, rounds=4)
-    Measurement(session, journal(tmp_path, resume=True), more).laps(tasks)
-    assert len(scripted) == 8, "further rounds may be added"

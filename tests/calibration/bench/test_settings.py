@@ -34,12 +34,6 @@ def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     assert slow in settings and not slow.is_baseline and slow.baseline == Setting(4)
 
 
-def test_a_slice_fills_the_largest_batch_several_times() -> None:
-    assert BenchOptions().most_rows == 16
-    assert BenchOptions(batches=(1, 8)).most_rows == BenchOptions(batches=(1, 8)).slice_rows == 32
-    assert BenchOptions(batches=(8,), limit=5).most_rows == 5
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

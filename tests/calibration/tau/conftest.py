@@ -32,6 +32,6 @@ def bundle(bundles: Named, tmp_path: Path) -> Path:
 def request_for(bundle: Path, tmp_path: Path) -> Callable[..., CalibrationRequest]:
     (tmp_path / "words.jsonl").write_text(rows())
     wanted = CalibrationRequest(
-        bundle, str(tmp_path / "words.jsonl"), tmp_path / "out", threads=1, options=OPTIONS
+        bundle, str(tmp_path / "words.jsonl"), output=tmp_path / "out", threads=1, options=OPTIONS
     )
     return lambda **changes: replace(wanted, **changes)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import CalibrationError
+from ...runtime.errors import CalibrationError
 
 COLORS = ("#2f7ebc", "#d1703c", "#5f9e52", "#8a62b0", "#b5912a", "#3a9a9a")
 INK, PAPER, QUIET = "#24292f", "#ffffff", "#8a8f98"
