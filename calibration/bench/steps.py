@@ -85,10 +85,9 @@ class StepTimer:
         return {shape_key(*shape): self._time(*shape) for shape in shapes[turn:] + shapes[:turn]}
 
     def _time(self, batch: int, slots: int) -> float:
-        manifest = self.session.bundle.manifest
-        fixed = (self.cursor, manifest.block, manifest.mask_id)
+        backend, mask_id = self.session.backend, self.session.bundle.manifest.mask_id
         times = [
-            step_seconds(self.session.backend, self._cache, (batch, slots), *fixed)
+            step_seconds(backend, self._cache, (batch, slots), self.cursor, mask_id)
             for _ in range(1 + REPEATS)
         ]
         return round(1000 * median(times[1:]), 4)

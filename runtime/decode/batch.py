@@ -11,7 +11,7 @@ from ..errors import SessionError
 from .backend import GROWTH, Backend, Feed, StepOutput
 from .row import Row
 
-SLOTS = 64  # entries that a step of wider neighbours may need after a row's last token
+SLOTS = 64  # of a decode step within a KV budget: a wider row adds entries to all rows of its step
 
 
 class Batch:
@@ -109,6 +109,11 @@ class KvBudget:
             return self.max_rows
         most = self.num_bytes // max(map(self._row_bytes, rows))
         return max(1, min(self.max_rows, most))
+
+    @property
+    def max_slots(self) -> int | None:
+        """Slots of a decode step that `_row_bytes` counts on, None for any number."""
+        return None if self.num_bytes is None or self.fixed else SLOTS
 
     @property
     def num_entries(self) -> int:

@@ -293,7 +293,7 @@ class Schedule:
     def _most_known(self) -> int:
         """Most tokens of an answer that a step feeds at once."""
         most = max(self.limits.prefill_tokens, 2 * self.block)
-        return min(most, self.backend.max_slots or most)
+        return min(most, self.backend.max_slots or most, self.budget.max_slots or most)
 
     def _must_catch_up(self, row: Row) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
@@ -311,7 +311,7 @@ class Schedule:
         for row in rows:
             if row.proposer is not None and not self._must_catch_up(row):
                 with ErrorsEnd([row], events):
-                    row.consult_proposer(self._batch.room(row))
+                    row.consult_proposer(self._room(row))
         if events:
             self._drop_finished()
             rows = self._decoding()
@@ -325,8 +325,13 @@ class Schedule:
                 events += self._run(neighbours, feeds, _take)
         return events
 
+    def _room(self, row: Row) -> int:
+        """Slots of a decode step after the row's pending tokens."""
+        room, most = self._batch.room(row), self.budget.max_slots
+        return room if most is None else min(room, most - row.num_pending)
+
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
-        rooms = [self._batch.room(row) for row in rows]
+        rooms = [self._room(row) for row in rows]
         if self.policy is None:
             return widest_feeds(rows, rooms, self.block)
         return self.policy.feeds(rows, rooms, self.block)

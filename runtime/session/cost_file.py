@@ -18,7 +18,7 @@ from ..bundle.profiles import sha256_of
 from ..decode.pace.cost import Cost
 from ..device.ort.library import version_and_devices
 
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 16_384
 
 

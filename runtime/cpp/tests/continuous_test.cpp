@@ -335,6 +335,19 @@ TEST_CASE("the KV budget and the longest row limit the rows of a batch") {
     CHECK(together);
 }
 
+TEST_CASE("a row with many pending tokens is read in parts that the KV budget counts on") {
+    fake::Backend backend;
+    backend.record = true;
+    mars::Schedule schedule(backend, 4, fake::mask, 128, {2, 8 * 256 * 2, 8, 10000});
+    const auto one = row_of(0, {1}, config_of(1.0, 200)), other = row_of(1, {2}, config_of(1.0, 200));
+    for (const auto& row : {one, other}) schedule.add(row);
+    while (one->stats.tokens < 60) schedule.step();
+    one->tokens.insert(one->tokens.end(), 120, 1); // as a grammar that forces a long text
+    one->stats.tokens += 120;
+    CHECK(drained(schedule).empty());
+    for (const mars::StepInput& step : backend.steps) CHECK(step.slots <= 64);
+}
+
 TEST_CASE("cached prefixes are not read again, and a long one does not exceed the KV budget") {
     fake::Backend backend(fake::hashed, 2000);
     mars::Prefixes store(1 << 20, 1);

@@ -172,6 +172,11 @@ TEST_CASE("lookup proposes copies of repeated text") {
     CHECK(row.tokens == without.tokens);
     CHECK(without.stats.forwards > 30);
     CHECK(row.stats.forwards < 25);
+
+    fake::Tokens repeated;
+    for (int i = 0; i < 400; ++i) repeated.push_back(1 + i % 200);
+    mars::Lookup lookup(3);
+    CHECK(lookup.propose(repeated, 1000).size() == 32); // however long the copy is
 }
 
 TEST_CASE("exact and tau can change while a row runs") {

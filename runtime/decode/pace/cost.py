@@ -73,14 +73,16 @@ def step_seconds(
     cache: Cache,
     shape: tuple[int, int],
     cursor: int,
-    block: int,
     mask_id: int,
     clock: Callable[[], float] = perf_counter,
 ) -> float:
-    """Time one step of (rows, slots) with every row at `cursor`, which does not move: a token, then masks."""
+    """Time one step of (rows, slots) with every row at `cursor`, which does not move: a token, then masks.
+
+    Each slot has an output, as in exact mode, up to the most that the backend has.
+    """
     rows, slots = shape
-    # A real step has outputs for its last known token and its masks, so at most for a block.
-    index = np.tile(np.arange(max(0, slots - block), slots, dtype=np.int64), (rows, 1))
+    outputs = min(slots, backend.max_outputs or slots)
+    index = np.tile(np.arange(slots - outputs, slots, dtype=np.int64), (rows, 1))
     ids, length = np.full(shape, mask_id, np.int64), np.full(rows, cursor, np.int64)
     ids[:, 0] = 0  # a step without masks may be cheaper than its slots
     start = clock()
@@ -108,7 +110,7 @@ def measure(
     cache.reserve(cursor + most)
 
     def timed(slots: int) -> float:
-        return step_seconds(backend, cache, (1, slots), cursor, block, mask_id, clock)
+        return step_seconds(backend, cache, (1, slots), cursor, mask_id, clock)
 
     for slots in sizes:
         timed(slots)

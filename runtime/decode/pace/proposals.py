@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 Source = Literal["masks", "lookup"]
 
+MOST_LOOKED_UP = 32  # tokens of one lookup: about as wide as the widest step whose cost is measured
 LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; Hopes corrects it
 
 
@@ -43,7 +44,9 @@ class Proposer(Protocol):
 
 
 class Lookup:
-    """Proposes what followed the last `length` tokens where they occurred before in the prompt or answer."""
+    """Proposes what followed the last `length` tokens where they occurred before in the prompt or answer, at
+    most MOST_LOOKED_UP tokens.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -58,5 +61,5 @@ class Lookup:
         start = self._after.get(tuple(tokens[-self.length :])) if len(tokens) >= self.length else None
         if start is None:
             return NONE
-        token_ids = tuple(tokens[start : start + most])
+        token_ids = tuple(tokens[start : start + min(most, MOST_LOOKED_UP)])
         return Proposals(token_ids, (LOOKUP_CONFIDENCE,) * len(token_ids), "lookup")

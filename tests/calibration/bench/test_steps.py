@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_session import BLOCK, Blind, fake_session, predict
+from support.fake_session import Blind, fake_session, predict
 
 from mars_export import CalibrationError
 from mars_export.calibration.bench.steps import CostCurve, StepTimer, curves, shape_key
@@ -49,9 +49,7 @@ def test_a_sweep_looks_at_every_shape_at_the_stated_cursor() -> None:
     assert {(s.rows, s.slots) for s in backend.steps} == {(b, s) for b in (1, 3) for s in timer.slots}
     assert all(s.kv_length.tolist() == [50] * s.rows for s in backend.steps)
     for s in backend.steps:
-        assert s.output_index[0].tolist() == list(range(max(0, s.slots - BLOCK), s.slots)), (
-            "the last pending token and the masks"
-        )
+        assert s.output_index[0].tolist() == list(range(s.slots)), "as in exact mode"
 
 
 def test_a_sweep_keeps_within_the_device() -> None:

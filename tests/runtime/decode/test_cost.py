@@ -65,7 +65,11 @@ def test_the_least_of_some_rounds_after_a_warm_up() -> None:
     )
     assert [p for p, _ in cost.points] == [1, 2, 4, 8, 15, 32]
     assert all(math.isclose(seconds, slots / 1000) for slots, seconds in cost.points)
-    assert max(step.output_index.shape[1] for step in backend.steps) == 8
+    assert all(step.output_index.shape[1] == step.slots for step in backend.steps), "as in exact mode"
+    limited = Zeros(unsure)
+    limited.max_outputs = 9
+    measure(limited, 8, MASK)
+    assert max(step.output_index.shape[1] for step in limited.steps) == 9
 
 
 def test_a_slow_model_is_measured_once_and_a_clock_that_stands_still_is_survived() -> None:

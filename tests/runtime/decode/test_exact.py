@@ -21,7 +21,7 @@ from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.pace.proposals import Lookup, Proposals
+from mars_export.runtime.decode.pace.proposals import MOST_LOOKED_UP, Lookup, Proposals
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 
@@ -187,6 +187,8 @@ def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
     assert lookup.propose([1, 2, 3, 9, 1, 2], 5).token_ids == (3, 9, 1, 2)
     assert lookup.propose([1, 2, 3, 9, 1, 2, 4, 1, 2], 2).token_ids == (4, 1)
     assert lookup.propose([7], 2).token_ids == ()
+    long = Lookup(2).propose([i % 500 for i in range(1500)], 1000)
+    assert len(long) == MOST_LOOKED_UP, "a wider step is not worth its cost, nor the time to choose it"
 
 
 # --- how much to propose ---

@@ -93,6 +93,24 @@ def test_a_long_entry_does_not_widen_rows_beyond_their_memory() -> None:
         assert row.tokens == spoken(FakeBackend(chaotic), None, [(row.tokens[:41], greedy())])[0].tokens
 
 
+def test_a_row_with_many_pending_tokens_keeps_its_neighbour_within_the_memory() -> None:
+    backend = FakeBackend(lambda known, _: (1 + len(known) % 9, 0.9))
+    budget = KvBudget(2, 8 * 2 * 384, 8, backend.max_capacity)
+    rows = [Row(i, [1 + i], greedy(200, tau=1.0), ()) for i in range(2)]
+    assert budget.num_rows(rows) == 2
+    schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=256), budget=budget)
+    schedule.add(rows[0])
+    while not schedule.is_idle:
+        schedule.step()
+        if rows[0].stats.tokens == 195 and not rows[1].stats.tokens:
+            schedule.add(rows[1])
+        if rows[1].stats.tokens == 2:
+            rows[1].tokens += [1] * 190  # as a grammar that forces a long text
+            rows[1].stats.tokens += 190
+        assert max(held.capacity for held in backend.caches) <= 384
+    assert [row.stats.tokens for row in rows] == [200, 200]
+
+
 def test_salts_never_share() -> None:
     store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
     cached = [

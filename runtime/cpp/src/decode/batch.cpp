@@ -6,8 +6,8 @@
 
 namespace mars {
 
-Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t piece)
-    : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), cache_(device.new_cache(rows)) {}
+Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t piece, std::optional<std::int64_t> max_slots)
+    : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), max_slots_(max_slots), cache_(device.new_cache(rows)) {}
 
 std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds) {
     std::vector<Predictions> made;
@@ -99,7 +99,7 @@ void Batch::feed(Row& row, std::int64_t num_tokens, bool is_piece) {
 
 std::int64_t Batch::most_pending(std::int64_t block) const {
     const std::int64_t most = std::max(piece_, 2 * block);
-    return std::min(most, backend.max_slots().value_or(most));
+    return std::min({most, backend.max_slots().value_or(most), max_slots_.value_or(most)});
 }
 
 bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.num_pending() > most_pending(block) && fits(row); }
@@ -124,6 +124,11 @@ std::int64_t Batch::room(const Row& row) const {
     if (const auto slots = backend.max_slots()) room = std::min(room, *slots - known);
     if (const auto outputs = backend.max_outputs()) room = std::min(room, *outputs - 1);
     return room;
+}
+
+std::int64_t Batch::decode_room(const Row& row) const {
+    const std::int64_t most = room(row);
+    return max_slots_ ? std::min(most, *max_slots_ - row.num_pending()) : most;
 }
 
 std::int64_t Batch::index_of(const Row& row) const { return std::find(active.begin(), active.end(), &row) - active.begin(); }

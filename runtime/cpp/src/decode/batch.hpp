@@ -17,8 +17,10 @@ constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill fo
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
 class Batch {
   public:
-    /// `piece`: most prompt tokens of one prefill forward.
-    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t piece = prefill_chunk);
+    /// `piece`: most prompt tokens of one prefill forward. `max_slots`: most slots of a decode step, besides the
+    /// backend's limit; no value means any number.
+    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t piece = prefill_chunk,
+          std::optional<std::int64_t> max_slots = std::nullopt);
 
     Backend& backend;
     const std::int64_t num_rows;
@@ -60,6 +62,9 @@ class Batch {
     /// Slots left in a step after the row's pending tokens; negative if even those do not fit.
     std::int64_t room(const Row& row) const;
 
+    /// The same in a decode step.
+    std::int64_t decode_room(const Row& row) const;
+
     /// Whether the row's pending tokens fit the context.
     bool fits(const Row& row) const { return row.num_tokens() <= backend.max_capacity(); }
 
@@ -78,6 +83,7 @@ class Batch {
     void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
 
     std::int64_t mask_id_, piece_;
+    std::optional<std::int64_t> max_slots_;
     std::shared_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;

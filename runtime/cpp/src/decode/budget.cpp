@@ -9,7 +9,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t slots = 64; // entries that a step with wider neighbours may need after a row's last token
+constexpr std::int64_t slots = 64; // of a decode step within a KV budget: a wider row adds entries to all rows of its step
 
 std::string megabytes(std::int64_t bytes) {
     char text[32];
@@ -25,6 +25,8 @@ std::int64_t KvBudget::num_rows(const std::vector<Row*>& rows) const {
     for (const Row* row : rows) largest = std::max(largest, row_bytes(*row));
     return std::clamp<std::int64_t>(*num_bytes / largest, 1, max_rows);
 }
+
+std::optional<std::int64_t> KvBudget::max_slots() const { return num_bytes && !fixed ? std::optional(slots) : std::nullopt; }
 
 std::int64_t KvBudget::num_entries() const { return num_bytes ? *num_bytes / entry_bytes : max_rows * max_capacity; }
 

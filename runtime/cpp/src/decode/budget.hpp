@@ -22,6 +22,9 @@ struct KvBudget {
     /// Rows of a batch that contains `rows` (at least one): 1 to `max_rows`.
     std::int64_t num_rows(const std::vector<Row*>& rows) const;
 
+    /// Slots of a decode step that `row_bytes` counts on; no value means any number.
+    std::optional<std::int64_t> max_slots() const;
+
     /// Entries of all rows together.
     std::int64_t num_entries() const;
 

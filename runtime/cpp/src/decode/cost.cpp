@@ -49,10 +49,10 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     cache->reserve(length + most);
     StepOutput output;
     const auto timed = [&](std::int64_t slots) {
-        StepInput input{1,        slots, std::min(slots, block), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id),
+        StepInput input{1,        slots, std::min(slots, backend.max_outputs().value_or(slots)), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id),
                         {length}, {}};
         input.input_ids.front() = 0; // a step without masks may be cheaper than its slots
-        // A real step needs the outputs of its last pending token and its masks: at most a block.
+        // Each slot has an output, as in exact mode, up to the most that the backend has.
         for (std::int64_t i = slots - input.outputs; i < slots; ++i) input.output_index.push_back(i);
         const double begun = now();
         backend.step(*cache, 0, input, false, output);

@@ -13,6 +13,7 @@ constexpr double own_word = 16.0;                                              /
 constexpr double fade = 0.99;                                                  // factor for all counts at each verifying step
 constexpr double keep = 0.75;                                                  // factor for older steps' masks
 constexpr double first = 0.5;                                                  // prior for masks, counted as one mask
+constexpr std::int64_t most_looked_up = 32;                                    // tokens of one lookup
 constexpr double lookup_confidence = 0.6; // of a token that followed the same tokens before; the counts correct it
 
 double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
@@ -81,7 +82,7 @@ Proposals Lookup::propose(const std::vector<std::int64_t>& tokens, std::int64_t 
     indexed_ = std::max(indexed_, size);
     const auto found = size >= length_ ? after_.find(before(size)) : after_.end();
     if (found == after_.end()) return {};
-    const std::int64_t count = std::min(most, size - found->second);
+    const std::int64_t count = std::min({most, most_looked_up, size - found->second});
     const auto at = tokens.begin() + found->second;
     return {{at, at + count}, std::vector<double>(static_cast<std::size_t>(count), lookup_confidence), Source::lookup};
 }

@@ -203,7 +203,7 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
         if (!batch_->fits(*row))
             events.push_back(row->finish(FinishReason::capacity));
         else if (!batch_->is_behind(*row, block_))
-            failing({row}, events, [&] { row->look_around(batch_->room(*row)); });
+            failing({row}, events, [&] { row->look_around(batch_->decode_room(*row)); });
     }
     if (events.size() > before) {
         drop_finished(events);
@@ -213,7 +213,7 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
         std::vector<Feed> feeds;
         const bool good = failing(together, events, [&] {
             std::vector<std::int64_t> rooms;
-            for (const Row* row : together) rooms.push_back(batch_->room(*row));
+            for (const Row* row : together) rooms.push_back(batch_->decode_room(*row));
             feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
         });
         if (good) run(together, feeds, take, events);
@@ -293,7 +293,7 @@ void Schedule::leave(const Row* row) {
 }
 
 void Schedule::renew(std::int64_t num_rows) {
-    batch_ = std::make_unique<Batch>(backend_, num_rows, mask_id_, prefill_tokens_);
+    batch_ = std::make_unique<Batch>(backend_, num_rows, mask_id_, prefill_tokens_, budget_.max_slots());
     const std::lock_guard<std::mutex> lock(mutex_);
     cache_ = batch_->cache();
     is_interrupted_ = false;

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int version = 2;
+constexpr int version = 3;
 constexpr std::size_t most_bytes = 16384;
 
 std::optional<Cost> read(const fs::path& file) {
