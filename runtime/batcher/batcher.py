@@ -14,7 +14,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from time import monotonic, perf_counter
 from types import TracebackType
 
@@ -27,6 +28,7 @@ from ..session.session import Session
 from ..text.prompts import Prompt
 from .places import Counts, Places
 from .request import Request, Waiters, sooner
+from .turn import in_turn
 
 # Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
@@ -102,9 +104,9 @@ class Batcher:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._enter(client)
         try:
-            request, row = self._new_request(prompt, config, until, client)
-        except BaseException:
-            self._leave(client)
+            request, row = self._new_request(prompt, config, until, client, None)
+        except BaseException as error:
+            self._leave(client, error)
             raise
         return self._start(request, row)
 
@@ -117,8 +119,11 @@ class Batcher:
         deadline: float | None = None,
         client: Hashable = None,
         turn: AbstractAsyncContextManager[None] | None = None,
+        tools: str | None = None,
     ) -> Request:
-        """`submit` for coroutines. `turn` is held while the prompt and a grammar are processed."""
+        """`submit` for coroutines. `turn` is held while the prompt and a grammar are processed. `tools`:
+        functions as JSON text that messages list and the answer may, but need not, call.
+        """
         self._check_process()
         until, wait = self._until(deadline), sooner(wait, deadline)
         last = None if wait is None else monotonic() + wait
@@ -132,10 +137,10 @@ class Batcher:
                 room = self._waiters.join()
             await asyncio.wait({room}, timeout=seconds)
         try:
-            async with turn or nullcontext():
-                request, row = await asyncio.to_thread(self._new_request, prompt, config, until, client)
-        except BaseException:
-            self._leave(client)
+            new_request = partial(self._new_request, prompt, config, until, client, tools)
+            request, row = await in_turn(turn, new_request)
+        except BaseException as error:
+            self._leave(client, error)
             raise
         return self._start(request, row)
 
@@ -258,21 +263,31 @@ class Batcher:
             raise refusal
         self._places.enter(client)
 
-    def _leave(self, client: Hashable) -> None:
-        """Return the place of a request that was refused."""
+    def _leave(self, client: Hashable, error: BaseException) -> None:
+        """Return the place of a request that ended before it was accepted."""
+        is_refused = not isinstance(error, asyncio.CancelledError)
         with self._changed:
-            self._places.leave(client)
+            self._places.leave(client, refused=is_refused)
             self._notify()
-        LOG.info("request of %r refused: its prompt or its settings", client)
+        if is_refused:
+            LOG.info("request of %r refused: its prompt or its settings", client)
+        else:
+            LOG.info("request of %r cancelled before it was accepted", client)
 
     def _new_request(
-        self, prompt: Prompt, config: GenerationConfig | None, until: float | None, client: Hashable
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None,
+        until: float | None,
+        client: Hashable,
+        tools: str | None,
     ) -> tuple[Request, Row]:
         """Tokenize the prompt and compile a grammar, without the lock."""
         config = config if config is not None else GenerationConfig()
         self.session.check(config)
         self.limits.check(config)
-        row, text = self.session.new_row(next(self._numbers), prompt, config, self.limits.max_prompt_tokens)
+        number, most = next(self._numbers), self.limits.max_prompt_tokens
+        row, text = self.session.new_row(number, prompt, config, most, tools=tools)
         self._budget.check(row)
         row.client = client
         request = Request(row, text, self._end, until, client)

@@ -92,11 +92,11 @@ class Places:
         self.num_entering -= 1
         self.count(accepted=1)
 
-    def leave(self, client: Hashable) -> None:
-        """Return a place whose request was refused."""
+    def leave(self, client: Hashable, *, refused: bool = True) -> None:
+        """Return a place whose request was refused, or was cancelled before it was accepted."""
         self.num_entering -= 1
         self.forget(client)
-        self.count(refused=1)
+        self.count(refused=int(refused))
 
     def forget(self, client: Hashable) -> None:
         """A request of `client` has ended."""

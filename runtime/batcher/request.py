@@ -11,6 +11,7 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 
 from ..decode.row import Accepted, FinishReason, Row
+from ..decode.stats import Stats
 from ..errors import SessionError
 from ..session.answer import Answer, Completion, Event
 from ..text.tokenizer import TextStream
@@ -138,6 +139,11 @@ class Request(Answer):
             return Completion(self._answer_text, ids, confidences, reason, self._stats, tops)
 
     @property
+    def stats(self) -> Stats:
+        """Counts of the events so far."""
+        return self._stats
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """None while the request runs or waits."""
         return self._reason
@@ -158,7 +164,7 @@ class Request(Answer):
         """The request has its row. Called in the batcher's thread, before each step."""
         if not self._has_row:
             with self._changed:
-                self._has_row = True
+                self._has_row, self._stats = True, self._row.stats.copy()
                 self._wake()
 
     def deliver(self, accepted: Accepted) -> None:
@@ -186,7 +192,7 @@ class Request(Answer):
         """End the request and notify its readers. Called once, in any thread."""
         with self._changed:
             self._reason, self._error = reason, error
-            if not self._row.stats.queue_time:  # it never had a row
+            if not self._has_row:
                 self._stats.queue_time = perf_counter() - self._stats.began
             if error is None and self._last is None:
                 self._events.append(Event(self._answer_text[self._num_sent :], (), (), reason))

@@ -192,18 +192,20 @@ class Session:
         config: GenerationConfig,
         most: int | None = None,
         system: str | None = None,
+        tools: str | None = None,
     ) -> tuple[Row, TextStream | None]:
         """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
 
-        `system` is the system message of a prompt of token ids. Raises SessionError as `encode` and `check`
-        do.
+        `system` is the system message of a prompt of token ids. `tools`: functions that the prompt lists, if
+        the config has none. Raises SessionError as `encode` and `check` do.
         """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
-        ids = self.encode(prompt, most, config.tools)  # type: ignore[arg-type]  # it is text by now
-        marks = self._prompts.marks(ids, system_of(prompt) or system) if self._prefixes.budget else ()
+        tools = tools if config.tools is None else str(config.tools)
+        ids = self.encode(prompt, most, tools)
+        marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
         stem = self._prefixes.stem(config.cache_salt, marks)
         if config.is_structured:
             guide = self.guide(config)
@@ -367,12 +369,15 @@ class Session:
         confidences: list[list[float]] = [[] for _ in streams]
         rows = [row for row, _ in streams]
         forwards = run(self._schedule(rows, num_rows, commit), rows)
+        ended: set[int] = set()  # by their last events: a row that fails has its finish_reason before
         for (row, text), row_confidences in zip(streams, confidences, strict=True):
-            while row.finish_reason is None:
+            while row.index not in ended:
                 for event in next(forwards):
                     if event.error is not None:
                         raise event.error
                     confidences[event.row] += event.confidences
+                    if event.finish_reason is not None:
+                        ended.add(event.row)
             yield Completion.of(row, text, row_confidences)
         for _ in forwards:
             pass  # the last rows leave the batch, and their entries are cached

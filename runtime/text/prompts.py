@@ -14,7 +14,7 @@ from ..bundle.open import Bundle
 from ..errors import SessionError
 from .tokenizer import Message, Text
 
-MOST_OPENINGS = 16  # cached system messages
+MOST_OPENINGS = 16  # cached system messages and tools
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -23,7 +23,8 @@ class Prompts:
 
     def __init__(self, bundle: Bundle, text: Text | None, context: int) -> None:
         self._bundle, self._text, self._context = bundle, text, context
-        self._openings: dict[str, list[int]] = {}  # first tokens of prompts, by system message
+        # First tokens of prompts, by system message and tools.
+        self._openings: dict[tuple[str | None, str | None], list[int]] = {}
 
     def encode(self, prompt: Prompt, most: int | None, tools: str | None) -> list[int]:
         """The token ids of a prompt. Raises SessionError as Session.encode does."""
@@ -60,19 +61,21 @@ class Prompts:
             )
         return [int(i) for i in ids]
 
-    def marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
-        """The end of a prompt's system message, if it has one."""
-        if system is None or self._text is None:
+    def marks(self, ids: list[int], system: str | None, tools: str | None = None) -> tuple[int, ...]:
+        """The end of a prompt's system message and tools, if it has one of them."""
+        key = system, tools
+        if key == (None, None) or self._text is None:
             return ()
-        if system not in self._openings:
+        opening = self._openings.get(key)
+        if opening is None:
             try:
-                opening = self._text.encode(_opening(system))
+                opening = self._text.encode(_opening(system), None, tools)
             except SessionError:  # the template may refuse an empty user message
                 opening = []
             if len(self._openings) >= MOST_OPENINGS:
                 self._openings.clear()
-            self._openings[system] = opening
-        pairs = zip(ids, self._openings.get(system, ()), strict=False)
+            self._openings[key] = opening
+        pairs = zip(ids, opening, strict=False)
         return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
 
 
@@ -85,9 +88,10 @@ def system_of(prompt: Prompt) -> str | None:
     return None
 
 
-def _opening(system: str) -> list[Message]:
+def _opening(system: str | None) -> list[Message]:
     """A prompt that shares only its system message with others."""
-    return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
+    first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": ""}]
 
 
 def _ids(prompt: object) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake import MASK, FakeBackend
+from support.fake import MASK, FakeBackend, FakeCache
 from support.fixtures import Sessions
 from support.loops import decode
 from support.stalling import behind_a_gate
@@ -26,6 +26,7 @@ from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, 
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule
+from mars_export.runtime.serve.fair_semaphore import FairSemaphore
 
 BLOCK = 4
 
@@ -342,3 +343,61 @@ def test_many_prompts_and_a_failure(session: Session, monkeypatch: pytest.Monkey
     )
     with pytest.raises(SessionError, match="the device is gone"):
         list(session.generate_each([[1], [2]], batch=2))
+
+
+def test_a_row_that_cannot_be_moved_raises_its_error(session: Session) -> None:
+    class Torn(FakeCache):
+        def move(self, *_: int) -> None:
+            raise SessionError("no memory for the copy")
+
+    class Short(FakeBackend):
+        def new_cache(self, num_rows: int) -> FakeCache:
+            return Torn(num_rows)
+
+    short = Session(session.bundle, session.variant, Short(predict, max_capacity=20))
+    config = GenerationConfig(tau=1.0, max_new_tokens=30, eos_ids=())
+    with pytest.raises(SessionError, match="no memory for the copy"):  # when the first row's context is full
+        short.generate_batch([[1] * 18, [1] * 3], config)
+
+
+def test_statistics_count_what_was_delivered(session: Session) -> None:
+    gated, gate = behind_a_gate(session)
+    with Batcher(gated) as batcher:
+        request = batcher.submit([1, 2], LONG)
+        assert gate.entered.wait(5)
+        request.cancel()
+        gate.gate.set()
+    assert request._row.stats.tokens > 0, "the step went on"
+    assert request.stats.tokens == len(request.result().token_ids) == 0
+    assert request.stats.queue_time > 0
+
+
+def test_a_cancelled_submission_keeps_its_turn_while_its_thread_runs(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, gate = threading.Event(), threading.Event()
+    real = batcher._new_request
+
+    def slow(*arguments: Any) -> Any:
+        entered.set()
+        assert gate.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr(batcher, "_new_request", slow)
+    before = batcher.counts
+
+    async def ask() -> None:
+        turns = FairSemaphore(1)
+        first = asyncio.create_task(batcher.asubmit([1], turn=turns.of("a")))
+        await asyncio.to_thread(entered.wait, 5)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert batcher.counts == before, "it was not refused"
+        second = asyncio.create_task(turns.of("b").__aenter__())
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        gate.set()
+        await asyncio.wait_for(second, 5)
+
+    asyncio.run(ask())

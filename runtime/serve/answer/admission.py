@@ -64,10 +64,14 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
     try:
         for prompt, number in ((prompt, i) for prompt in ask.prompts for i in range(ask.n)):
             seeded = config.with_values(seed=(config.seed + number) % 2**64) if number else config
-            tokens = await _prompt(served.session, ask, prompt, options.limits.max_prompt_tokens)
             turn = served.compiling.of(client) if config.is_structured else None
             request = await batcher.asubmit(
-                tokens, seeded, deadline=options.request_timeout, client=client, turn=turn
+                prompt if ask.kind == "text" else _messages(served.session, prompt),
+                seeded,
+                deadline=options.request_timeout,
+                client=client,
+                turn=turn,
+                tools=None if ask.tools is None or ask.tools.must else json.dumps(ask.tools.functions),
             )
             admitted.requests.append(request)
             served.entered(request)
@@ -125,17 +129,6 @@ def _check(session: Session, options: ServeOptions, ask: Ask, config: Generation
         options.limits.check(config)
     except MarsError as error:
         raise _refused(error, ask) from None
-
-
-async def _prompt(session: Session, ask: Ask, prompt: Any, most: int | None) -> Any:
-    """The prompt for the batcher: messages, or their token ids if the prompt has optional tools."""
-    if ask.kind == "text":
-        return prompt
-    messages = _messages(session, prompt)
-    if ask.tools is None or ask.tools.must:
-        return messages
-    tools = json.dumps(ask.tools.functions)
-    return await asyncio.to_thread(session.encode, messages, most, tools)
 
 
 async def count_tokens(models: Models, ask: Ask) -> int:

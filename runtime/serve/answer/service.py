@@ -62,9 +62,8 @@ class Answering:
             await asyncio.wait_for(self._wait_for_row(), until - perf_counter())
         except asyncio.TimeoutError:
             seconds = service.options.queue_timeout
-            raise busy(
-                f"no row was free within {seconds:g} s; try again later", max(1.0, seconds / 2)
-            ) from None
+            late = "no row was free" if self._admitted else "the prompt or its grammar was not processed"
+            raise busy(f"{late} within {seconds:g} s; try again later", max(1.0, seconds / 2)) from None
         assert self.reply is not None
         self.has_begun = True
         service.streams.add(self.reply, self._client)
@@ -154,12 +153,14 @@ class Answering:
 
     def _log(self, reply: Reply, seconds: float) -> None:
         admitted, stats = reply.admitted, reply.admitted.requests[0].stats
+        prompts = admitted.requests[:: admitted.ask.n]  # each prompt counts once, as in `usage`
         fields: dict[str, Any] = {
             "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,
             "load_level": admitted.level,
             "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
-            "answers": len(admitted.requests), "prompt_tokens": stats.prompt_tokens,
-            "cached_tokens": stats.cached_tokens,
+            "answers": len(admitted.requests),
+            "prompt_tokens": sum(request.stats.prompt_tokens for request in prompts),
+            "cached_tokens": sum(request.stats.cached_tokens for request in prompts),
             "tokens": sum(request.stats.tokens for request in admitted.requests),
             "forwards": sum(request.stats.forwards for request in admitted.requests),
             "queue_ms": round(1000 * stats.queue_time, 1),

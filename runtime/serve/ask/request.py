@@ -74,7 +74,9 @@ class Ask:
 
     @property
     def is_structured(self) -> bool:
-        """Whether it has a schema, a regex, choices or tools."""
+        """Whether it has a schema, a regex, choices or tools, which take time to check; a stored grammar does
+        not.
+        """
         return self.tools is not None or bool({"schema", "regex", "choice"} & self.settings.keys())
 
     @property
@@ -96,6 +98,7 @@ def read_ask(kind: Kind, body: dict[str, Any]) -> Ask:
     knobs = frozenset(name for name in KNOBS if name in values)
     _check_knobs(knobs, settings)
     tools = _tools(values, names)
+    # A stored grammar may be compiled from tools, which the prompt then should list.
     if tools is not None and (structured := sorted({"schema", "regex", "choice"} & settings.keys())):
         name = structured[0]
         raise Refused(400, f"tools and {names[name]} exclude each other; use one", param=names[name])

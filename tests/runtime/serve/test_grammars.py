@@ -94,6 +94,7 @@ def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: G
         gate.open.set()
     assert sorted(answer.status for answer in answers) == [429] * 8
     assert sum(b"max_waiting" in answer.data for answer in answers) == 3
+    assert sum(b"its grammar was not processed within 1 s" in answer.data for answer in answers) == 5
 
 
 def test_clients_take_turns() -> None:

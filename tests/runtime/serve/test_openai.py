@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import openai  # noqa: E402
 from support.served import HELLO, Serving, serving, until  # noqa: E402
 
 from mars_export import GenerationConfig, Session  # noqa: E402
+from mars_export.runtime.text.prompts import Prompts  # noqa: E402
 
 WEATHER = {
     "type": "function",
@@ -263,6 +265,10 @@ def test_tools_that_need_not_be_called(client: openai.OpenAI, session: Session) 
     answer = chat(client, tools=[WEATHER])
     assert answer.choices[0].message.content == alone.text and not answer.choices[0].message.tool_calls
     assert answer.usage.prompt_tokens == len(told)
+    other = session.encode([{"role": "user", "content": "another one"}], tools=json.dumps([WEATHER]))
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(told, other, strict=False)))
+    marks = Prompts(session.bundle, session.text, 10**4).marks(told, None, json.dumps([WEATHER]))
+    assert marks == (shared,), "the prefix cache keeps the beginning with the tools"
     assert chat(client, tools=[WEATHER], tool_choice="none").choices[0].message.content == (
         chat(client).choices[0].message.content
     )

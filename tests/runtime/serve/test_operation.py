@@ -324,18 +324,20 @@ def test_the_log_has_numbers_and_no_secrets(
         server.chat(messages=said, max_tokens=8, regex="sesame(", headers=key)
         server.call("/v1/models?api_key=k3y", headers={"authorization": "Bearer sesame"})
         server.call("/tokenize", {"content": "open sesame"}, headers=key)
-        until(lambda: len([r for r in caplog.records if r.msg == "request"]) >= 6)
+        server.call("/v1/completions", {"prompt": [[1, 2], [3, 4, 5]], "n": 2, "temperature": 1}, headers=key)
+        until(lambda: len([r for r in caplog.records if r.msg == "request"]) >= 7)
     lines = [Lines(as_json=as_json).format(record) for record in caplog.records]
     text = "\n".join(lines)
     for secret in ("sesame", "k3y", answer.json["choices"][0]["message"]["content"]):
         assert secret not in text, secret
     assert len(lines) == text.count("\n") + 1
     if as_json:
-        [told] = [line for line in map(json.loads, lines) if line["message"] == "answer"]
+        told, several = [line for line in map(json.loads, lines) if line["message"] == "answer"]
+        assert several["answers"] == 4 and several["prompt_tokens"] == 2 + 3, "as in usage"
         assert told["level"] == "info" and told["load_level"] is None
         assert told["tokens"] == 8 and told["outcome"] == "finished" and told["client"] == 0
         statuses = [line["status"] for line in map(json.loads, lines) if line["message"] == "request"]
-        assert statuses == [200, 400, 400, 400, 401, 200]
+        assert statuses == [200, 400, 400, 400, 401, 200, 200]
 
 
 def test_a_line_of_the_log_stays_one_line() -> None:
