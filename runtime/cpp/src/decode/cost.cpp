@@ -49,8 +49,8 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     cache->reserve(length + most);
     StepOutput output;
     const auto timed = [&](std::int64_t slots) {
-        StepInput input{1,        slots, std::min(slots, backend.max_outputs().value_or(slots)), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id),
-                        {length}, {}};
+        const std::int64_t outputs = std::min(slots, backend.max_outputs().value_or(slots));
+        StepInput input{1, slots, outputs, std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id), {length}, {}};
         input.input_ids.front() = 0; // a step without masks may be cheaper than its slots
         // Each slot has an output, as in exact mode, up to the most that the backend has.
         for (std::int64_t i = slots - input.outputs; i < slots; ++i) input.output_index.push_back(i);
