@@ -20,7 +20,7 @@ from . import __version__
 from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .exporter import demo_command as demo
-from .runtime.cli import bundles, chat, generate, grammars, hub, serve
+from .runtime.cli import bundles, chat, generate, grammars, hub, prefixes, serve
 from .runtime.cli.console import out, print_error, print_warning
 from .runtime.errors import MarsError, MarsWarning
 
@@ -47,6 +47,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "generate": (RUN,),
     "chat": (RUN,),
     "serve": (RUN, SERVE),
+    "prefix": (RUN,),
     "push": (HUB,),
     "pull": (HUB,),
     "calibrate": (RUN, REPORT),
@@ -107,7 +108,7 @@ PANELS: dict[str, tuple[Any, ...]] = {
     "Run": (generate, chat, serve),
     "Export": (exporter, demo),
     "Measure": (calibration,),
-    "Bundles": (bundles, grammars, hub),
+    "Bundles": (bundles, grammars, prefixes, hub),
 }
 
 

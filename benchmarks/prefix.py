@@ -14,6 +14,8 @@ turn      a history is read and answered, then a question after it is timed to i
 requests  many with one beginning, `--batch` at a time, with an empty cache at first (goal: 0.35)
 miss      looking up a prompt that has nothing in common with what is saved, beside a one-slot step (goal:
           0.01)
+restart   a session that was just opened, with a prefix directory and without: a system prompt of `--history`
+          tokens and a question, timed to the first token (goal: 0.15)
 memory    random talks over a backend without a model: bytes that saved entries hold, and growth of the
           process (goal: never above the budget)
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -40,7 +43,7 @@ from mars_export.runtime.decode.schedule import Limits, Schedule, run
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 
-NAMES = ("turn", "requests", "miss", "memory")
+NAMES = ("turn", "requests", "miss", "restart", "memory")
 
 
 class Texts:
@@ -198,6 +201,46 @@ def miss(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     return {"lookup_s": look, "step_s": step, "ratio": look / step, "entries": store.stats.entries}
 
 
+def restarts(args: argparse.Namespace) -> dict[str, Any]:
+    """Every round opens two sessions anew. The first of those with a directory fills it, and is not timed."""
+    config = GenerationConfig(max_new_tokens=args.new, eos_ids=())
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    answers, opening, cached = set(), [], 0
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(args.rounds + 1):
+            for name in times:
+                begun = perf_counter()
+                session = Session.open(
+                    args.bundle, threads=args.threads, cache_bytes=1 << 30,
+                    prefix_dir=directory if name == "with" else None,
+                )  # fmt: skip
+                opened_in = perf_counter() - begun
+                texts, _ = Texts(session, 4), session.cost
+                system = texts.ids(args.history)
+                session.generate(texts.ids(4), GenerationConfig(max_new_tokens=1))  # as a server warms up
+                question = Texts(session, 100 + number).ids(args.question)
+                done = session.generate([*system, *question], config)
+                answers.add((number, done.token_ids))
+                if name == "with":
+                    session._prefixes.copies.wait()
+                if number:
+                    times[name].append(done.stats.time_to_first_token)
+                    if name == "with":
+                        cached = done.stats.cached_tokens
+                        opening.append(opened_in)
+                del session
+    middle = {name: median(seconds) for name, seconds in times.items()}
+    return {
+        "first_token_s": middle,
+        "ratio": middle["with"] / middle["without"],
+        "cached_tokens": cached,
+        "prompt_tokens": args.history + args.question,
+        "same_answers": len(answers) == args.rounds + 1,
+        "open_s": median(opening),
+        "rounds": args.rounds,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -218,6 +261,7 @@ def main() -> None:
         "turn": lambda: turns(sessions, args),
         "requests": lambda: requests(sessions, args),
         "miss": lambda: miss(sessions["with"], args),
+        "restart": lambda: restarts(args),
         "memory": lambda: memory(args),
     }
     settings = {k: v for k, v in vars(args).items() if isinstance(v, int)}

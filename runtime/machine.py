@@ -133,8 +133,9 @@ def gpus() -> list[str]:
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """The words of the processor's description, which include its instruction sets; empty if unknown."""
-    return frozenset(re.findall(r"\w+", _text(cpuinfo)))
+    """The names of the processor's instruction sets; empty if unknown."""
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(cpuinfo), re.MULTILINE)
+    return frozenset(line[1].split()) if line else frozenset()
 
 
 def byte_products(cpuinfo: Path = CPUINFO) -> str:

@@ -65,12 +65,12 @@ def read_small(path: Path, limit: int, *, links: bool = False) -> bytes:
 
     Raises OSError for anything but a regular file, and for a link unless `links`.
     """
-    with _opened(path, 0 if links else NO_LINK) as file:
+    with opened(path, 0 if links else NO_LINK) as file:
         return file.read(limit + 1)
 
 
 @contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[BufferedReader]:
+def opened(path: Path, flags: int = 0) -> Iterator[BufferedReader]:
     """Open a regular file for reading. Pipes and devices raise OSError."""
     with os.fdopen(os.open(path, PLAIN | flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -140,7 +140,7 @@ def _check(directory: Path, entry: FileEntry, stamps: dict[str, list[object]]) -
     path = directory / entry.path
     if not path.is_file():
         raise ValueError("missing")
-    with _opened(path) as file:
+    with opened(path) as file:
         state = os.fstat(file.fileno())
         if state.st_size != entry.size:
             raise ValueError(f"{state.st_size} bytes, the manifest says {entry.size}")

@@ -242,6 +242,23 @@ class SessionOptions:
             **Size,
         ),
     ] = None
+    prefix_dir: Annotated[
+        Path | None,
+        option(
+            MODEL,
+            "Keep entries of the prefix cache in this directory, for the next start. It has the prompts in"
+            " clear.",
+            "--prefix-dir",
+            file_okay=False,
+            metavar="DIR",
+        ),
+    ] = None
+    prefix_bytes: Annotated[
+        int,
+        option(
+            MODEL, "Most bytes of --prefix-dir; 4G by default.", "--prefix-bytes", show_default=False, **Size
+        ),
+    ] = 4 << 30
     safe: Safe = False
     strict: Strict = False
     parse_special: ParseSpecial = False
@@ -252,6 +269,7 @@ class SessionOptions:
         return Session.open(
             bundle, self.device, threads=self.threads, variant=self.variant,
             accuracy_level=self.accuracy_level, cache_bytes=self.cache_bytes,
+            prefix_dir=self.prefix_dir, prefix_bytes=self.prefix_bytes,
             safe=self.safe, strict=self.strict, parse_special=self.parse_special,
         )  # fmt: skip
 

@@ -203,7 +203,9 @@ def _shares(names: dict[str, Path], model: SessionOptions, replicas: str) -> lis
     settings: dict[str, Any] = {
         "least": least, "most": most, "threads": model.threads or max(1, cores() // (most * len(names))),
         "gpus": float(model.device != "cpu"), "device": model.device, "variant": model.variant,
-        "accuracy_level": model.accuracy_level, "cache_bytes": model.cache_bytes, "safe": model.safe,
+        "accuracy_level": model.accuracy_level, "cache_bytes": model.cache_bytes,
+        "prefix_dir": None if model.prefix_dir is None else str(model.prefix_dir.expanduser().resolve()),
+        "prefix_bytes": model.prefix_bytes, "safe": model.safe,
         "parse_special": model.parse_special,
     }  # fmt: skip
     return [Share(name, str(path.expanduser().resolve()), **settings) for name, path in names.items()]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from sys import byteorder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -46,6 +46,18 @@ class PrefixEntry:
     fixed: bool
 
 
+class Copies(Protocol):
+    """Copies of entries that outlive the process. Its methods return at once."""
+
+    def used(self, entry: PrefixEntry) -> None:
+        """Note that an entry was added or used."""
+        ...
+
+    def dropped(self, entry: PrefixEntry, *, replaced: bool) -> None:
+        """Note that an entry was dropped; `replaced`: a longer one begins with it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
     """Counts of a prefix cache since it was created.
@@ -76,7 +88,10 @@ class Prefixes:
     """Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 
     `firm_slots`: the backend's. An entry that is evicted while it is copied lives until the copy is done.
+    `copies`, if set, is told about all entries.
     """
+
+    copies: Copies | None = None
 
     def __init__(self, budget: int, firm_slots: int | None = None) -> None:
         self.budget, self.firm_slots = budget, firm_slots
@@ -92,6 +107,12 @@ class Prefixes:
     def stats(self) -> PrefixStats:
         with self._lock:
             return PrefixStats(**self._counts, entries=len(self._entries), num_bytes=self._num_bytes)
+
+    @property
+    def entries(self) -> list[PrefixEntry]:
+        """All entries, the least recently used first."""
+        with self._lock:
+            return list(self._entries.values())
 
     def stem(self, salt: str = "", marks: Sequence[int] = ()) -> Stem | None:
         """A row's connection to this cache; None if the budget is 0.
@@ -125,11 +146,10 @@ class Prefixes:
                 return None
             if (group, key[: 4 * length]) in self._entries:
                 best = key[: 4 * length]  # the shortest that is enough: a longer one may grow old
-            self._entries.move_to_end((group, best))
-            saved = self._entries[group, best].saved
+            saved = self._use((group, best)).saved
             for mark in marks:  # later than `best`, so that the part which others share stays the longest
                 if (group, key[: 4 * mark]) in self._entries:
-                    self._entries.move_to_end((group, key[: 4 * mark]))
+                    self._use((group, key[: 4 * mark]))
             return saved, length
 
     def save(
@@ -174,9 +194,16 @@ class Prefixes:
         i = bisect_left(keys, key)
         if i == len(keys) or not (keys[i] == key if fixed else keys[i].startswith(key)):
             return False
-        self._entries[group, keys[i]].fixed |= fixed
-        self._entries.move_to_end((group, keys[i]))
+        self._use((group, keys[i])).fixed |= fixed
         return True
+
+    def _use(self, name: tuple[Group, bytes]) -> PrefixEntry:
+        """The entry, which becomes the latest used."""
+        self._entries.move_to_end(name)
+        entry = self._entries[name]
+        if self.copies is not None:
+            self.copies.used(entry)
+        return entry
 
     def _add(self, entry: PrefixEntry) -> None:
         keys = self._sorted.setdefault(entry.group, [])
@@ -184,16 +211,19 @@ class Prefixes:
         self._entries[entry.group, entry.key] = entry
         self._num_bytes += entry.num_bytes
         self._counts["saved"] += 1
+        self._use((entry.group, entry.key))
 
     def _drop_beginning(self, group: Group, key: bytes) -> None:
         """Drop the longest entry that `key` begins with, unless it is fixed."""
         keys = self._sorted.get(group, [])
         i = bisect_left(keys, key) - 1  # keys in between would begin with it, too
         if i >= 0 and key.startswith(keys[i]) and not self._entries[group, keys[i]].fixed:
-            self._drop((group, keys[i]))
+            self._drop((group, keys[i]), replaced=True)
 
-    def _drop(self, name: tuple[Group, bytes]) -> None:
+    def _drop(self, name: tuple[Group, bytes], *, replaced: bool = False) -> None:
         entry = self._entries.pop(name)
+        if self.copies is not None:
+            self.copies.dropped(entry, replaced=replaced)
         self._num_bytes -= entry.num_bytes
         keys = self._sorted[entry.group]
         keys.pop(bisect_left(keys, entry.key))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,9 +12,8 @@ from .. import machine
 from ..bundle.files import read_small, write_whole
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
-from ..bundle.profiles import sha256_of
 from ..decode.pace.cost import Cost
-from ..device.ort.library import version_and_devices
+from .fingerprint import fingerprint
 
 VERSION = 3
 MOST_BYTES = 16_384
@@ -41,25 +38,8 @@ class CostFile:
         cache = machine.cache_dir()
         if cache is None:
             return None
-        manifest = bundle.manifest
-        key = [
-            VERSION,
-            sha256_of(manifest, variant.file),
-            sha256_of(manifest, variant.weights),
-            variant.precision,
-            variant.accuracy_level,
-            manifest.block,
-            variant.backend,
-            variant.engine.version if variant.engine is not None else version_and_devices(),
-            device,
-            threads,
-            machine.cores(),
-            platform.machine(),
-            machine.processor(),
-            machine.gpus() if device.startswith("cuda") else [],
-            *([sorted(options.items())] if options else []),
-        ]
-        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        more = (VERSION, bundle.manifest.block, threads, machine.cores())
+        name = fingerprint(bundle, variant, device, options, *more)
         return cls(cache / "costs" / f"{name}.json")
 
     def read(self) -> Cost | None:

@@ -25,7 +25,6 @@ from ..decode.row import Row
 from ..decode.schedule import Limits, Schedule, run
 from ..decode.stats import Stats
 from ..device.name import DeviceName, GpuOptions
-from ..device.trt.cuda import memory_free
 from ..device.variants import load
 from ..errors import SessionError
 from ..structured.guide import Guide
@@ -37,9 +36,9 @@ from ..text.toolcalls import ToolStream, dialect_of
 from .answer import Completion, Stream
 from .conversation import Conversation
 from .cost_file import CostFile
+from .prefix_dir import PREFIX_BYTES, cache_share, load_prefixes
+from .prefix_file import PrefixFormat
 
-CACHE_SHARE, MOST_CACHE = 16, 1 << 30  # the prefix cache takes 1 / 16 of the free memory, at most 1 GiB
-CACHE_UNKNOWN = 256 << 20  # its bytes if the free memory is unknown
 COMMITS = ("cursor", "block")
 
 
@@ -96,6 +95,8 @@ class Session:
         accuracy_level: int | None = None,
         verify: bool = False,
         cache_bytes: int | None = None,
+        prefix_dir: str | Path | None = None,
+        prefix_bytes: int = PREFIX_BYTES,
         safe: bool = False,
         parse_special: bool = False,
         options: Mapping[str, str] | None = None,
@@ -114,6 +115,8 @@ class Session:
         verify: hash all files, even if an earlier session has.
         cache_bytes: memory of the prefix cache (docs/conversations.md); None for a small share of the free
             memory, 0 for no cache.
+        prefix_dir: directory for entries of the prefix cache, which later sessions load; at most
+            `prefix_bytes` bytes. It has the prompts in clear. Several processes may share it.
         safe: for a bundle from an untrusted source (docs/security.md): all files are hashed, no chat template
             runs (its table of turns is used), engines are refused, and sizes are limited.
         parse_special: a special token's text in a message becomes that token; by default it is plain text.
@@ -128,8 +131,9 @@ class Session:
         """
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
-        if cache_bytes is not None and cache_bytes < 0:
-            raise SessionError(f"cache_bytes must be 0 or more, not {cache_bytes}")
+        for field, value in (("cache_bytes", cache_bytes or 0), ("prefix_bytes", prefix_bytes)):
+            if value < 0:
+                raise SessionError(f"{field} must be 0 or more, not {value}")
         bundle = open_bundle(path, full=verify, safe=safe)
         gpu = GpuOptions(stream, priority, strict)
         choice, backend = load(
@@ -137,9 +141,12 @@ class Session:
         )
         name = DeviceName.of(device)
         cost_file = CostFile.of(bundle, choice, str(name), threads, options)
-        budget = _cache_share(name) if cache_bytes is None else cache_bytes
+        budget = cache_share(name) if cache_bytes is None else cache_bytes
         text_options = {"safe": safe, "parse_special": parse_special}
-        return cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
+        session = cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
+        form = PrefixFormat.of(bundle, choice, backend, str(name), options)
+        load_prefixes(session._prefixes, bundle, form, prefix_dir, prefix_bytes)
+        return session
 
     def generate(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
@@ -381,9 +388,3 @@ class Session:
             yield Completion.of(row, text, row_confidences)
         for _ in forwards:
             pass  # the last rows leave the batch, and their entries are cached
-
-
-def _cache_share(device: DeviceName) -> int:
-    """Bytes of the prefix cache by default: a small part of the free memory."""
-    free = machine.available() if device.kind == "cpu" else memory_free(device.ordinal)
-    return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))

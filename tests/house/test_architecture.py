@@ -78,6 +78,7 @@ COMMAND_LINE = {"cli", "__main__"} | {
     "runtime/cli/serve_options",
     "runtime/cli/grammars",
     "runtime/cli/hub",
+    "runtime/cli/prefixes",
     "exporter/options",
     "runtime/cli/config_file",
     "exporter/commands",

@@ -28,7 +28,8 @@ class Share:
     least, most: number of replicas
     threads: of each replica
     gpus: of each replica; a share of a GPU is allowed
-    device, variant, accuracy_level, cache_bytes, safe, parse_special: as in Session.open
+    device, variant, accuracy_level, cache_bytes, prefix_dir, prefix_bytes, safe, parse_special: as in
+        Session.open
     """
 
     name: str
@@ -41,6 +42,8 @@ class Share:
     variant: str | None = None
     accuracy_level: int | None = None
     cache_bytes: int | None = None
+    prefix_dir: str | None = None
+    prefix_bytes: int = 4 << 30
     safe: bool = False
     parse_special: bool = False
 

@@ -29,6 +29,7 @@ class Replica:
         session = Session.open(
             share.path, share.device, threads=share.threads, variant=share.variant,
             accuracy_level=share.accuracy_level, cache_bytes=share.cache_bytes,
+            prefix_dir=share.prefix_dir, prefix_bytes=share.prefix_bytes,
             safe=share.safe,
             parse_special=share.parse_special,
         )  # fmt: skip

@@ -1,0 +1,174 @@
+"""A directory of prefix cache entries, which outlive the process.
+
+Processes share it without locks: a file is written under another name, then renamed, and is checked when it
+is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from .. import machine
+from ..bundle.open import Bundle
+from ..decode.prefix import PrefixEntry, Prefixes
+from ..device.name import DeviceName
+from ..device.trt.cuda import memory_free
+from ..errors import SessionError
+from .prefix_file import NAME, PrefixFormat
+
+CACHE_SHARE, MOST_CACHE = 16, 1 << 30  # the prefix cache takes 1 / 16 of the free memory, at most 1 GiB
+CACHE_UNKNOWN = 256 << 20  # its bytes if the free memory is unknown
+PREFIX_BYTES = 4 << 30  # of a directory by default
+LOG = logging.getLogger("mars_export")
+
+
+class PrefixDir:
+    """Files of at most `budget` bytes, of any number of models; the least recently used are removed first.
+
+    Opening it adds the latest used entries to `store`, as many as fit, and removes damaged ones. A thread
+    writes new ones as long as there are any; the process waits for it at its end.
+    """
+
+    def __init__(self, path: str | Path, budget: int, form: PrefixFormat, store: Prefixes) -> None:
+        self._path, self._budget, self._form = Path(path).expanduser(), budget, form
+        self._lock = threading.Lock()
+        self._pending: dict[str, PrefixEntry | None] = {}  # by file; None removes it
+        self._thread: threading.Thread | None = None
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files = self._files()
+        except OSError as error:
+            raise SessionError(
+                f"{path}: cannot be used as a prefix directory ({error.strerror}); choose another one"
+            ) from error
+        latest, size = [], 0
+        for file, state in reversed([pair for pair in files if form.is_own(pair[0].name)]):
+            size += state.st_size
+            if size <= store.budget:
+                latest.append(file)
+        for file in _load(reversed(latest), form, store):
+            file.unlink(missing_ok=True)
+
+    def used(self, entry: PrefixEntry) -> None:
+        self._put(self._form.name(entry), entry)
+
+    def dropped(self, entry: PrefixEntry, *, replaced: bool) -> None:
+        name = self._form.name(entry)
+        if replaced:
+            self._put(name, None)
+        else:
+            with self._lock:
+                self._pending.pop(name, None)
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        while (thread := self._thread) is not None:
+            thread.join()
+
+    def _put(self, name: str, entry: PrefixEntry | None) -> None:
+        with self._lock:
+            self._pending[name] = entry
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mars-prefixes", daemon=False)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no more threads, or the end of the interpreter
+                    self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._pending:
+                    self._thread = None
+                    return
+                name = next(iter(self._pending))
+                entry = self._pending.pop(name)
+            try:
+                self._write(self._path / name, entry)
+            except Exception as error:  # a full disk, no memory; answers do not depend on the file
+                LOG.warning("a prefix cache entry was not written: %s", error)
+
+    def _write(self, path: Path, entry: PrefixEntry | None) -> None:
+        if entry is None:
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            _touch(path)
+        elif (size := self._form.size(entry)) <= self._budget:
+            self._make_room(size)
+            scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+            try:
+                with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.writelines(self._form.parts(entry))
+                _touch(scratch)
+                scratch.replace(path)
+            finally:
+                scratch.unlink(missing_ok=True)
+
+    def _make_room(self, num_bytes: int) -> None:
+        files = self._files()
+        over = sum(state.st_size for _, state in files) + num_bytes - self._budget
+        for file, state in files:
+            if over <= 0:
+                return
+            file.unlink(missing_ok=True)
+            over -= state.st_size
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """The entries of all models, the least recently used first, with what killed processes left."""
+        files = []
+        with os.scandir(self._path) as found:
+            for file in found:
+                if NAME.fullmatch(file.name):
+                    try:
+                        files.append((Path(file.path), file.stat(follow_symlinks=False)))
+                    except FileNotFoundError:  # another process has removed it
+                        continue
+        return sorted(files, key=lambda pair: pair[1].st_mtime_ns)
+
+
+def _touch(path: Path) -> None:
+    """Note the time of use, more exactly than the file system does by itself."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def load_prefixes(
+    store: Prefixes, bundle: Bundle, form: PrefixFormat, directory: str | Path | None, budget: int
+) -> None:
+    """Fill `store` from the files of the bundle and of `directory`, which gets its entries from now on."""
+    if store.budget == 0:
+        if directory is not None:
+            raise SessionError(f"the prefix directory {directory} needs a prefix cache: cache_bytes is 0")
+        return
+    shipped = [entry.path for entry in bundle.manifest.files if form.is_own(entry.path)]
+    _load((bundle.path / name for name in shipped), form, store)
+    if directory is not None:
+        store.copies = PrefixDir(directory, budget, form, store)
+    if num_entries := store.stats.entries:
+        LOG.info("prefix cache: %d entries loaded, %d bytes", num_entries, store.stats.num_bytes)
+
+
+def _load(files: Iterable[Path], form: PrefixFormat, store: Prefixes) -> list[Path]:
+    """Add the entries of files to `store`. Returns the files that have no valid one."""
+    damaged = []
+    for file in files:
+        try:
+            form.load(file, store)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            LOG.warning("%s: not a valid prefix cache entry (%s)", file, error)
+            damaged.append(file)
+    return damaged
+
+
+def cache_share(device: DeviceName) -> int:
+    """Bytes of the prefix cache by default: a small part of the free memory."""
+    free = machine.available() if device.kind == "cpu" else memory_free(device.ordinal)
+    return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))
