@@ -5,11 +5,13 @@ The details come from Linux; on other systems most of them are unknown.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import SessionError
@@ -44,6 +46,12 @@ def peak() -> int:
 def resident() -> int:
     """Bytes that this process holds now, 0 if unknown."""
     return _kilobytes(Path("/proc/self/status"), "VmRSS") or 0
+
+
+def trim() -> None:
+    """Return freed memory to the system, which glibc otherwise keeps for later allocations."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -28,6 +29,7 @@ from .console import (
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig, Window
+    from ..serve.model import Unopened
     from ..session.session import Session
 
 # Panels of --help
@@ -272,6 +274,16 @@ class SessionOptions:
             prefix_dir=self.prefix_dir, prefix_bytes=self.prefix_bytes,
             safe=self.safe, strict=self.strict, parse_special=self.parse_special,
         )  # fmt: skip
+
+    def unopened(self, path: Path) -> Unopened:
+        """A bundle that a server opens for its first request."""
+        from ..bundle.open import open_bundle
+        from ..device.variants import choose
+        from ..serve.model import Unopened
+
+        bundle = open_bundle(path, safe=self.safe)
+        variant = choose(bundle, self.device) if self.variant is None else bundle.variant(self.variant)
+        return Unopened(bundle, variant, partial(self.open, path))
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

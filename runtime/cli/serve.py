@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..serve.ray.fleet import Share
 
 app = typer.Typer()
+MANIFEST = "manifest.json"
 HUB = "hub:"  # before a repository in place of a bundle's directory
 
 
@@ -40,8 +41,9 @@ def serve(
         list[Path],
         typer.Argument(
             metavar="BUNDLE",
-            help="Bundle directories. Each is a model with the name of its directory. hub:OWNER/NAME pulls a"
-            " bundle from the Hugging Face hub, once.",
+            help="Bundle directories, or directories of bundles. Each bundle is a model with the name of its"
+            " directory; several are opened when they are first used. hub:OWNER/NAME pulls a bundle from the"
+            " Hugging Face hub, once.",
         ),
     ],
     *,
@@ -92,11 +94,13 @@ def serve(
     ):
         if value not in known:
             raise typer.BadParameter(f"one of {', '.join(known)}, not {value!r}", param_hint=name)
-    names = _names([_pulled(bundle) for bundle in bundles], served_model_name or [])
+    found = [bundle for path in bundles for bundle in _bundles_in(_pulled(path))]
+    names = _names(found, served_model_name or [])
     options = ServeOptions(
         limits=limits.limits, fits_rows=limits.max_rows is None, max_body=limits.max_body,
         request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
         drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
+        max_models=limits.max_models, max_model_bytes=limits.max_model_bytes,
         hosts=access.hosts(server.host), adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
     if not options.keys and not is_loopback(server.host):
@@ -125,6 +129,13 @@ def _pulled(bundle: Path) -> Path:
     return pull_once(str(bundle).removeprefix(HUB))
 
 
+def _bundles_in(path: Path) -> list[Path]:
+    """The bundle at `path`, or the bundles in that directory."""
+    if (path / MANIFEST).exists():
+        return [path]
+    return sorted(file.parent for file in path.expanduser().glob(f"*/{MANIFEST}")) or [path]
+
+
 def _serve_here(
     names: dict[str, Path],
     options: ServeOptions,
@@ -138,13 +149,13 @@ def _serve_here(
 
     listening = bind(server.host, server.port)
     with listening:
-        server_app = new_app({name: model.open(path) for name, path in names.items()}, options)
+        open_one = model.open if len(names) == 1 else model.unopened
+        server_app = new_app({name: open_one(path) for name, path in names.items()}, options)
         listen(server.log_level, server.log_format)
         address, number = listening.getsockname()[:2]
         url = f"http://{in_url(address)}:{number}"
-        err.print(
-            f"serving {', '.join(names)} at {url} (API at {url}/v1) once warm; Ctrl-C ends", markup=False
-        )
+        when = "once warm" if len(names) == 1 else "each opened at its first request"
+        err.print(f"serving {', '.join(names)} at {url} (API at {url}/v1), {when}; Ctrl-C ends", markup=False)
         service = server_app.service
 
         def reload() -> int:

@@ -108,6 +108,14 @@ class LimitOptions:
     kv_bytes: Annotated[
         int | None, option(LIMITS, "KV memory of each bundle's batch, such as 2G.", **Size)
     ] = None
+    max_models: Annotated[
+        int | None,
+        option(LIMITS, "Bundles that are open at once; all by default.", metavar="N", min=1),
+    ] = None
+    max_model_bytes: Annotated[
+        int | None,
+        option(LIMITS, "Graphs and weights of the bundles that are open at once, such as 8G.", **Size),
+    ] = None
     max_body: Annotated[
         int, option(LIMITS, "Largest request body; 4M by default.", show_default=False, **Size)
     ] = 4 << 20

@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from ..session.answer import Event
 from .answer.admission import Admitted
-from .models import Models, Served
+from .models import Models
+from .served import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -64,7 +65,7 @@ class Metrics:
             key: Histogram(name, text, MODEL, buckets=buckets, registry=self.registry)
             for key, (name, text, buckets) in histograms.items()
         }
-        for name in models.served:  # present from the start, so that rates are right
+        for name in models.models:  # present from the start, so that rates are right
             for metric in (*self._counters.values(), *self._histograms.values()):
                 metric.labels(name)
 
@@ -127,12 +128,16 @@ class _Gauges(Collector):
         hits = CounterMetricFamily(
             "mars_prefix_cache_hits", "Prompt tokens found in the prefix cache.", labels=MODEL
         )
-        for name, served in self._models.served.items():
-            batcher, prefixes = served.batcher, served.session.prefix_stats
+        loaded = GaugeMetricFamily("mars_model_loaded", "1 if the model is open.", labels=MODEL)
+        for name, model in self._models.models.items():
+            batcher = model.served.batcher if model.served is not None else None
+            loaded.add_metric([name], int(model.served is not None))
             running.add_metric([name], batcher.num_running if batcher is not None else 0)
             waiting.add_metric([name], batcher.num_waiting if batcher is not None else 0)
             usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
+        for name, served in self._models.served.items():
+            prefixes = served.session.prefix_stats
             level.add_metric([name], served.level)
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
-        yield from (running, waiting, usage, level, queries, hits)
+        yield from (loaded, running, waiting, usage, level, queries, hits)

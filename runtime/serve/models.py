@@ -1,213 +1,65 @@
-"""The served bundles, by the names that clients use."""
+"""The served bundles, by the names that clients use: which are open, and which is closed for another."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
-from time import perf_counter, time
-from typing import Any
+from itertools import count
 
-from ..batcher.batcher import Batcher
-from ..batcher.request import Request
-from ..bundle.profiles import staleness
-from ..decode.config import GenerationConfig
-from ..decode.schedule import Limits
-from ..errors import SessionError
+from .. import machine
+from ..errors import MarsError, SessionError
 from ..session.session import Session
-from .adaptive import Adaptive, read_levels
-from .fair_semaphore import FairSemaphore
+from .model import Lease, Model, Unopened
 from .options import ServeOptions
-from .refusals import Refused, busy
+from .refusals import Refused
+from .served import Served
 
 LOG = logging.getLogger("mars_export.serve")
-WARMING = 5.0  # seconds that a client should wait before it tries again
-COMPILING = 2  # grammars at a time: each may take a second and 300 MB
-STEP_TIME = 60.0  # seconds for an answer of one token
-STEP_HANGS = 120.0  # seconds of a step, after which the server is unhealthy
-
-
-class Served:
-    """One session and its name. It has a batcher once it is warm."""
-
-    def __init__(self, name: str, session: Session, options: ServeOptions) -> None:
-        self.name, self.session, self._options = name, session, options
-        self.batcher: Batcher | None = None
-        self.fault: BaseException | None = None
-        self.created = int(time())
-        manifest = session.bundle.manifest
-        self.profiles = [p.name for p in manifest.profiles if not staleness(manifest, session.variant, p)]
-        self.levels = read_levels(session, options.adaptive)
-        self.adaptive = (
-            Adaptive(options.adaptive, options.high_queue, options.low_queue, options.hold)
-            if options.adaptive
-            else None
-        )
-        self.compiling = FairSemaphore(COMPILING)
-        self._waiting: dict[int, Request] = {}  # for a row, as of the last look
-
-    def warm(self) -> None:
-        """Measure step times and answer one token, so that the first client need not wait."""
-        try:
-            batcher = Batcher(self.session, self._limits())
-            self._step(batcher)
-            self.batcher = batcher
-            LOG.info("%s is warm", self.name)
-        except BaseException as error:
-            self.fault = error
-            LOG.critical("%s cannot be served: %s", self.name, type(error).__name__)
-
-    def _limits(self) -> Limits:
-        limits, engine = self._options.limits, self.session.variant.engine
-        if not self._options.fits_rows or engine is None or engine.max_rows >= limits.max_rows:
-            return limits
-        LOG.info(
-            "%s: at most %d requests run at once, the rows of its engine (--max-rows says another number;"
-            " `mars-export trt --batch` builds for more)",
-            *(self.name, engine.max_rows),
-        )
-        return replace(limits, max_rows=engine.max_rows)
-
-    def check(self) -> None:
-        """Run a step, unless requests run already. Raises SessionError."""
-        batcher = self.running()
-        if batcher.num_running + batcher.num_waiting == 0:
-            self._step(batcher)
-
-    def _step(self, batcher: Batcher) -> None:
-        mask = self.session.bundle.manifest.tokens.mask
-        batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(STEP_TIME)
-
-    @property
-    def is_ready(self) -> bool:
-        batcher = self.batcher
-        return batcher is not None and batcher.alive and not self.hangs
-
-    @property
-    def hangs(self) -> bool:
-        """Whether a step has been running for too long."""
-        return self.batcher is not None and self.batcher.step_seconds >= STEP_HANGS
-
-    @property
-    def broken(self) -> BaseException | None:
-        """Why it can no longer be served, such as a failed GPU; else None."""
-        return self.batcher.fault if self.batcher is not None else None
-
-    def running(self) -> Batcher:
-        """The batcher. Raises Refused if it is not running."""
-        if self.batcher is None:
-            if self.fault is not None:
-                raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
-            raise busy(f"{self.name} is being loaded; try again in {WARMING:g} s", WARMING, 503)
-        if self.batcher.fault is not None:
-            raise Refused(503, f"{self.name} cannot be served any more; see the server's log", code="failed")
-        if not self.batcher.alive:
-            raise Refused(503, f"{self.name} takes no more requests", code="closing")
-        return self.batcher
-
-    # --- waiting requests ---
-
-    def entered(self, request: Request) -> None:
-        """Note that a request waits for a row."""
-        self._waiting[request.number] = request
-
-    def left(self, request: Request) -> None:
-        """Note that a request has stopped waiting."""
-        if self._waiting.pop(request.number, None) is not None:
-            self._tell(request)
-
-    @property
-    def longest_wait(self) -> float:
-        """Seconds that the oldest waiting request has waited."""
-        longest = 0.0
-        for number, request in list(self._waiting.items()):
-            if request.stats.queue_time or request.finish_reason is not None:
-                del self._waiting[number]
-                self._tell(request)
-            else:
-                longest = max(longest, perf_counter() - request.stats.began)
-        return longest
-
-    @property
-    def level(self) -> int:
-        """The level of load for a new request."""
-        return self.adaptive.choose(self.longest_wait) if self.adaptive is not None else 0
-
-    def _tell(self, request: Request) -> None:
-        waited = request.stats.queue_time
-        if self.adaptive is not None and waited:
-            self.adaptive.saw(waited)
-
-    # --- the API's view ---
-
-    @property
-    def names(self) -> list[str]:
-        return [self.name, *(f"{self.name}:{profile}" for profile in self.profiles)]
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a prompt with its answer."""
-        session = self.session
-        return min(session.bundle.manifest.model.context_length, session.backend.max_capacity)
-
-    @property
-    def default_tokens(self) -> int:
-        """Most tokens of an answer to a request without `max_tokens`."""
-        limits, most = self._options.limits, self.context
-        if limits.max_new_tokens is not None:
-            most = min(most, limits.max_new_tokens)
-        if limits.kv_bytes is not None:  # half is for the prompt
-            most = min(most, self.session.kv_budget(1, limits.kv_bytes).num_entries // 2)
-        return max(1, most)
-
-    def entries(self) -> list[dict[str, Any]]:
-        """Its entries in /v1/models: its name, and its name with each valid profile."""
-        return [self.entry(name) for name in self.names]
-
-    def entry(self, name: str) -> dict[str, Any]:
-        manifest, outputs = self.session.bundle.manifest, self.session.backend.outputs
-        mars = {
-            "block": manifest.block,
-            "precision": self.session.variant.precision,
-            "near_ties": self.session.variant.has_near_ties,
-            "context": self.context,
-            "profiles": self.profiles,
-            "sampling": "logits" in outputs,
-            "structured": self.session.text is not None and bool({"logits", "topk_ids"} & set(outputs)),
-            "variant": self.session.variant.name,
-            "backend": self.session.variant.backend,
-            "adaptive": list(self.levels),
-        }
-        if manifest.draft is not None:
-            mars["drafts"] = list(manifest.draft.adapters)
-        return {
-            "id": name, "object": "model", "created": self.created, "owned_by": "mars-export", "mars": mars,
-        }  # fmt: skip
 
 
 class Models:
-    """All served bundles. A request without a model gets the first one."""
+    """All served bundles. A request without a model gets the first one.
 
-    def __init__(self, sessions: Mapping[str, Session], options: ServeOptions) -> None:
-        if not sessions:
+    Sessions are open from the start to the end. An unopened bundle is opened for its first request, and
+    closed when another one needs its place and no request uses it: `max_models` and `max_model_bytes` of the
+    options, or the machine's memory. `take` and leases belong to one event loop.
+    """
+
+    def __init__(self, sources: Mapping[str, Session | Unopened], options: ServeOptions) -> None:
+        if not sources:
             raise SessionError("at least one bundle is needed")
-        self.served = {name: Served(name, session, options) for name, session in sessions.items()}
-        self._started = False
+        self._options = options
+        self.models = {name: Model(name, source) for name, source in sources.items()}
+        for model in self.models.values():
+            if not isinstance(model.source, Unopened):
+                model.served = Served(model.name, model.source, options)
+        self._is_started = self._is_closed = False
         self._lock = threading.Lock()
+        self._turn = asyncio.Lock()  # of requests that need another model to be opened
+        self._needs_room = False
+        self._released = asyncio.Event()
+        self._uses = count(1)
+
+    @property
+    def served(self) -> dict[str, Served]:
+        """The open bundles."""
+        return {name: model.served for name, model in self.models.items() if model.served is not None}
 
     def start(self) -> None:
-        """Begin to warm up the bundles, one after the other. Later calls do nothing."""
+        """Begin to warm up the sessions, one after the other. Later calls do nothing."""
         with self._lock:
-            if self._started:
+            if self._is_started:
                 return
-            self._started = True
+            self._is_started = True
         threading.Thread(target=self._warm, name="mars-warm", daemon=True).start()
 
     def warm(self) -> None:
         """Warm up now. Raises the first failure."""
         with self._lock:
-            self._started = True
+            self._is_started = True
         self._warm()
         for fault in self.faults.values():
             raise fault
@@ -216,24 +68,109 @@ class Models:
         for served in self.served.values():
             served.warm()
 
-    def find(self, name: str | None) -> tuple[Served, str | None]:
-        """The bundle of a name, and the profile after its colon. Raises Refused."""
+    def find(self, name: str | None) -> tuple[Model, str | None]:
+        """The model of a name, and the profile after its colon. Raises Refused."""
         if name is None:
-            return next(iter(self.served.values())), None
-        if name in self.served:
-            return self.served[name], None
+            return next(iter(self.models.values())), None
+        if name in self.models:
+            return self.models[name], None
         for at in (i for i, character in enumerate(name) if character == ":"):
-            served = self.served.get(name[:at])
-            if served is not None and name[at + 1 :] in served.profiles:
-                return served, name[at + 1 :]
-        known = ", ".join(other for served in self.served.values() for other in served.names)
+            model = self.models.get(name[:at])
+            if model is not None and name[at + 1 :] in model.profiles:
+                return model, name[at + 1 :]
+        known = ", ".join(other for model in self.models.values() for other in model.names)
         raise Refused(
             404, f"no model {name[:200]!r} (there are: {known})", param="model", code="model_not_found"
         )
 
+    # --- opening and closing ---
+
+    async def take(self, name: str | None) -> Lease:
+        """Open the model of a name if it is not, and keep it open. Raises Refused."""
+        model, profile = self.find(name)
+        if model.served is None or self._needs_room:  # then all wait, or a busy model would keep its place
+            async with self._turn:
+                if model.served is None:
+                    await self._open(model)
+                return self._lease(model, profile)
+        return self._lease(model, profile)
+
+    def _lease(self, model: Model, profile: str | None) -> Lease:
+        assert model.served is not None, "it is open"
+        model.used = next(self._uses)
+        return Lease(model, model.served, profile, self._released.set)
+
+    async def _open(self, model: Model) -> None:
+        if self._is_closed:
+            raise Refused(503, f"{model.name} takes no more requests", code="closing")
+        while self._is_over(model):
+            if not await self._close_one():
+                self._needs_room = True
+                try:
+                    self._released.clear()
+                    await self._released.wait()
+                finally:
+                    self._needs_room = False
+        model.is_opening = True
+        opening = asyncio.ensure_future(self._opened(model))
+        try:
+            await asyncio.shield(opening)
+        finally:
+            while not opening.done():  # the client has gone; the next turn begins when this one is over
+                await asyncio.wait({opening})
+            model.is_opening = False
+
+    async def _opened(self, model: Model) -> None:
+        while True:
+            try:
+                model.served = await asyncio.to_thread(self._new_served, model)
+                model.fault = None
+                return
+            except MarsError as error:
+                if error.code == "out_of_memory" and await self._close_one():
+                    continue
+                model.fault = error
+                LOG.error("%s cannot be opened: %s", model.name, error)
+                raise Refused(
+                    503, f"{model.name} cannot be opened; see the server's log", code="failed"
+                ) from None
+
+    def _new_served(self, model: Model) -> Served:
+        assert isinstance(model.source, Unopened), "a session is open from the start"
+        served = Served(model.name, model.source.open(), self._options)
+        served.warm()
+        if served.fault is not None:
+            raise SessionError(f"its first step failed ({type(served.fault).__name__})")
+        return served
+
+    def _is_over(self, model: Model) -> bool:
+        """Whether `model` does not fit beside the open ones."""
+        options = self._options
+        is_open = [other for other in self.models.values() if other.served is not None]
+        if options.max_models is not None and len(is_open) >= options.max_models:
+            return True
+        num_bytes = sum(other.num_bytes for other in (*is_open, model))
+        return bool(is_open) and options.max_model_bytes is not None and num_bytes > options.max_model_bytes
+
+    async def _close_one(self) -> bool:
+        """Close the model that was not used for the longest time. False if all are in use."""
+        idle = [model for model in self.models.values() if model.can_close]
+        if not idle:
+            return False
+        model = min(idle, key=lambda model: model.used)
+        served, model.served = model.served, None
+        assert served is not None, "it is open"
+        LOG.info("closing %s", model.name)
+        await asyncio.to_thread(served.close, 0)
+        del served
+        await asyncio.to_thread(_free)
+        return True
+
+    # --- health ---
+
     @property
     def is_ready(self) -> bool:
-        return all(served.is_ready for served in self.served.values())
+        return not self._is_closed and all(served.is_ready for served in self.served.values())
 
     @property
     def is_live(self) -> bool:
@@ -242,15 +179,21 @@ class Models:
 
     @property
     def faults(self) -> dict[str, BaseException]:
-        """The names of bundles that cannot be served, with the reasons."""
+        """The names of open bundles that cannot be served, with the reasons."""
         faults = {name: served.fault or served.broken for name, served in self.served.items()}
         return {name: fault for name, fault in faults.items() if fault is not None}
 
     def close(self, drain: float) -> None:
         """Refuse new requests, and end after running ones, in at most `drain` seconds."""
-        batchers = [served.batcher for served in self.served.values() if served.batcher is not None]
-        threads = [threading.Thread(target=batcher.close, args=(drain,)) for batcher in batchers]
+        self._is_closed = True
+        threads = [threading.Thread(target=served.close, args=(drain,)) for served in self.served.values()]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _free() -> None:
+    """Free a closed session, which refers to itself, and return its memory to the system."""
+    gc.collect()
+    machine.trim()

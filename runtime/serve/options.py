@@ -35,6 +35,8 @@ class ServeOptions:
     hosts: allowed Host headers; None for any
     adaptive: profiles of each bundle, or "exact", from careful to fast; the load chooses among them
     high_queue: wait from which on the next of them is used
+    max_models: most bundles that are open at once; None for all
+    max_model_bytes: of the graphs and weights of open bundles; a single one may be larger
     low_queue, hold: all waits below `low_queue` for `hold` seconds return to the previous one
     """
 
@@ -53,6 +55,8 @@ class ServeOptions:
     cors_origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
     adaptive: tuple[str, ...] = ()
+    max_models: Annotated[int | None, integer(1, "1 or more")] = None
+    max_model_bytes: Annotated[int | None, integer(1, "a number of bytes above 0")] = None
     high_queue: Seconds = 0.5
     low_queue: Seconds = 0.1
     hold: Seconds = 5.0

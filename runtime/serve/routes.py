@@ -21,6 +21,7 @@ from .ask.bodies import Bodies
 from .ask.request import PATHS, Kind, read_ask
 from .door import CLIENT, Door
 from .keys import Keys
+from .model import Unopened
 from .models import Models
 from .options import ServeOptions
 from .refusals import Refused, encoded
@@ -28,9 +29,10 @@ from .refusals import Refused, encoded
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door[Service]:
-    """Serve `sessions` under their names. If its lifespan does not run, for example when it is mounted in
-    another application, it warms up at the first request.
+def app(sessions: Mapping[str, Session | Unopened], options: ServeOptions | None = None) -> Door[Service]:
+    """Serve `sessions` under their names. Unopened bundles are opened for their first request. If its
+    lifespan does not run, for example when it is mounted in another application, it warms up at the first
+    request.
 
     Raises SessionError if the options do not fit the bundles.
     """
@@ -100,7 +102,7 @@ class _Routes:
             return _json(answering.reply.body())
         except Refused as refusal:
             if answering is None or not answering.has_begun:
-                service.metrics.refused(model if model in self._models.served else None, refusal.status)
+                service.metrics.refused(model if model in self._models.models else None, refusal.status)
             raise
         finally:
             if answering is not None and not answering.is_streamed:
@@ -139,10 +141,10 @@ class _Routes:
         return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     async def list_models(self, _: Request) -> Response:
-        entries = [entry for served in self._models.served.values() for entry in served.entries()]
+        entries = [entry for model in self._models.models.values() for entry in model.entries()]
         return _json({"object": "list", "data": entries})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["id"]
-        served, _ = self._models.find(name)
-        return _json(served.entry(name))
+        model, _ = self._models.find(name)
+        return _json(model.entry(name))

@@ -109,7 +109,7 @@ async def _watch(models: Models, server: Server) -> None:
     if models.faults:
         server.should_exit = True
     else:
-        LOG.info("ready: %s", ", ".join(models.served))
+        LOG.info("ready: %s", ", ".join(models.models))
 
 
 def _reload(keys: Callable[[], int]) -> None:

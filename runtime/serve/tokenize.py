@@ -12,8 +12,9 @@ from ..text.tokenizer import Text
 from ..text.toolcalls import dialect_of
 from .ask.fields import Field, a_list, read_fields, text, wrong
 from .ask.messages import as_template, read_messages
-from .models import Models, Served
+from .models import Models
 from .refusals import Refused
+from .served import Served
 
 TO_IDS = {
     "model": Field(text),
@@ -28,7 +29,11 @@ TO_TEXT = {"model": Field(text), "tokens": Field(a_list, is_needed=True)}
 async def tokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
     """Ids of a text (`content` or `prompt`), or of `messages` in the chat template."""
     values, names = read_fields(body, TO_IDS)
-    served, _ = models.find(values.get("model"))
+    with await models.take(values.get("model")) as lease:
+        return await _tokenized(lease.served, values, names)
+
+
+async def _tokenized(served: Served, values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     if ("content" in values) == ("messages" in values):
         raise Refused(400, "either content or messages is needed", param="content")
     source, info = _text(served), served.session.bundle.manifest.text
@@ -53,7 +58,11 @@ async def tokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
 
 async def detokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
     values, _ = read_fields(body, TO_TEXT)
-    served, _ = models.find(values.get("model"))
+    with await models.take(values.get("model")) as lease:
+        return await _detokenized(lease.served, values)
+
+
+async def _detokenized(served: Served, values: dict[str, Any]) -> dict[str, Any]:
     ids = values["tokens"]
     size, source = served.session.bundle.manifest.model.vocab_size, _text(served)
     if not all(is_integer(i, 0) and i < size for i in ids):

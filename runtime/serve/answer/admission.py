@@ -18,9 +18,11 @@ from ...text.toolcalls import dialect_of
 from ..adaptive import EXACT
 from ..ask.messages import as_template
 from ..ask.request import Ask
-from ..models import Models, Served
+from ..model import Lease
+from ..models import Models
 from ..options import ServeOptions
 from ..refusals import Refused
+from ..served import Served
 
 
 @dataclass(slots=True)
@@ -28,11 +30,15 @@ class Admitted:
     """The batcher's requests for one ask, in the order of its choices, and their settings."""
 
     ask: Ask
-    served: Served
+    lease: Lease
     config: GenerationConfig
     profile: str | None
     level: str | None
     requests: list[Request]
+
+    @property
+    def served(self) -> Served:
+        return self.lease.served
 
     @property
     def model(self) -> str:
@@ -41,15 +47,27 @@ class Admitted:
         return str(self.ask.model) if named else self.served.name
 
     def cancel(self) -> None:
-        """Cancel running requests; they end before their next step."""
+        """Cancel running requests, which end before their next step, and let the model be closed."""
         for request in self.requests:
             request.cancel()
             self.served.left(request)
+        self.lease.release()
 
 
 async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashable) -> Admitted:
-    """Submit the requests of an ask. Raises Refused; no request runs then."""
-    served, profile = models.find(ask.model)
+    """Open the model if it is closed, and submit the requests of an ask. Raises Refused; no request runs
+    then.
+    """
+    lease = await models.take(ask.model)
+    try:
+        return await _submitted(lease, options, ask, client)
+    except BaseException:
+        lease.release()
+        raise
+
+
+async def _submitted(lease: Lease, options: ServeOptions, ask: Ask, client: Hashable) -> Admitted:
+    served, profile = lease.served, lease.profile
     batcher = served.running()
     if profile is not None and ask.knobs:
         name = sorted(ask.knobs)[0]
@@ -60,7 +78,7 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
         config, level = _config(served, ask, profile or ask.profile)
     _check(served.session, options, ask, config)
     profile = profile or ask.profile or (level if level != EXACT else None)
-    admitted = Admitted(ask, served, config, profile, level, [])
+    admitted = Admitted(ask, lease, config, profile, level, [])
     try:
         for prompt, number in ((prompt, i) for prompt in ask.prompts for i in range(ask.n)):
             seeded = config.with_values(seed=(config.seed + number) % 2**64) if number else config
@@ -133,15 +151,15 @@ def _check(session: Session, options: ServeOptions, ask: Ask, config: Generation
 
 async def count_tokens(models: Models, ask: Ask) -> int:
     """The number of tokens of a chat's prompt. Raises Refused."""
-    session = models.find(ask.model)[0].session
-    messages = _messages(session, ask.prompts[0])
-    try:
-        tools = None if ask.tools is None else GenerationConfig(tools=ask.tools.functions).tools
-        return len(
-            await asyncio.to_thread(session.encode, messages, None, None if tools is None else str(tools))
-        )
-    except MarsError as error:
-        raise _refused(error, ask) from None
+    with await models.take(ask.model) as lease:
+        session = lease.served.session
+        messages = _messages(session, ask.prompts[0])
+        try:
+            checked = None if ask.tools is None else GenerationConfig(tools=ask.tools.functions).tools
+            tools = None if checked is None else str(checked)
+            return len(await asyncio.to_thread(session.encode, messages, None, tools))
+        except MarsError as error:
+            raise _refused(error, ask) from None
 
 
 def _messages(session: Session, messages: list[dict[str, Any]]) -> list[Message]:

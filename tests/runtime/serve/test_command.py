@@ -236,3 +236,15 @@ def test_replicas_need_ray(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> N
     done = run("serve", path, "--ray", "--port", "0")
     assert done.returncode == 1
     assert "pip install 'mars-export[ray]'" in " ".join(done.stderr.split())
+
+
+def test_a_directory_of_bundles_is_served(bundles: Named, tmp_path: Path) -> None:
+    for name in (MAIN, "qwen2"):
+        (tmp_path / f"{name}.bundle").symlink_to(bundles(name))
+    (tmp_path / "notes").mkdir()
+    with started(str(tmp_path), "--max-models", "1", "--threads", "1") as (process, port):
+        for name in (MAIN, "qwen2", MAIN):
+            connection, answer = begin(port, json.dumps({"model": name, **json.loads(BODY)}))
+            assert (answer.status, json.loads(answer.read())["model"]) == (200, name)
+            connection.close()
+        assert process.said(f"closing {MAIN}")

@@ -1,0 +1,193 @@
+"""Several bundles in one server: opened when they are named, closed when another needs the place."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.agreement import MAIN
+from support.fixtures import Named
+from support.missing import need
+
+need("uvicorn", "serve")
+
+from support.served import Serving, serving, talking, until  # noqa: E402
+
+from mars_export import Session, SessionError  # noqa: E402
+from mars_export.runtime.serve import ServeOptions  # noqa: E402
+from mars_export.runtime.serve.model import Unopened  # noqa: E402
+
+OTHER = "qwen2"
+
+
+class Shelf:
+    """Unopened bundles, and how many of their sessions exist."""
+
+    def __init__(self, bundles: Named) -> None:
+        self._bundles, self.lives = bundles, weakref.WeakSet[Session]()
+        self.most, self.opened, self.error = 0, [], None
+
+    def unopened(self, name: str) -> Unopened:
+        session = Session.open(self._bundles(name), threads=1, cache_bytes=0)
+
+        def opened() -> Session:
+            if self.error is not None:
+                raise self.error
+            fresh = Session.open(self._bundles(name), threads=1, cache_bytes=0)
+            self.lives.add(fresh)
+            self.opened.append(name)
+            self.most = max(self.most, len(self.lives))
+            return fresh
+
+        return Unopened(session.bundle, session.variant, opened)
+
+    @property
+    def both(self) -> dict[str, Unopened]:
+        return {"a": self.unopened(MAIN), "b": self.unopened(OTHER)}
+
+
+@pytest.fixture
+def shelf(bundles: Named) -> Iterator[Shelf]:
+    yield Shelf(bundles)
+    gc.collect()
+
+
+def answer(server: Serving, model: str, **fields: Any) -> Any:
+    return server.call("/v1/completions", {"model": model, "prompt": [5, 6, 7], "max_tokens": 6} | fields)
+
+
+def states(server: Serving) -> dict[str, str]:
+    return {m["id"]: m["mars"]["state"] for m in server.call("/v1/models").json["data"]}
+
+
+def test_a_bundle_is_opened_at_its_first_request(shelf: Shelf) -> None:
+    with serving(shelf.both) as server:
+        assert server.call("/health/ready").status == 200
+        assert states(server) == {"a": "unloaded", "b": "unloaded"}
+        listed = server.call("/v1/models/b").json["mars"]
+        assert listed["structured"] and listed["json_schema"] and listed["tools"] and listed["logprobs"]
+        assert answer(server, "b").json["model"] == "b"
+        assert states(server) == {"a": "unloaded", "b": "loaded"}
+        assert server.call("/v1/models/b").json["mars"] == listed | {"state": "loaded"}
+        assert server.call("/tokenize", {"content": "hi"}).status == 200
+        assert states(server) == {"a": "loaded", "b": "loaded"}
+        assert [server.metric("mars_model_loaded", model=name) for name in "ab"] == [1, 1]
+        assert [server.metric("mars_generation_tokens_total", model=name) for name in "ab"] == [0, 6]
+        unknown = answer(server, "c")
+        assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+        assert "there are: a, b" in unknown.json["error"]["message"]
+
+
+def test_both_are_asked_at_once_and_one_is_open(shelf: Shelf) -> None:
+    with serving(shelf.both) as server:
+        wanted = {name: answer(server, name).json["choices"] for name in "ab"}
+    shelf.opened.clear()
+    del server
+    gc.collect()
+    shelf.most = 0
+    wrong: list[Any] = []
+    with serving(shelf.both, ServeOptions(max_models=1)) as server:
+
+        def client(first: int) -> None:
+            for number in range(first, first + 6):
+                name = "ab"[number % 2]
+                had = answer(server, name)
+                if had.status != 200 or had.json["choices"] != wanted[name]:
+                    wrong.append((name, had.status, had.data))
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert wrong == []
+        assert sorted(states(server).values()) == ["loaded", "unloaded"]
+        assert {MAIN, OTHER} <= set(shelf.opened)
+        assert shelf.most == 1, "the closed one is freed before the other is opened"
+        assert sum(server.metric("mars_model_loaded", model=name) for name in "ab") == 1
+
+
+def test_a_model_in_use_is_not_closed(shelf: Shelf) -> None:
+    options = ServeOptions(max_models=1, queue_timeout=0.1)
+    with serving(shelf.both, options) as server:
+        until(lambda: answer(server, "a").status == 200)  # opening it may take longer than a request waits
+        long = {"model": "a", "tau": 1.0, "ignore_eos": True, "max_tokens": 450}
+        with talking(server, **long) as stream:
+            assert stream.status == 200
+            refused = answer(server, "b")
+            assert (refused.status, refused.json["error"]["code"]) == (429, "overloaded")
+            lines = [line for line in stream.read().decode().split("\n\n") if line]
+            assert lines[-1] == "data: [DONE]"
+        assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        until(lambda: answer(server, "b").status == 200)
+        assert states(server) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_a_client_that_goes_away_lets_the_model_go(shelf: Shelf) -> None:
+    with serving(shelf.both, ServeOptions(max_models=1)) as server:
+        with talking(server, model="a", tau=1.0, ignore_eos=True, max_tokens=400) as stream:
+            stream.read(100)
+        assert answer(server, "b").status == 200
+
+
+def test_a_bundle_that_cannot_be_opened_leaves_the_others(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR), serving(shelf.both) as server:
+        assert answer(server, "a").status == 200
+        shelf.error = SessionError("its graph is broken")
+        failed = answer(server, "b")
+        assert (failed.status, failed.json["error"]["code"]) == (503, "failed")
+        assert failed.json["error"]["message"] == "b cannot be opened; see the server's log"
+        assert "b cannot be opened: its graph is broken" in caplog.text
+        assert states(server) == {"a": "loaded", "b": "failed"}
+        assert (server.call("/health").status, answer(server, "a").status) == (200, 200)
+        shelf.error = None
+        assert answer(server, "b").status == 200, "it is tried again"
+
+
+def test_bytes_of_open_models_are_bounded(shelf: Shelf) -> None:
+    both = shelf.both
+    weights = [e.size for e in both["a"].bundle.manifest.files if e.path == both["a"].variant.weights]
+    with serving(both, ServeOptions(max_model_bytes=weights[0] + 1)) as server:
+        for name in "aba":
+            assert answer(server, name).status == 200
+            assert [model for model, state in states(server).items() if state == "loaded"] == [name]
+
+
+def test_short_memory_closes_another(shelf: Shelf) -> None:
+    both = shelf.both
+    first_open = both["b"].open
+
+    def needs_room() -> Session:
+        if len(shelf.lives):
+            raise SessionError("not enough memory", code="out_of_memory")
+        return first_open()
+
+    both["b"] = Unopened(both["b"].bundle, both["b"].variant, needs_room)
+    with serving(both) as server:
+        assert [answer(server, name).status for name in "ab"] == [200, 200]
+        assert states(server) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_a_request_that_gives_up_does_not_stop_the_opening(shelf: Shelf) -> None:
+    both = shelf.both
+
+    def slow() -> Session:
+        time.sleep(0.6)
+        return opens()
+
+    opens = both["b"].open
+    both["b"] = Unopened(both["b"].bundle, both["b"].variant, slow)
+    with serving(both, ServeOptions(queue_timeout=0.2)) as server:
+        assert answer(server, "b").status == 429
+        until(lambda: states(server)["b"] == "loaded")
+        until(lambda: answer(server, "b").status == 200)
+        assert shelf.opened == [OTHER], "once"
