@@ -11,9 +11,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from support import tiny
 from support.agreement import LOOPS, MAIN, PROMPTS, agrees, config, window_rule
 from support.fixtures import Named
-from support.graphs import TOKENS, raw, shape_of
+from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle, generate
 
 from mars_export import Session, SessionError
@@ -99,6 +100,19 @@ def test_tokens_are_the_oracles(
         delta_sessions(MAIN).generate_batch(PROMPTS, config(tau, metric), commit=commit), answers, strict=True
     ):
         agrees(completion, answer)
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.TINIES if name != MAIN])
+def test_every_family(
+    name: str, delta_sessions: Callable[[str], Session], oracles: Callable[[str], Oracle]
+) -> None:
+    answers = [generate(oracles(name), p, 0.6, max_new=24) for p in PROMPTS]
+    for completion, answer in zip(
+        delta_sessions(name).generate_batch(PROMPTS, config(0.6)), answers, strict=True
+    ):
+        agrees(completion, answer)
+    expected = oracles(name).logits(TOKENS).numpy()
+    assert np.abs(forward(delta_sessions(name), TOKENS, (3, 17, 18, 40))[-1] - expected)[:, KEPT].max() < 1e-4
 
 
 def test_prompts_and_answers_over_chunks_and_buckets(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint import families as table
 from mars_export.exporter.checkpoint import names
 from mars_export.exporter.checkpoint.dims import check_shapes, dims_from_config
+from mars_export.exporter.checkpoint.knobs import Knobs
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import Tensors
 from mars_export.exporter.codes import Quantization
@@ -47,6 +48,24 @@ DELTA = ("gemma2", "phi4-mini", "olmo2", "exaone4", "ernie")
 
 def test_every_family_of_the_table_has_a_tiny_checkpoint() -> None:
     assert {made.family for made in families.ALL.values()} == set(table.FAMILIES)
+
+
+def test_every_knob_is_turned_by_a_family() -> None:
+    """So that the logits of each are compared with transformers' below."""
+    config = {
+        "hidden_size": 64,
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 4.0,
+    }
+    turned = {field.name: False for field in fields(Knobs)}
+    for family in table.FAMILIES.values():
+        knobs = family.knobs_of({**family.defaults, **config})
+        for name in turned:
+            turned[name] |= getattr(knobs, name) != getattr(Knobs(), name)
+    assert all(turned.values()), turned
+    assert set(table.ALIASES.values()) <= table.FAMILIES.keys()
 
 
 @pytest.mark.parametrize(
