@@ -130,7 +130,10 @@ def onnx(
     if variant.has_near_ties:
         out.print(f"{options.precision}: {NEAR_TIES}")
     system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
-    out.print(f"try: mars-export chat {output}{system}", markup=False)
+    if options.precision == "bf16":
+        out.print(f"bf16 runs with TensorRT only; next: mars-export trt {output}", markup=False)
+    else:
+        out.print(f"try: mars-export chat {output}{system}", markup=False)
 
 
 @app.command()

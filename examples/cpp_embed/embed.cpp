@@ -3,7 +3,10 @@
 #include <mars/session.hpp>
 
 int main(int argc, char** argv) {
-    if (argc != 3) return 2; // embed BUNDLE REQUEST
+    if (argc != 3) {
+        std::cerr << "usage: embed BUNDLE REQUEST\n";
+        return 2;
+    }
     try {
         const mars::Session session = mars::Session::open(argv[1]);
         mars::GenerationConfig config;

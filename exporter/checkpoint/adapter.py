@@ -69,7 +69,7 @@ class AdapterConfig:
     A module's rank is read off its tensors.
     """
 
-    base: str
+    base: str | None  # None: not known, so --base is needed
     revision: str | None
     rank: int  # by default
     alpha: float
@@ -103,14 +103,12 @@ def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterCo
         )
         raise CheckpointError(f"{path}: {what} {cannot}")
     base, rank, revision = (raw.get(name) for name in ("base_model_name_or_path", "r", "revision"))
-    if not isinstance(base, str) or not base or type(rank) is not int or rank <= 0:
-        raise CheckpointError(
-            f"{path}: `base_model_name_or_path` and a positive `r` are needed; name the base with --base"
-        )
+    if not isinstance(base, str | None) or type(rank) is not int or rank <= 0:
+        raise CheckpointError(f"{path}: `base_model_name_or_path` must be a string, and `r` positive")
     if revision is not None and not isinstance(revision, str):
         raise CheckpointError(f"{path}: `revision` must be a string, not {shown(revision)}")
     return AdapterConfig(
-        base=base,
+        base=base or None,
         revision=revision,
         rank=rank,
         alpha=_number(path, raw.get("lora_alpha", rank)),

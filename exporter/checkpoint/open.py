@@ -88,6 +88,10 @@ def open_checkpoint(
         config_of_adapter = adapter.read_adapter_config(directory)
         refuse_merge(directory, config_of_adapter.alpha, config_of_adapter.rank)
         base = base or config_of_adapter.base
+        if base is None:
+            raise CheckpointError(
+                f"{directory / adapter.CONFIG_FILE}: no `base_model_name_or_path`; name the base with --base"
+            )
         is_default = base == default.BASE_NAME
         model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
     config = _read_config(model)

@@ -149,6 +149,8 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
             return prompt
         if sys.stdin.isatty():
             err.print("Reading the prompt from standard input; Ctrl-D ends it.", style="dim")
-        return sys.stdin.buffer.read().decode("utf-8")
+        if not (text := sys.stdin.buffer.read().decode("utf-8")):
+            raise MarsError("standard input is empty; give the prompt with -p TEXT or -f FILE, or pipe it in")
+        return text
     except UnicodeDecodeError as error:
         raise MarsError(f"the prompt is not UTF-8 text ({error})") from error

@@ -103,11 +103,13 @@ class Door(Generic[S]):
         if self._keys.is_open:
             return None
         named = headers.get("x-api-key")  # as Anthropic's clients send it
-        client = self._keys.find(headers.get("authorization") or (named and f"Bearer {named}"))
+        given = headers.get("authorization") or (named and f"Bearer {named}")
+        client = self._keys.find(given)
         if client is None and path not in OPEN_PATHS:
             raise Refused(
                 401,
-                "an API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY",
+                f"{'wrong API key' if given else 'an API key is needed'}:"
+                " send Authorization: Bearer KEY, or x-api-key: KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -56,8 +56,9 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (while")[0]  # Python repeats the address there
         raise MarsError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port or --host"
+            f"cannot listen on {host}:{port} ({reason}); choose another --port or --host"
         ) from error
     listening.set_inheritable(False)
     return listening

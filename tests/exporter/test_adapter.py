@@ -89,12 +89,11 @@ def test_a_merged_adapter_decodes_as_peft_s_merge(checkpoints: Named, tmp_path: 
     assert list(plain.token_ids) == answer.tokens
 
 
-def test_another_base_can_be_named(checkpoints: Named, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded", ["/moved/away", None])
+def test_another_base_can_be_named(recorded: str | None, checkpoints: Named, tmp_path: Path) -> None:
     merged = train(checkpoints("llama"), "llama", tmp_path / "adapter")
-    tiny.change_config(
-        tmp_path / "adapter", "adapter_config.json", base_model_name_or_path=str(tmp_path / "moved away")
-    )
-    with pytest.raises(CheckpointError, match="moved away: not a directory"):
+    tiny.change_config(tmp_path / "adapter", "adapter_config.json", base_model_name_or_path=recorded)
+    with pytest.raises(CheckpointError, match="/moved/away: not a directory|name the base with --base"):
         open_checkpoint(str(tmp_path / "adapter"))
     agrees(open_checkpoint(str(tmp_path / "adapter"), base=str(checkpoints("llama"))), merged)
 
@@ -151,8 +150,9 @@ def test_what_cannot_be_merged_while_streaming_is_refused(
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type IA3 cannot be merged"),
-        ({"base_model_name_or_path": None}, "`base_model_name_or_path` and a positive `r` are needed"),
-        ({"r": 0}, "a positive `r`"),
+        ({"base_model_name_or_path": None}, "no `base_model_name_or_path`; name the base with --base"),
+        ({"base_model_name_or_path": 3}, "must be a string"),
+        ({"r": 0}, "`r` positive"),
         ({"lora_alpha": "x"}, "adapter_config.json"),
         ({"alpha_pattern": [1]}, "adapter_config.json"),
         ({"alpha_pattern": {"(": 1}}, "adapter_config.json"),

@@ -81,6 +81,7 @@ def test_block_commit_from_the_shell(plain: Path) -> None:
         (["--device", "abacus"], "unknown device"),
         (["--device", "cuda"], "mars-export[gpu]"),
         (["--file", "PROMPT"], "not both"),
+        (["--prompt", "-"], "standard input is empty"),
     ],
 )
 def test_wrong_requests(plain: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -64,3 +64,11 @@ def test_the_mask_that_was_given_wins_and_that_is_said(checkpoints: Named, tmp_p
     assert open_bundle(tmp_path / "a").manifest.tokens.mask == 265
     same = run(*arguments, "-o", tmp_path / "b", "--mask-token", "<|mask|>")
     assert (same.returncode, "instead of" in same.stderr) == (0, False)
+
+
+def test_bf16_is_not_tried_on_the_cpu(checkpoints: Named, tmp_path: Path) -> None:
+    words = ("--precision", "bf16", "--block", "4", "--no-oracle")
+    done = run("onnx", checkpoints("qwen2"), "-o", tmp_path / "b", *words)
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "bf16 runs with TensorRT only; next: mars-export trt" in told and "try:" not in told

@@ -206,7 +206,7 @@ def test_a_second_signal_is_the_end(bundles: Named) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{bundle}", "--port", "{taken}"], "cannot listen on"),
+        (["{bundle}", "--port", "{taken}"], "(Address already in use); choose another --port"),
         (["{bundle}", "--adaptive", "exact,none"], "no profile `none`"),
         (["{empty}", "--host", "0.0.0.0"], "anyone who can reach 0.0.0.0:0 can use this server"),
         (["{bundle}", "{bundle}"], "have the same name"),

@@ -55,7 +55,9 @@ def test_a_key_opens_all_but_health(session: Session) -> None:
             assert refused.headers["www-authenticate"] == "Bearer"
         for wrong in ("Bearer gamma", "Bearer", "alpha", "Basic alpha", "Bearer alphabeta", "Bearer \xe9"):
             headers = {"authorization": wrong}
-            assert server.call("/v1/models", headers=headers).status == 401, wrong
+            refused = server.call("/v1/models", headers=headers)
+            assert refused.status == 401, wrong
+            assert refused.json["error"]["message"].startswith("wrong API key: "), wrong
         assert server.chat(max_tokens=1).status == 401
         assert server.call("/health").status == 200
         assert server.call("/").headers["content-type"].startswith("text/html")
