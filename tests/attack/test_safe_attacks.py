@@ -38,19 +38,6 @@ def rewritten(path: Path, **changes: Any) -> Manifest:
     return manifest
 
 
-def relisted(path: Path, name: str) -> None:
-    """The manifest lists a file as it is now: all hashes of a hostile author's bundle are right."""
-    manifest = open_bundle_unchecked(path)
-    others = [entry for entry in manifest.files if entry.path != name]
-    write_manifest(path, replace(manifest, files=(*others, describe(path / name))))
-
-
-def open_bundle_unchecked(path: Path) -> Manifest:
-    from mars_export.runtime.bundle.manifest import parse_manifest
-
-    return parse_manifest((path / "manifest.json").read_text())
-
-
 def test_a_template_does_not_run_where_a_table_stands_for_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
