@@ -36,6 +36,7 @@ from .graph.hashed import HashedFile
 from .graph.step import StepGraph, StepShape
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .output import writing
+from .thinking import find_thinking
 from .turns import derive_chat_turns
 
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
@@ -298,6 +299,7 @@ def _manifest(
             vocabulary.bos_token,
             vocabulary.eos_token,
             derive_chat_turns(vocabulary),
+            find_thinking(vocabulary),
         ),
         variants=tuple(judged),
         files=tuple(files),

@@ -13,11 +13,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from time import monotonic, perf_counter
 from types import TracebackType
+from typing import Any
 
 from ..decode.config import GenerationConfig
 from ..decode.row import FinishReason, Row
@@ -104,7 +105,7 @@ class Batcher:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._enter(client)
         try:
-            request, row = self._new_request(prompt, config, until, client, None)
+            request, row = self._new_request(prompt, config, until, client)
         except BaseException as error:
             self._leave(client, error)
             raise
@@ -120,9 +121,11 @@ class Batcher:
         client: Hashable = None,
         turn: AbstractAsyncContextManager[None] | None = None,
         tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
     ) -> Request:
         """`submit` for coroutines. `turn` is held while the prompt and a grammar are processed. `tools`:
-        functions as JSON text that messages list and the answer may, but need not, call.
+        functions as JSON text that messages list and the answer may, but need not, call. `template`: variables
+        of the chat template.
         """
         self._check_process()
         until, wait = self._until(deadline), sooner(wait, deadline)
@@ -137,7 +140,7 @@ class Batcher:
                 room = self._waiters.join()
             await asyncio.wait({room}, timeout=seconds)
         try:
-            new_request = partial(self._new_request, prompt, config, until, client, tools)
+            new_request = partial(self._new_request, prompt, config, until, client, tools, template)
             request, row = await in_turn(turn, new_request)
         except BaseException as error:
             self._leave(client, error)
@@ -280,14 +283,15 @@ class Batcher:
         config: GenerationConfig | None,
         until: float | None,
         client: Hashable,
-        tools: str | None,
+        tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
     ) -> tuple[Request, Row]:
         """Tokenize the prompt and compile a grammar, without the lock."""
         config = config if config is not None else GenerationConfig()
         self.session.check(config)
         self.limits.check(config)
         number, most = next(self._numbers), self.limits.max_prompt_tokens
-        row, text = self.session.new_row(number, prompt, config, most, tools=tools)
+        row, text = self.session.new_row(number, prompt, config, most, tools=tools, template=template)
         self._budget.check(row)
         row.client = client
         request = Request(row, text, self._end, until, client)

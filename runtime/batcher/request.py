@@ -144,6 +144,11 @@ class Request(Answer):
         return self._stats
 
     @property
+    def prompt(self) -> list[int]:
+        """Its token ids."""
+        return self._row.tokens[: self._row.stats.prompt_tokens]
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """None while the request runs or waits."""
         return self._reason

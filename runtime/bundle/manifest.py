@@ -14,7 +14,7 @@ from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Bounds, Reader, parse
 from .files import MANIFEST_FILE, FileEntry, is_safe_name
-from .turns import ChatTurns
+from .turns import ChatTurns, ThinkingMarks
 
 FORMAT_VERSION = "1.3"
 OLD_W8A8 = (
@@ -76,7 +76,7 @@ class TextInfo:
     """How text becomes token ids.
 
     `tokenizer` is a file of the bundle. `chat_template` is in the language of jinja2; `chat` is the same
-    template as a table.
+    template as a table. `thinking`: None if the template marks none.
     """
 
     tokenizer: str
@@ -84,6 +84,7 @@ class TextInfo:
     bos_token: str | None
     eos_token: str | None
     chat: ChatTurns | None = None
+    thinking: ThinkingMarks | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""A chat template as a table: the text between the messages of a conversation, without jinja2."""
+"""A chat template as a table: the text between the messages of a conversation, without jinja2; and its marks
+of thinking.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 START = "start"  # the role before the first message
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The texts around the thinking at the beginning of an answer."""
+
+    open: str
+    close: str
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if not self.open or not self.close:
+            yield "", "two texts are expected that are not empty"
 
 
 @dataclass(frozen=True, slots=True)

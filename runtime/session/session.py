@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import machine
 from ..bundle import profiles
@@ -31,6 +31,7 @@ from ..structured.guide import Guide
 from ..structured.guide_factory import GuideFactory
 from ..structured.guided_row import GuidedRow
 from ..text.prompts import Prompt, Prompts, system_of
+from ..text.thinking import ThinkingStream
 from ..text.tokenizer import Text, TextStream
 from ..text.toolcalls import ToolStream, dialect_of
 from .answer import Completion, Stream
@@ -39,6 +40,7 @@ from .cost_file import CostFile
 from .prefix_dir import PREFIX_BYTES, cache_share, load_prefixes
 from .prefix_file import PrefixFormat
 
+LONGEST_MARK = 32  # tokens of a mark with white space around it
 COMMITS = ("cursor", "block")
 
 
@@ -184,13 +186,19 @@ class Session:
         [(row, text)] = self._new_rows([prompt], config)
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
-    def encode(self, prompt: Prompt, most: int | None = None, tools: str | None = None) -> list[int]:
+    def encode(
+        self,
+        prompt: Prompt,
+        most: int | None = None,
+        tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of a prompt: at most `most`, and as many as the context holds. Messages may have tools,
-        as in a config.
+        as in a config, and variables of the chat template, such as `enable_thinking`.
 
         Raises SessionError for an empty, too long or invalid prompt, and for ids outside the vocabulary.
         """
-        return self._prompts.encode(prompt, most, tools)
+        return self._prompts.encode(prompt, most, tools, template)
 
     def new_row(
         self,
@@ -200,18 +208,20 @@ class Session:
         most: int | None = None,
         system: str | None = None,
         tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
     ) -> tuple[Row, TextStream | None]:
         """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
 
         `system` is the system message of a prompt of token ids. `tools`: functions that the prompt lists, if
-        the config has none. Raises SessionError as `encode` and `check` do.
+        the config has none. `template`: variables of the chat template. Raises SessionError as `encode` and
+        `check` do.
         """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         tools = tools if config.tools is None else str(config.tools)
-        ids = self.encode(prompt, most, tools)
+        ids = self.encode(prompt, most, tools, template)
         marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
         stem = self._prefixes.stem(config.cache_salt, marks)
         if config.is_structured:
@@ -259,6 +269,14 @@ class Session:
         """A reader of the calls in a growing answer, in the format of this checkpoint."""
         text = self.bundle.manifest.text
         return ToolStream(dialect_of(text.chat_template if text is not None else None))
+
+    def thinking_stream(self, prompt: Sequence[int]) -> ThinkingStream | None:
+        """A splitter of the answer to a chat's `prompt`; None if the chat template marks no thinking."""
+        info = self.bundle.manifest.text
+        if info is None or info.thinking is None or self.text is None:
+            return None
+        tail = self.text.spelled(prompt[-LONGEST_MARK:]).rstrip()
+        return ThinkingStream(info.thinking, is_open=tail.endswith(info.thinking.open))
 
     def guide(self, config: GenerationConfig) -> Guide:
         """The guide of a structured `config`. Raises SessionError if this bundle does not support it."""

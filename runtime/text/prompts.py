@@ -26,7 +26,13 @@ class Prompts:
         # First tokens of prompts, by system message and tools.
         self._openings: dict[tuple[str | None, str | None], list[int]] = {}
 
-    def encode(self, prompt: Prompt, most: int | None, tools: str | None) -> list[int]:
+    def encode(
+        self,
+        prompt: Prompt,
+        most: int | None,
+        tools: str | None,
+        template: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The token ids of a prompt. Raises SessionError as Session.encode does."""
         context, vocabulary = self._context, self._bundle.manifest.model.vocab_size
         most = context if most is None else min(most, context)
@@ -41,7 +47,7 @@ class Prompts:
             wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
             if wrong:
                 raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
-        ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, most, tools)  # type: ignore
+        ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, most, tools, template)  # type: ignore
         if not ids:
             raise SessionError("the prompt is empty; it needs at least one token")
         if len(ids) > most:

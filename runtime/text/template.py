@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# Variables that are no settings.
+OWN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
 MOST_SOURCE, MOST_TEXT = 500_000, 64_000_000  # characters of a template, and of what it renders
 
 
@@ -23,7 +25,13 @@ class Template:
     def __init__(self, source: str) -> None:
         if len(source) > MOST_SOURCE:
             raise TemplateError(f"it has {len(source)} characters, at most {MOST_SOURCE} are taken")
-        self._template = _ENVIRONMENT.from_string(source)
+        self._source, self._template = source, _ENVIRONMENT.from_string(source)
+
+    @property
+    def settings(self) -> list[str]:
+        """The variables of `chat_template_kwargs` that the template reads."""
+        found = meta.find_undeclared_variables(_ENVIRONMENT.parse(self._source))
+        return sorted(found - OWN - _ENVIRONMENT.globals.keys())
 
     def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
         pieces, size = [], 0

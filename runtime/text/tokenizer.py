@@ -80,16 +80,23 @@ class Text:
         return cls(tokenizer, *names, info.chat, most, safe=safe, parse_special=parse_special)
 
     def encode(
-        self, prompt: str | Sequence[Message], most: int | None = None, tools: str | None = None
+        self,
+        prompt: str | Sequence[Message],
+        most: int | None = None,
+        tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a text, or of messages ({role, content}) in the chat template with the beginning of
         the answer.
 
-        `tools` is the JSON text of functions in OpenAI's form, which the prompt of messages lists. Raises
-        SessionError for an invalid prompt, and for one with more characters than `most` tokens can have.
+        `tools` is the JSON text of functions in OpenAI's form, which the prompt of messages lists. `template`
+        has variables of the chat template, such as `enable_thinking`.
+
+        Raises SessionError for an invalid prompt, and for one with more characters than `most` tokens can
+        have.
         """
         is_text = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self.rendered(prompt, most, tools)
+        text = prompt if isinstance(prompt, str) else self.rendered(prompt, most, tools, template)
         return self._ids(text, most, add_special_tokens=is_text)
 
     def encode_part(self, text: str) -> list[int]:
@@ -121,7 +128,18 @@ class Text:
         text = self.rendered(messages, most, tools)
         return text if self._plain is None else self._plain.show(text)
 
-    def rendered(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
+    @property
+    def settings(self) -> list[str]:
+        """The variables of the chat template that `template` of `encode` may set."""
+        return [] if self._template is None else self._template.settings
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        most: int | None = None,
+        tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> str:
         """`render` with hidden special tokens of messages, for `encode_part`. Raises SessionError.
 
         If the template does not take tools, a system message lists them, unless the messages have one
@@ -146,7 +164,14 @@ class Text:
         functions = None if tools is None else json.loads(tools)
         if functions and not self._takes_tools and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_text(functions)}, *messages]
-        extra = {"tools": functions} if functions and self._takes_tools else {}
+        extra = {**(template or {})}
+        if unknown := sorted(extra.keys() - set(self.settings)):
+            known = ", ".join(self.settings) or "none"
+            raise SessionError(
+                f"the chat template has no variable {unknown[0][:60]!r} (it has: {known}){self._advice}",
+                field="template",
+            )
+        extra |= {"tools": functions} if functions and self._takes_tools else {}
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
         if self._plain is not None:
             messages, extra = self._plain.hide(messages), self._plain.hide(extra)

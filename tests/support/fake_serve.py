@@ -46,6 +46,7 @@ class FakeServe:
     """`answers`: what it says, the last again and again. `pace`: seconds of a step. `key`: what it asks for.
 
     `forced`: the second token of each step is a grammar's. `refusal`: why it answers nothing.
+    `thinking`: how many tokens at the beginning of an answer are thinking.
     `calls`: names and arguments of the interface's tool calls, which follow the answer in pieces.
     """
 
@@ -54,6 +55,7 @@ class FakeServe:
     key: str = ""
     forced: bool = False
     refusal: str = ""
+    thinking: int = 0
     calls: Sequence[tuple[str, str]] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
     controls: list[dict[str, Any]] = field(default_factory=list)
@@ -141,10 +143,11 @@ class FakeServe:
                 count, forwards = self._step(stream, answer[at:], forwards == 0), forwards + 1
                 step = [
                     {"id": at + i, "text": text, "p": p, "how": self._how(stream, i, count)}
+                    | ({"thinking": True} if at + i < self.thinking else {})
                     for i, (text, p) in enumerate(answer[at : at + count])
                 ]
                 at += count
-                content = {"content": "".join(token["text"] for token in step)}
+                content = {"content": "".join(t["text"] for t in step if not t.get("thinking"))}
                 yield chunk(content, choice={"steps": [{"step": forwards, "tokens": step}]})
             for i, (tool, arguments) in enumerate(self.calls):
                 for part in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from ..models import Models
 from ..options import ServeOptions
 from ..refusals import Refused
 from ..served import Served
+
+SWITCH = "enable_thinking"  # the usual variable of chat templates
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ async def _submitted(lease: Lease, options: ServeOptions, ask: Ask, client: Hash
                 client=client,
                 turn=turn,
                 tools=None if ask.tools is None or ask.tools.must else json.dumps(ask.tools.functions),
+                template=_template(served.session, ask),
             )
             admitted.requests.append(request)
             served.entered(request)
@@ -149,6 +152,26 @@ def _check(session: Session, options: ServeOptions, ask: Ask, config: Generation
         raise _refused(error, ask) from None
 
 
+def _template(session: Session, ask: Ask) -> Mapping[str, Any]:
+    """The variables of the chat template that a request sets. Raises Refused for thinking that the bundle
+    cannot switch.
+    """
+    info = session.bundle.manifest.text
+    if ask.thinking is None or info is None or session.text is None:
+        return ask.template
+    if SWITCH in session.text.settings:
+        return {SWITCH: ask.thinking, **ask.template}
+    if ask.thinking == (info.thinking is not None):
+        return ask.template
+    how = "has no marks for thinking" if ask.thinking else f"has no variable {SWITCH}, so it always thinks"
+    raise Refused(
+        400,
+        f"the chat template of this model {how}",
+        param=ask.names["thinking"],
+        code="unsupported_by_model",
+    )
+
+
 async def count_tokens(models: Models, ask: Ask) -> int:
     """The number of tokens of a chat's prompt. Raises Refused."""
     with await models.take(ask.model) as lease:
@@ -157,7 +180,8 @@ async def count_tokens(models: Models, ask: Ask) -> int:
         try:
             checked = None if ask.tools is None else GenerationConfig(tools=ask.tools.functions).tools
             tools = None if checked is None else str(checked)
-            return len(await asyncio.to_thread(session.encode, messages, None, tools))
+            ids = await asyncio.to_thread(session.encode, messages, None, tools, _template(session, ask))
+            return len(ids)
         except MarsError as error:
             raise _refused(error, ask) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import usage as statistics
 from .admission import Admitted
-from .choice import Choice, Part, Piece, ToolCallEntry
+from .choice import Choice, Part, Piece, Thought, ToolCallEntry
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 Event = dict[str, Any]
@@ -22,7 +22,7 @@ class MessagesReply:
         self.id = f"msg_{secrets.token_hex(16)}"
         self.choices = [Choice(0, admitted.requests[0], admitted.ask, admitted.served.session)]
         self._num_blocks = 0
-        self._is_open = False
+        self._open_kind: str | None = None  # of the open block
 
     @property
     def is_over(self) -> bool:
@@ -43,11 +43,14 @@ class MessagesReply:
         events = []
         for part in piece.parts:
             if isinstance(part, ToolCallEntry):
-                events += [*self._close(), self._open(_block(part) | {"input": {}})]
+                events += self._open(_block(part) | {"input": {}})
                 events.append(self._delta(type="input_json_delta", partial_json=part.arguments))
                 events += self._close()
+            elif isinstance(part, Thought):
+                events += [] if self._open_kind == "thinking" else self._open(_block(Thought("")))
+                events.append(self._delta(type="thinking_delta", thinking=part.text))
             else:
-                events += [] if self._is_open else [self._open(_block(""))]
+                events += [] if self._open_kind == "text" else self._open(_block(""))
                 events.append(self._delta(type="text_delta", text=part))
         if choice.is_over:
             events += self._close()
@@ -59,17 +62,19 @@ class MessagesReply:
 
     # --- parts ---
 
-    def _open(self, block: Event) -> Event:
-        self._is_open = True
+    def _open(self, block: Event) -> list[Event]:
+        """Begin a block, after the open one if there is one."""
+        closed, self._open_kind = self._close(), block["type"]
         self._num_blocks += 1
-        return {"type": "content_block_start", "index": self._num_blocks - 1, "content_block": block}
+        begun = {"type": "content_block_start", "index": self._num_blocks - 1, "content_block": block}
+        return [*closed, begun]
 
     def _delta(self, **delta: str) -> Event:
         return {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta}
 
     def _close(self) -> list[Event]:
-        was_open, self._is_open = self._is_open, False
-        return [{"type": "content_block_stop", "index": self._num_blocks - 1}] if was_open else []
+        kind, self._open_kind = self._open_kind, None
+        return [{"type": "content_block_stop", "index": self._num_blocks - 1}] if kind else []
 
     def _message(self, blocks: list[Event]) -> Event:
         model = self.admitted.model
@@ -105,4 +110,6 @@ class MessagesReply:
 def _block(part: Part) -> Event:
     if isinstance(part, ToolCallEntry):
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": json.loads(part.arguments)}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
     return {"type": "text", "text": part}

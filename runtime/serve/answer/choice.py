@@ -32,8 +32,15 @@ class ToolCallEntry:
         return {"id": self.id, "type": "function", "function": function}
 
 
-Part = str | ToolCallEntry
-"""A text or a call: the content of an answer is a list of them."""
+@dataclass(slots=True)
+class Thought:
+    """A piece of the model's thinking."""
+
+    text: str
+
+
+Part = str | Thought | ToolCallEntry
+"""A text, thinking or a call: the content of an answer is a list of them."""
 
 
 @dataclass(slots=True)
@@ -48,6 +55,10 @@ class Piece:
         return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
+    def thinking(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
     def calls(self) -> list[dict[str, Any]]:
         """The calls as `tool_calls` of a chunk."""
         calls = [part for part in self.parts if isinstance(part, ToolCallEntry)]
@@ -60,12 +71,15 @@ class Choice:
     def __init__(self, index: int, request: Request, ask: Ask, session: Session) -> None:
         self.index, self.request = index, request
         self.reason: FinishReason | None = None
-        self.parts: list[Part] = []  # no two texts in a row
+        self.parts: list[Part] = []  # no two texts in a row, and no two thoughts
         self.calls: list[ToolCallEntry] = []
         self.steps: list[AnswerStep] = []
         self.num_shown = 0  # characters of the text in earlier chunks
         self._reader: ToolStream | None = session.tool_stream() if ask.tools is not None else None
+        is_chat = ask.kind != "text" and not ask.has_grammar
+        self._thinking = session.thinking_stream(request.prompt) if is_chat else None
         self._once = ask.tools is not None and ask.tools.once
+        self._num_spelled = 0  # characters of the tokens of all steps
         self._steps = Steps(session.text) if ask.return_steps or ask.logprobs else None
         self._is_full = False
 
@@ -99,22 +113,28 @@ class Choice:
         if self._is_full and not self.is_over:
             self.request.cancel()
         self.reason = event.finish_reason
+        self._mark_thinking(piece.steps)
         self.steps += piece.steps
         for part in piece.parts:
-            if isinstance(part, str) and self.parts and isinstance(self.parts[-1], str):
-                self.parts[-1] += part
+            last = self.parts[-1] if self.parts else None
+            if isinstance(part, str) and isinstance(last, str):
+                self.parts[-1] = last + part
+            elif isinstance(part, Thought) and isinstance(last, Thought):
+                self.parts[-1] = Thought(last.text + part.text)
             else:
                 self.parts.append(part)
         return piece
 
     def _read(self, event: Event) -> list[Part]:
-        """The calls in an event and the text between them, up to the first call if only one is allowed."""
+        """The thinking and the calls in an event and the text between them, up to the first call if only one
+        is allowed.
+        """
+        parts, text = self._think(event)
         if self._reader is None:
-            return [event.text] if event.text else []
-        items = self._reader.push(event.text)
+            return [*parts, text] if text else parts
+        items = self._reader.push(text)
         if event.finish_reason is not None:
             items += self._reader.finish()
-        parts: list[Part] = []
         for item in items:
             if isinstance(item, str):
                 parts.append(item)
@@ -125,15 +145,36 @@ class Choice:
                 break
         return parts
 
+    def _think(self, event: Event) -> tuple[list[Part], str]:
+        """The thinking in an event, and the text after it."""
+        if self._thinking is None:
+            return [], event.text
+        thinking, text = self._thinking.push(event.text)
+        if event.finish_reason is not None:
+            more, rest = self._thinking.finish()
+            thinking, text = thinking + more, text + rest
+        return [Thought(thinking)] if thinking else [], text
+
+    def _mark_thinking(self, steps: list[AnswerStep]) -> None:
+        for token in [token for step in steps for token in step.tokens]:
+            token.is_thinking = self._thinking is not None and self._num_spelled < self._thinking.num_thinking
+            self._num_spelled += len(token.text)
+
     def _called(self, call: ToolCall) -> ToolCallEntry:
         entry = ToolCallEntry(f"call_{secrets.token_hex(12)}", call.name, call.arguments, len(self.calls))
         self.calls.append(entry)
         return entry
 
     @property
+    def thinking(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
     def message(self) -> dict[str, Any]:
         """The message of a chat answer."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
         if self.calls:
             message["content"] = self.text or None
             message["tool_calls"] = [call.to_dict() for call in self.calls]

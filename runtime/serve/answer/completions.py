@@ -45,8 +45,11 @@ class CompletionsReply:
     def chunks(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         """The chunks for an event; none if it adds nothing, the last ones at the end."""
         chunks = []
-        if piece.text or piece.calls or piece.steps:
-            delta: dict[str, Any] = {"content": piece.text} if piece.text or not piece.calls else {}
+        if piece.parts or piece.steps:
+            only_others = not piece.text and (piece.calls or piece.thinking)
+            delta: dict[str, Any] = {} if only_others else {"content": piece.text}
+            if piece.thinking:
+                delta["reasoning_content"] = piece.thinking
             if piece.calls:
                 delta["tool_calls"] = piece.calls
             chunks.append(self._chunk([self._entry(choice, delta, piece)]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import usage as statistics
 from .admission import Admitted
-from .choice import Choice, Part, Piece, ToolCallEntry
+from .choice import Choice, Part, Piece, Thought, ToolCallEntry
 from .steps import AnswerStep
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
@@ -25,7 +25,7 @@ class ResponsesReply:
         self.choices = [Choice(0, admitted.requests[0], admitted.ask, admitted.served.session)]
         self._items: list[Event] = []  # of the stream, the last one may be open
         self._logprobs: list[Event] = []  # of tokens of which no text was sent yet
-        self._is_open = False
+        self._open_kind: str | None = None  # of the text of the open item
         self._num_events = 0
 
     @property
@@ -55,17 +55,23 @@ class ResponsesReply:
         for part in piece.parts:
             if isinstance(part, ToolCallEntry):
                 events += self._close() + self._call(part)
+            elif isinstance(part, Thought):
+                events += self._grow("reasoning_text", part.text)
             else:
-                events += [] if self._is_open else self._open()
-                self._items[-1]["content"][0]["text"] += part
-                logprobs = self._take_logprobs()
-                events.append(self._event("output_text.delta", **self._place, delta=part, logprobs=logprobs))
+                events += self._grow("output_text", part)
         if choice.is_over:
             events += self._close()
             events.append(self._event(self._status, response=self._response(self._status, self._items)))
         return events
 
     # --- parts ---
+
+    def _grow(self, kind: str, text: str) -> list[Event]:
+        """Add to the open text of this kind, which is opened if necessary."""
+        events = [] if self._open_kind == kind else [*self._close(), *self._open(kind)]
+        self._items[-1]["content"][0]["text"] += text
+        fields = {"logprobs": self._take_logprobs()} if kind == "output_text" else {}
+        return [*events, self._event(f"{kind}.delta", **self._place, delta=text, **fields)]
 
     def _entries(self, steps: Sequence[AnswerStep]) -> list[Event]:
         """The log-probabilities of tokens, if they are asked for."""
@@ -90,29 +96,32 @@ class ResponsesReply:
     def _add(self, item: Event) -> Event:
         """The event of a new item, which begins empty."""
         self._items.append(item)
-        empty: Event = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: Event = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
         begun = {**item, **empty, "status": "in_progress"}
         return self._event("output_item.added", output_index=len(self._items) - 1, item=begun)
 
     def _done(self) -> Event:
         return self._event("output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
 
-    def _open(self) -> list[Event]:
-        """Begin a message."""
-        self._is_open = True
-        added = self._add(_item(""))
-        part = self._items[-1]["content"][0] | {"logprobs": []}
+    def _open(self, kind: str) -> list[Event]:
+        """Begin a message, or a reasoning item."""
+        self._open_kind = kind
+        added = self._add(_item("" if kind == "output_text" else Thought("")))
+        part = _content(kind, "")
         return [added, self._event("content_part.added", **self._place, part=part)]
 
     def _close(self) -> list[Event]:
-        """End the open message."""
-        if not self._is_open:
+        """End the open item."""
+        kind, self._open_kind = self._open_kind, None
+        if kind is None:
             return []
-        self._is_open = False
-        self._take_logprobs()
         part = self._items[-1]["content"][0]
+        fields = {"text": part["text"]}
+        if kind == "output_text":
+            self._take_logprobs()
+            fields["logprobs"] = part["logprobs"]
         return [
-            self._event("output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"]),
+            self._event(f"{kind}.done", **self._place, **fields),
             self._event("content_part.done", **self._place, part=part),
             self._done(),
         ]
@@ -162,9 +171,18 @@ def _item(part: Part) -> Event:
         name = f"fc_{part.id.removeprefix('call_')}"
         call = {"call_id": part.id, "name": part.name, "arguments": part.arguments}
         return {"type": "function_call", "id": name, "status": "completed", **call}
-    content = [{"type": "output_text", "text": part, "annotations": [], "logprobs": []}]
+    if isinstance(part, Thought):
+        thought = [_content("reasoning_text", part.text)]
+        name = f"rs_{secrets.token_hex(12)}"
+        return {"type": "reasoning", "id": name, "status": "completed", "summary": [], "content": thought}
+    content = [_content("output_text", part)]
     name = f"msg_{secrets.token_hex(12)}"
     return {"type": "message", "id": name, "status": "completed", "role": "assistant", "content": content}
+
+
+def _content(kind: str, text: str) -> Event:
+    extra: Event = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **extra}
 
 
 def _usage(admitted: Admitted) -> Event:

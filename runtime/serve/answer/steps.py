@@ -19,7 +19,8 @@ How = Literal["accepted", "verified", "forced"]
 @dataclass(slots=True)
 class Token:
     """`how` it was chosen: verified (a proposal), forced (by a grammar), else accepted. `top`: the most
-    likely tokens at its position: ids, texts and log-probabilities.
+    likely tokens at its position: ids, texts and log-probabilities. `is_thinking`: whether it is a part
+    of the thinking or its marks.
     """
 
     id: int
@@ -27,9 +28,11 @@ class Token:
     p: float
     how: How
     top: list[tuple[int, str, float]]
+    is_thinking: bool = False
 
     def step_entry(self) -> dict[str, Any]:
-        return {"id": self.id, "text": self.text, "p": round(self.p, 6), "how": self.how}
+        entry = {"id": self.id, "text": self.text, "p": round(self.p, 6), "how": self.how}
+        return entry | {"thinking": True} if self.is_thinking else entry
 
     def logprob_entry(self) -> dict[str, Any]:
         return _entry(self.text, self.logprob) | {"top_logprobs": [_entry(*each) for each in self.likely]}

@@ -16,7 +16,7 @@ from .fields import (
     ignored,
     inner,
     integer,
-    refused_field,
+    one_of,
     shown,
     texts,
 )
@@ -117,9 +117,10 @@ def _tool_choice(name: str, value: Any) -> Several:
     return Several(tool_choice=made, parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True)
 
 
-def _thinking(name: str, value: Any) -> None:
-    if a_dict(name, value).get("type") != "disabled":
-        raise refused_field(name, ' (except {"type": "disabled"})')
+def _thinking(name: str, value: Any) -> bool:
+    """How long a model thinks is its own decision: `budget_tokens` has no effect."""
+    kind: str = one_of("enabled", "adaptive", "disabled")(f"{name}.type", a_dict(name, value).get("type"))
+    return kind != "disabled"
 
 
 def _format(name: str, value: Any) -> Any:

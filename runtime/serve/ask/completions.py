@@ -21,6 +21,7 @@ from .fields import (
     inner,
     integer,
     number,
+    one_of,
     shown,
     text,
     texts,
@@ -68,6 +69,8 @@ def refusing(**neutral: tuple[Any, ...]) -> dict[str, Field]:
     return {name: Field(unsupported(*values)) for name, values in neutral.items()}
 
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
 SHARED: Table = {
     "model": Field(text),
     "stream": Field(flag),
@@ -79,6 +82,7 @@ SHARED: Table = {
     "presence_penalty": Field(number),
     "frequency_penalty": Field(number),
     "logit_bias": Field(_logit_bias),
+    "chat_template_kwargs": Field(a_dict, "template"),
     "seed": Field(_seed),
     "ignore_eos": Field(_ignore_eos, "eos_ids"),
     "exact": Field(flag),
@@ -95,7 +99,7 @@ SHARED: Table = {
     **no_effect("user", "metadata", "service_tier", "safety_identifier", "request_id", "priority"),
     **refusing(
         min_tokens=(0,), length_penalty=(1,), stop_token_ids=([],), typical_p=(1,), mirostat=(0,),
-        skip_special_tokens=(True,), chat_template=(), chat_template_kwargs=({},),
+        skip_special_tokens=(True,), chat_template=(),
     ),
 }  # fmt: skip
 
@@ -134,6 +138,11 @@ def tool_choice(name: str, value: Any) -> str:
 
 
 top_logprobs = integer(0, MOST_TOP)
+
+
+def reasoning_effort(name: str, value: Any) -> bool | None:
+    """False without thinking. How long a model thinks is its own decision."""
+    return False if one_of(*EFFORTS)(name, value) == "none" else None
 
 
 def _chat_logprobs(name: str, value: Any) -> int | None:
@@ -188,9 +197,10 @@ CHAT: Table = {
     "parallel_tool_calls": Field(flag),
     "logprobs": Field(_chat_logprobs),
     "top_logprobs": Field(top_logprobs),
+    "reasoning_effort": Field(reasoning_effort, "thinking"),
     **refusing(
         modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
-        reasoning_effort=(), verbosity=(), web_search_options=(), add_generation_prompt=(True,),
+        verbosity=(), web_search_options=(), add_generation_prompt=(True,),
         continue_final_message=(False,),
     ),
 }  # fmt: skip
@@ -200,4 +210,5 @@ TEXT: Table = {
     "prompt": Field(_prompts, "prompts", is_needed=True),
     "max_tokens": _limit(),
     "logprobs": Field(_text_logprobs),
+    **refusing(chat_template_kwargs=({},)),
 }

@@ -127,7 +127,7 @@ def unsupported(*neutral: Any) -> Reader:
 
     def read(name: str, value: Any) -> None:
         if not any(_is_same(value, other) for other in neutral):
-            raise refused_field(name, f" (except {json.dumps(neutral[0])})" if neutral else "")
+            raise _refused(name, f" (except {json.dumps(neutral[0])})" if neutral else "")
 
     return read
 
@@ -146,7 +146,7 @@ def inner(table: Table) -> Reader:
     return read
 
 
-def refused_field(name: str, note: str = "") -> Refused:
+def _refused(name: str, note: str) -> Refused:
     return Refused(
         400,
         f"{name} is not supported{note} and would change the answer; remove it",

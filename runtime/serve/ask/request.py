@@ -53,6 +53,8 @@ class Ask:
     return_steps: whether the tokens of each step are returned
     logprobs: whether the log-probabilities of tokens are returned
     knobs: the fields of KNOBS that the request sets
+    template: variables of the chat template
+    thinking: whether the model is to think; None for the template's own choice
     names: the request's field of each setting, for errors
     body: the request as it was sent, which some protocols return
     """
@@ -69,6 +71,8 @@ class Ask:
     return_steps: bool = False
     logprobs: bool = False
     knobs: frozenset[str] = frozenset()
+    template: Mapping[str, Any] = field(default_factory=dict)
+    thinking: bool | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,6 +82,12 @@ class Ask:
         not.
         """
         return self.tools is not None or bool({"schema", "regex", "choice"} & self.settings.keys())
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar constrains the answer."""
+        must = self.tools is not None and self.tools.must
+        return must or bool({"schema", "regex", "choice", "grammar"} & self.settings.keys())
 
     @property
     def is_typed(self) -> bool:
@@ -121,6 +131,8 @@ def read_ask(kind: Kind, body: dict[str, Any]) -> Ask:
         values.get("return_steps", False),
         "logprobs" in values,
         knobs,
+        values.get("template", {}),
+        values.get("thinking"),
         names,
         body,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..refusals import Refused
-from .completions import SHARED, json_schema, no_effect, refusing, tool_choice, top_logprobs
+from .completions import SHARED, json_schema, no_effect, reasoning_effort, refusing, tool_choice, top_logprobs
 from .fields import Field, Several, Table, a_dict, a_list, flag, ignored, inner, integer, shown, text
 from .messages import MOST_MESSAGES, joined_text
 
@@ -103,6 +103,13 @@ def _include(name: str, value: Any) -> Several:
     return Several(logprobs=0 if LOGPROBS in value else None)
 
 
+_reasoning = inner(
+    {
+        "effort": Field(reasoning_effort, "thinking"),
+        "summary": Field(ignored),
+        "generate_summary": Field(ignored),
+    }
+)
 _text = inner({"format": Field(_format, "schema"), "verbosity": Field(ignored)})
 
 RESPONSES: Table = {
@@ -116,12 +123,13 @@ RESPONSES: Table = {
     "parallel_tool_calls": Field(flag),
     "include": Field(_include),
     "top_logprobs": Field(top_logprobs),
+    "reasoning": Field(_reasoning),
     **no_effect(
         "store", "stream_options", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
         "prompt_cache_options",
     ),
     **refusing(
         previous_response_id=(), conversation=(), background=(False,), truncation=("disabled",),
-        prompt=(), reasoning=({},), context_management=(), moderation=(),
+        prompt=(), context_management=(), moderation=(),
     ),
 }  # fmt: skip

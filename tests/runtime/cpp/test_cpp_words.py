@@ -19,6 +19,7 @@ from mars_export.runtime.decode.row import FinishReason
 from mars_export.runtime.decode.stats import Stats
 
 GUIDE = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
+LOGITS = {"logit_bias", "presence_penalty", "frequency_penalty", "top_logprobs"}
 GRAMMAR = {"schema", "regex", "choice", "tools", "separators"}
 
 
@@ -26,9 +27,9 @@ def test_settings_of_a_request() -> None:
     python = {field.name for field in fields(GenerationConfig)}
     # C says exact by MARS_EXACT; a deadline is the Batcher's in Python, the loop an argument of its own.
     here = {name for name, _ in Config._fields_ if not name.startswith("num_")} - {"struct_size"}
-    assert python - here == GRAMMAR | {"exact"}
+    assert python - here == GRAMMAR | LOGITS | {"exact"}
     assert here - python == {"commit", "cache_block", "deadline"}
-    assert all(f"`{name}`" in GUIDE for name in GRAMMAR)
+    assert all(f"`{name}`" in GUIDE for name in GRAMMAR | LOGITS)
 
 
 def test_statistics() -> None:

@@ -155,7 +155,7 @@ def test_tokens_are_counted(client: anthropic.Anthropic, session: Session) -> No
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "unsupported_parameter", "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "unsupported_by_model", "thinking"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "unsupported_parameter", "tools"),
         ({"tool_choice": {"type": "any"}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "invalid_value", "tool_choice"),

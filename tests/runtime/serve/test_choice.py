@@ -27,6 +27,7 @@ class Requested:
     """As much of a request as a choice knows."""
 
     cancelled = False
+    prompt = (1, 2, 3)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -34,7 +35,9 @@ class Requested:
 
 def choice(tools: Tools | None = None) -> tuple[Choice, Requested]:
     request = Requested()
-    session: Any = SimpleNamespace(tool_stream=lambda: ToolStream("list"), text=None)
+    session: Any = SimpleNamespace(
+        tool_stream=lambda: ToolStream("list"), thinking_stream=lambda _: None, text=None
+    )
     return Choice(0, request, Ask("chat", None, [], {}, None, tools=tools), session), request  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Tool calls on the page, those of a text and those of the interface."""
+"""Tool calls on the page, those of a text and those of the interface; and thinking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.page import Open, ended, write
 
 need("uvicorn", "serve")
 
-from support.fake_serve import FakeServe  # noqa: E402
+from support.fake_serve import FakeServe, tokens_of  # noqa: E402
 
 CALLS = (
     '[{"name": "set_light", "arguments": {"room": "kitchen", "on": true}}, {"name": "ring", "arguments": {}}]'
@@ -47,3 +47,17 @@ def test_calls_of_the_interface(visit: Open) -> None:
     write(tab, "more")
     ended(tab)
     assert json.loads(fake.requests[1]["messages"][1]["content"])[0]["arguments"] == {"times": [1, None]}
+
+
+def test_thinking_is_folded(visit: Open) -> None:
+    fake = FakeServe([tokens_of("<think> I wonder. </think> Hello there")], thinking=4)
+    tab = visit(fake)
+    write(tab, "hi")
+    ended(tab)
+    fold, text = tab.locator("details.thinking"), tab.locator("article > .text")
+    assert fold.locator(".text").is_hidden() and text.inner_text().strip() == "Hello there"
+    fold.locator("summary").click()
+    assert "I wonder." in fold.locator(".text").inner_text()
+    write(tab, "more")
+    ended(tab)
+    assert fake.requests[1]["messages"][1] == {"role": "assistant", "content": " Hello there"}
