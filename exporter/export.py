@@ -36,8 +36,7 @@ from .graph.hashed import HashedFile
 from .graph.step import StepGraph, StepShape
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .output import writing
-from .thinking import find_thinking
-from .turns import derive_chat_turns
+from .turns import derive_chat_turns, find_thinking
 
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
 

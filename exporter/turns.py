@@ -1,6 +1,7 @@
 """Derives a table of turns from a jinja2 chat template, for runtimes without jinja2.
 
 A table is written only if it renders the same text as the template in every conversation that is tried.
+Recognizes the marks around thinking, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer, models
 
-from ..runtime.bundle.turns import START, ChatTurns
+from ..runtime.bundle.turns import START, ChatTurns, ThinkingMarks
 from ..runtime.errors import BundleError, CheckpointError, SessionError
 from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
@@ -49,6 +50,14 @@ CONTENTS = (
     "0",
     "[]",
     "\r\n",
+)
+# Around thinking, in the templates of model families.
+KNOWN_MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 Render = Callable[[Sequence[Mapping[str, str]]], str | None]
@@ -205,3 +214,14 @@ def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:
     exact = [_conversation(p, [content() for _ in p]) for p in _patterns(turns, LONGEST_PATTERN)]
     longer = [_conversation(p, [content() for _ in p]) for p in (walk() for _ in range(NUM_RANDOM))]
     return bool(exact) and _agrees(render, turns, exact + longer)
+
+
+def find_thinking(vocabulary: Vocabulary) -> ThinkingMarks | None:
+    """The marks that the template has, if they are part of an answer's text; special tokens are not."""
+    added = Tokenizer.from_str(vocabulary.tokenizer_json).get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    template = vocabulary.chat_template or ""
+    for marks in KNOWN_MARKS:
+        if all(mark in template for mark in marks) and special.isdisjoint(marks):
+            return ThinkingMarks(*marks)
+    return None
