@@ -124,8 +124,7 @@ class Batcher:
         template: Mapping[str, Any] | None = None,
     ) -> Request:
         """`submit` for coroutines. `turn` is held while the prompt and a grammar are processed. `tools`:
-        functions as JSON text that messages list and the answer may, but need not, call. `template`: variables
-        of the chat template.
+        functions as JSON text that messages list and the answer may call. `template`: its variables.
         """
         self._check_process()
         until, wait = self._until(deadline), sooner(wait, deadline)
