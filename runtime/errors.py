@@ -72,7 +72,7 @@ class MarsWarning(UserWarning):
 
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
-    """Problems as the end of a message, one a line: at most `most`, then how many more. Long ones are cut."""
+    """Problems as the end of a message, one per line: at most `most`, then the number of others."""
     lines = [p if len(p) <= 1000 else f"{p[:700]}...{p[-200:]}" for p in problems[:most]]
     if len(problems) > most:
         lines.append(f"and {len(problems) - most} more")

@@ -1,4 +1,4 @@
-"""Writes the step graph: one forward over pending tokens and masks, with KV entries as inputs and outputs."""
+"""Writes the step graph: a forward over pending tokens, proposals and masks, with KV entries in and out."""
 
 from __future__ import annotations
 

@@ -335,10 +335,10 @@ class Batcher:
         self._places.count(prompt_tokens=stats.prompt_tokens, tokens=number, **{how: 1})
         if how == "finished":
             self._places.took(stats.prefill_time + stats.decode_time)
-        request.conclude(reason, error)  # after counting, so that its readers find it counted
+        request.conclude(reason, error)  # after it is counted: readers may look at the counts
         log = LOG.warning if how == "failed" else LOG.info
         log(
-            "request %d of %r %s: %s, %d tokens after %d, tau %s, waited %.3f s, %.3f s in all",
+            "request %d of %r %s: %s, %d tokens for a prompt of %d, tau %s, waited %.3f s, %.3f s in all",
             *(request.number, request.client, how, reason if error is None else type(error).__name__),
             *(number, stats.prompt_tokens, "exact" if row.config.exact else row.config.tau),
             *(request.completion.stats.queue_time, perf_counter() - stats.began),

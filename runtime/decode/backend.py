@@ -13,7 +13,7 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one row feeds into a step, from its cursor on: `known` tokens, `proposals`, then `masks`.
+    """What one row feeds into a step, from its cursor on: `known` (pending) tokens, `proposals`, `masks`.
 
     The outputs are those of the last known token, of every proposal and of every mask, in this order.
     """
@@ -94,17 +94,17 @@ class Backend(Protocol):
 
     @property
     def max_slots(self) -> int | None:
-        """Most slots of one step, None for no limit."""
+        """Maximum number of slots of one step, None for no limit."""
         ...
 
     @property
     def max_outputs(self) -> int | None:
-        """Most predictions of each row in one step, None for no limit."""
+        """Maximum number of predictions of each row in one step, None for no limit."""
         ...
 
     @property
     def max_capacity(self) -> int:
-        """Most entries that a row can ever hold."""
+        """Maximum number of entries of a row."""
         ...
 
     @property

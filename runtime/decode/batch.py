@@ -25,8 +25,9 @@ class Batch:
     def forward(self, first: int, feeds: Sequence[Feed]) -> StepOutput:
         """Run one step on the active rows first, first + 1, ... with these feeds.
 
-        Output 0 of a row belongs to its last known token; then come its proposals and its masks. A row
-        without known tokens has its masks' outputs from 0 on.
+        Output 0 of a row belongs to its last known token; then come its proposals and its masks. The output
+        of a slot predicts the token at the next position. Only the block loop (blocks.py) has rows without
+        known tokens: their outputs are those of their masks.
         """
         rows = self.active[first : first + len(feeds)]
         slots = max([feed.slots for feed in feeds])

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ..errors import SessionError
 from .backend import Backend, Feed, StepOutput
+from .errors_end import ErrorsEnd
 from .row import Accepted, Predictions, Row
-from .schedule import ErrorsEnd, Limits, Schedule
+from .schedule import Limits, Schedule
 
 UNUSED = Feed(0, 0, 1)  # of a row that waits between two working ones; recognized by identity
 

@@ -50,8 +50,8 @@ class GenerationConfig:
         tau >= 1 (entropy: tau <= 0) is one-token mode. A tau turns exact mode off; giving both is an error.
     metric: the confidence: probability, margin (over the second most likely token) or entropy (nats).
     max_new_tokens: most tokens of the answer.
-    window: predictions of new positions in one step; "full" for the bundle's block, "auto" for the number
-        that is fastest, chosen step by step (docs/decoding.md).
+    window: predictions of new positions in one step, one more than its masks; "full" for all that the block
+        allows, "auto" for the number that is fastest, chosen step by step (docs/decoding.md).
     eos_ids: end-of-sequence tokens; None for the model's. A list is accepted, as for stop and choice.
     stop: strings that end the text and are not part of it.
     temperature: 0 is greedy. Above it tokens are drawn, and tau applies to the drawn token's confidence.
@@ -60,7 +60,7 @@ class GenerationConfig:
     seed: draws depend on it and on the position only. With a tau, the text is repeatable if the window is
         fixed, too.
     repetition_penalty: of tokens that the prompt or the answer contains; 1 is off.
-    exact: the default. Several tokens a step, and the text of one-token decoding.
+    exact: the default. Several tokens per step, and the text of one-token decoding.
     lookup: propose, too, what followed the last `lookup` tokens where they occurred before (exact mode only);
         0 is off.
     min_p: draw from tokens at least this much as likely as the most likely one; 0 is off.

@@ -145,7 +145,7 @@ class Prefixes:
             if not length:
                 return None
             if (group, key[: 4 * length]) in self._entries:
-                best = key[: 4 * length]  # the shortest that is enough: a longer one may grow old
+                best = key[: 4 * length]  # the shortest that is enough: a longer one may be evicted
             saved = self._use((group, best)).saved
             for mark in marks:  # later than `best`, so that the part which others share stays the longest
                 if (group, key[: 4 * mark]) in self._entries:
@@ -268,16 +268,11 @@ class Stem:
         most = last if firm_slots is None else max(last, len(tokens) - firm_slots)
         match = self._store.match(self._group, tokens[:most], self._marks)
         if match is not None:
-            saved, length = match
-            if firm_slots is None:
-                length -= length % chunk
-            elif length < last:  # the step to the chunk's end must be firm
-                length -= max(0, firm_slots - (chunk - length % chunk))
-            with suppress(Exception):  # most likely a lack of memory: the row reads all of its prompt
-                room = min(len(tokens) + SPARE, capacity)
-                if saved.length > max(room, cache.capacity) and most_entries is not None:
-                    length = length if bucket(saved.length, cache.capacity) <= most_entries else 0
-                if length > 0:
+            saved, num_common = match
+            length = _usable(num_common, last, chunk, firm_slots)
+            room = min(len(tokens) + SPARE, capacity)
+            if length > 0 and _may_widen(cache, saved.length, room, most_entries):
+                with suppress(Exception):  # most likely a lack of memory: the row reads all of its prompt
                     cache.reserve(max(saved.length, room))
                     cache.load(place, saved.data, length)
                     self.firm = length
@@ -301,6 +296,26 @@ class Stem:
                 num_bytes = length * cache.entry_bytes
                 copy = partial(_copy, cache, place, length)
                 self._store.save(self._group, tokens[:length], num_bytes, copy, fixed=fixed)
+
+
+def _usable(num_common: int, last: int, chunk: int, firm_slots: int | None) -> int:
+    """How many of `num_common` saved entries a row can begin with, whose last chunk begins at `last`: the
+    steps that it then takes must give the bits that reading all chunks gives.
+    """
+    if firm_slots is None:
+        return num_common - num_common % chunk  # only whole chunks give equal bits
+    if num_common >= last:
+        return num_common  # the next step also ends the prompt, and has at least `firm_slots` slots
+    return num_common - max(0, firm_slots - (chunk - num_common % chunk))  # the rest of the chunk is firm
+
+
+def _may_widen(cache: Cache, length: int, room: int, most_entries: int | None) -> bool:
+    """Whether the rows may hold a saved copy of `length` entries: they have, or will have, that many anyway,
+    or stay within `most_entries`.
+    """
+    if most_entries is None or length <= max(room, cache.capacity):
+        return True
+    return bucket(length, cache.capacity) <= most_entries
 
 
 def _copy(cache: Cache, place: int, length: int) -> Saved:

@@ -21,7 +21,7 @@ from .sample import Draws, Top, top_of
 from .stats import Stats
 
 LEAST = 0.5  # a row with a tau makes no proposals whose chance to hold is lower
-ENOUGH = 3.0  # expected tokens of the proposals, from which the proposer is not asked for others
+ENOUGH = 3.0  # the proposer is not asked if the proposals promise this many tokens
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
 
@@ -48,6 +48,7 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Predictions:
     """Consecutive predictions for one row, the first for its next unknown position; arrays of one length.
+    A slot at position p, mask or not, gives the prediction for p + 1.
 
     `confidences` are in the metric of the row's config, `probabilities` always probabilities.
     """
@@ -161,12 +162,16 @@ class Row:
 
     @property
     def feeds_proposals(self) -> bool:
-        """Whether a step may verify proposals, and feed one mask more than the block was trained for."""
+        """Whether a step may verify proposals, and thus feed more masks than the model was trained for."""
         return bool(self.config.exact)
 
     @property
     def num_proposals(self) -> int:
-        """Proposals that may be fed. An end-of-sequence proposal is not: the output before it decides."""
+        """Proposals that may be fed. An end-of-sequence proposal is not: the output before it decides.
+
+        One less than the remaining tokens, so that the limit of the answer never cuts verified ones
+        (`Hopes.saw` counts those as failed).
+        """
         if not self.feeds_proposals:
             return 0
         token_ids = self.proposals.token_ids
@@ -178,7 +183,7 @@ class Row:
         config = self.config
         if config.one_token:
             return 0
-        # One mask too many costs its slot and no quality, and its proposal often holds.
+        # Two more than the model was trained for cost their slots and no quality, and often hold.
         most = block + 1 if block > 1 and self.feeds_proposals else block - 1
         if isinstance(config.window, int):
             most = min(config.window - 1, most)
@@ -213,7 +218,7 @@ class Row:
         worth = self.foresight.expected(self.most_masks(block))
         return Chances(self.num_pending, tuple(hopes[:num]), hopes[num] if ends else None, tuple(worth), room)
 
-    # --- hooks for rows with a grammar ---
+    # --- hooks that GuidedRow overrides ---
 
     def begin(self, most: int) -> Accepted | None:  # noqa: ARG002
         """Append tokens that are known without a prediction, up to `most` tokens in all."""
@@ -228,7 +233,7 @@ class Row:
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         """Take the outputs of `feed`, which are those of batch row `i`. Its known tokens are final now.
 
-        None if nothing can be accepted; the next step tries again.
+        None, only for a row with a grammar, if nothing can be accepted; the next step tries again.
         """
         self.cursor += feed.known
         self.stats.forwards += 1
@@ -251,7 +256,7 @@ class Row:
             count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
         for i, token in enumerate(token_ids[:count]):
             self._append(token)
-            if self.finish_reason is not None:
+            if self.finish_reason is not None:  # by this token, or by another thread (cancel, deadline)
                 count = i + 1
                 break
         num_verified = max(0, count - 1) if is_verified else 0
@@ -259,7 +264,7 @@ class Row:
             self._advance(token_ids, predictions.probabilities.tolist(), count, num_proposals)
         else:
             self.proposals = NONE
-            # If something else than tau ended the run, the row is over.
+            # If something other than tau ended the run, the row is over.
             self.pass_rates.saw(count, [config.passes(c) for c in confidences])
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:

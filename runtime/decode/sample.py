@@ -35,8 +35,8 @@ class Draws(Sequence[int]):
     """The tokens from absolute position `first` on by logits [predictions, vocab], each drawn when it is
     first read.
 
-    A draw takes time, and the rule does not read tokens after the last that it accepts. `penalized` has the
-    logits of the tokens that were drawn, with the penalties that hold there.
+    A draw takes time, and verification reads no token after the last that it accepts; a tau reads all.
+    `penalized` has the logits of the tokens that were drawn, with the penalties that hold there.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from ..rules import broken, integer, number
 from .backend import Backend, Feed, StepOutput
 from .batch import Batch, KvBudget
 from .config import GenerationConfig
+from .errors_end import ErrorsEnd
 from .pace.policy import Policy, widest_feeds
 from .queue import Queue
 from .row import Accepted, Row
@@ -74,9 +75,9 @@ class Limits:
             ("eos_ids", "eos_ids", len(config.eos_ids or ()), self.max_stops),
         ]
         problems = {
-            field: f"{number} {name} are asked for, this service gives at most {most}; ask for fewer"
-            for field, name, number, most in requests
-            if most is not None and number > most
+            field: f"{asked} {name} are asked for, this service allows at most {most}; ask for fewer"
+            for field, name, asked, most in requests
+            if most is not None and asked > most
         }
         if problems:
             field = next(iter(problems))
@@ -86,27 +87,6 @@ class Limits:
     def of_rows(cls, num_rows: int) -> Limits:
         """For rows that no other request waits for."""
         return cls(num_rows, prefill_tokens=PREFILL_CHUNK)
-
-
-class ErrorsEnd:
-    """A context that ends `rows`, and no others, if its body raises; adds their last events to `events`.
-
-    It catches BaseException, because a panic of a Rust library is not an Exception.
-    """
-
-    __slots__ = ("events", "rows")
-
-    def __init__(self, rows: Sequence[Row], events: list[Accepted]) -> None:
-        self.rows, self.events = rows, events
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
-            return False
-        self.events += [row.fail(error) for row in self.rows]
-        return True
 
 
 class Schedule:
@@ -134,7 +114,7 @@ class Schedule:
         self.waiting = Queue()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
-        # Prompts are read in chunks of one size, so that the same prompt always takes the same forwards.
+        # Prompts are read in chunks of one size, so that a prompt takes the same forwards every time.
         self._chunk = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
         self._num_chunks = 0  # that were read so far: prompts take turns
         self._failures: list[Accepted] = []  # of rows whose entries could not be moved
@@ -164,14 +144,16 @@ class Schedule:
         self.waiting.add(row)
 
     def step(self) -> list[Accepted]:
-        """Read prompts up to `prefill_tokens`, then run one forward over all decoding rows; return events.
+        """All of `forwards`: read prompts up to `prefill_tokens`, then decode; return events.
 
         A row whose finish_reason was set from outside leaves before anything else happens.
         """
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one step, each as it is run. Of the chunks of a prompt only the last has events."""
+        """The forwards of one step, each as it is run: chunks of prompts, a chunk of a long forced text, and
+        one forward over all decoding rows. Of the chunks of a prompt only the last has events.
+        """
         self._drop_finished()
         yield from self._prefill()
         self._drop_finished()
@@ -188,24 +170,32 @@ class Schedule:
     # --- prefill ---
 
     def _prefill(self) -> Iterator[list[Accepted]]:
+        """Read chunks of prompts until the prompt tokens of the step are used up."""
         budget = self._chunk
-        while (row := self._reader()) is not None and (chunk := self._next_chunk(row)) <= budget:
+        while True:
+            self._admit()
+            self._drop_finished()  # rows that could not be moved
+            row = self._reader()
+            if row is None or (chunk := self._next_chunk(row)) > budget:
+                return
             if events := self._begin(row):
                 yield events
-                self._drop_finished()
-                continue
-            budget -= chunk
-            self._num_chunks += 1
-            if chunk < row.num_pending:
-                yield self._run([row], [Feed(chunk)], _read)
             else:
-                feed = self._first_feed(row)
-                self._num_decoding += 1
-                events = self._run([row], [feed], self._take_first)
-                self._batch.keep(self._num_decoding - 1)  # now: the next prompt may begin alike
-                if events:
+                budget -= chunk
+                self._num_chunks += 1
+                if chunk < row.num_pending:
+                    yield self._run([row], [Feed(chunk)], _take_chunk, is_chunk=True)
+                elif events := self._read_last_chunk(row):
                     yield events
             self._drop_finished()
+
+    def _read_last_chunk(self, row: Row) -> list[Accepted]:
+        """The row decodes from now on."""
+        feed = self._first_feed(row)
+        self._num_decoding += 1
+        events = self._run([row], [feed], self._take_first)
+        self._batch.keep(self._num_decoding - 1)  # now: the next prompt may begin alike
+        return events
 
     def _next_chunk(self, row: Row) -> int:
         """Tokens up to the next multiple of the chunk size, also for a row that began with saved entries."""
@@ -220,31 +210,31 @@ class Schedule:
         The first is the shortest, and ends first, because decoding rows are neighbours: the last chunk of
         another waits for it.
         """
-        self._admit()
-        self._drop_finished()
         readers = self._batch.active[self._num_decoding :]
         if not readers:
             return None
         is_lasts_turn = self._num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
         return readers[-1] if is_lasts_turn else readers[0]
 
-    def _admit(self) -> None:
-        """Start a waiting row if there is room: the next one, or while prompts are being read the first that
-        has at most half the chunks of the shortest of them.
+    def _next_waiting(self) -> Row | None:
+        """The waiting row that starts next: the first one, or while prompts are being read the first that has
+        at most half the chunks of the shortest of them.
         """
-        first = self._num_decoding
-        readers = self._batch.active[first:]
+        readers = self._batch.active[self._num_decoding :]
         if not readers:
-            row = next(self._candidates(), None)
-        elif self._chunks_left(readers[-1]) <= 1:
-            return  # its last chunk waits for the others
-        else:
-            shortest = self._chunks_left(readers[0])
-            row = next((r for r in self._candidates() if 2 * self._chunks_left(r) <= shortest), None)
+            return next(self._candidates(), None)
+        if self._chunks_left(readers[-1]) <= 1:
+            return None  # the last chunk of that prompt waits for the others
+        shortest = self._chunks_left(readers[0])
+        return next((row for row in self._candidates() if 2 * self._chunks_left(row) <= shortest), None)
+
+    def _admit(self) -> None:
+        """Start a waiting row, before the others whose prompts are being read, if there is room."""
+        row = self._next_waiting()
         if row is None or not self._has_room(row):
             return
         self.waiting.take(row)
-        active = self._batch.active
+        active, first = self._batch.active, self._num_decoding
         active.append(row)
         for i in range(len(active) - 1, first, -1):
             self._move(i - 1, i)
@@ -277,6 +267,8 @@ class Schedule:
                 events.append(event)
         return events
 
+    # The block loop overrides the next two, and `_decode`.
+
     def _first_feed(self, row: Row) -> Feed:
         """The last chunk of a prompt, with a full window: all its tokens are fed anyway."""
         return widest_feeds([row], [self._batch.room(row)], self.block)[0]
@@ -300,10 +292,10 @@ class Schedule:
         return row.num_pending > self._most_known and self._batch.fits(row)
 
     def _catch_up(self) -> Iterator[list[Accepted]]:
-        """Feed a chunk of the first row that must catch up, without outputs; the other rows decode on."""
+        """Feed a chunk of the first row that must catch up; the other rows decode on."""
         row = next(filter(self._must_catch_up, self._decoding()), None)
         if row is not None:
-            yield self._run([row], [Feed(self._most_known)], _catch_up)
+            yield self._run([row], [Feed(self._most_known)], _take_forced)
             self._drop_finished()
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
@@ -338,8 +330,12 @@ class Schedule:
 
     # --- forwards and places ---
 
-    def _run(self, rows: Sequence[Row], feeds: Sequence[Feed], take: Take) -> list[Accepted]:
-        """One forward over neighbouring rows. An error ends the rows that it concerns, and no others."""
+    def _run(
+        self, rows: Sequence[Row], feeds: Sequence[Feed], take: Take, *, is_chunk: bool = False
+    ) -> list[Accepted]:
+        """One forward over neighbouring rows, or with `is_chunk` over a whole chunk of one prompt. An error
+        ends the rows that it concerns, and no others.
+        """
         for row in rows:
             row.start()
         events: list[Accepted] = []
@@ -354,7 +350,7 @@ class Schedule:
                 if (event := take(row, output, i, feed)) is not None:
                     events.append(event)
             if row.stem is not None:
-                row.stem.saw(before, row.cursor, slots, is_chunk=take is _read)
+                row.stem.saw(before, row.cursor, slots, is_chunk=is_chunk)
         return events
 
     def _drop_finished(self) -> None:
@@ -382,14 +378,14 @@ def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
     return row.take(output, i, feed)
 
 
-def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
-    """A chunk of a prompt is final; it has no outputs."""
+def _take_chunk(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+    """A chunk of a prompt is final; its output is not used."""
     row.cursor += feed.known
     row.stats.prefill_forwards += 1
 
 
-def _catch_up(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
-    """A chunk of the answer is final; it has no outputs."""
+def _take_forced(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+    """A chunk of the answer is final; its output is not used."""
     row.cursor += feed.known
     row.stats.forwards += 1
 

@@ -57,7 +57,7 @@ class Connection(H11Protocol):
         self._complain(431 if len(self.conn.trailing_data[0]) > 16_384 else 400, msg)
 
     def _wait_for_headers(self) -> None:
-        """The time runs from the first byte, so that one byte a second does not extend it."""
+        """The time runs from the connection or the last request; one byte a second does not extend it."""
         if self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_timeout, self._too_slow)
 

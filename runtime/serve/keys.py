@@ -47,7 +47,7 @@ def _hash(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys of a file, one a line, without empty lines and comments (#). Raises MarsError."""
+    """The keys of a file, one per line, without empty lines and comments (#). Raises MarsError."""
     try:
         with path.open("rb") as file:
             data = file.read(LONGEST_FILE + 1)
@@ -63,7 +63,7 @@ def parse_keys(keys: Iterable[str], where: str) -> tuple[str, ...]:
     """Distinct keys that a header can carry. Raises MarsError."""
     unique = tuple(dict.fromkeys(keys))
     if not unique:
-        raise MarsError(f"{where}: no key in it; write one a line")
+        raise MarsError(f"{where}: no key in it; write one per line")
     if wrong := [
         i for i, key in enumerate(unique, 1) if not (key.isascii() and key.isprintable()) or " " in key
     ]:

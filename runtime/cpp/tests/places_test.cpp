@@ -176,10 +176,10 @@ TEST_CASE("limits of one request") {
         return message_of([&] { batcher.submit(prompt, config); });
     };
     CHECK(refusal(fake::Tokens(6, 1), config_of({}, 7)).find("the prompt has 6 tokens, 5 are taken here") == 0);
-    CHECK(refusal({1}, config_of({}, 8)) == "8 max_new_tokens are asked for, this service gives at most 7; ask for fewer");
+    CHECK(refusal({1}, config_of({}, 8)) == "8 max_new_tokens are asked for, this service allows at most 7; ask for fewer");
     mars::GenerationConfig config = config_of({}, 7);
     config.eos_ids = fake::Tokens{1, 2};
-    CHECK(refusal({1}, config) == "2 eos_ids are asked for, this service gives at most 1; ask for fewer");
+    CHECK(refusal({1}, config) == "2 eos_ids are asked for, this service allows at most 1; ask for fewer");
     CHECK(refusal({}, config_of({}, 7)).find("the prompt is empty") == 0);
     CHECK(refusal({99}, config_of({}, 7)).find("token ids outside the vocabulary") == 0);
     CHECK(refusal({1}, config_of(-1.0, 7)).find("tau must be") == 0);

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 from ..backend import Feed
 from .cost import Cost
-from .split import Splitter
+from .split import TRIALS, Splitter
 
 if TYPE_CHECKING:
     from ..row import Row
-
-TRIALS = 0.015  # share of the time for trying more masks than seem to pay, if next tokens are certain
 
 
 class Policy:

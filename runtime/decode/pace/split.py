@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import add
+from itertools import accumulate
+from operator import add, mul
 
 from ..backend import Feed
 from .cost import Cost
@@ -113,47 +114,57 @@ def _speed(cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
 def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
     """For each width of the step up to `widest`, the best value of this row and its feed.
 
-    The value of p proposals and m masks, with `end` the chance that the sequence ends after all proposals:
+    The value of p proposals and m masks, with `ending` the chance that the sequence ends after all proposals:
 
-        tokens[p] + chance[p] * ((1 - end) * later[m] + end * rest[p])
+        tokens[p] + chance[p] * ((1 - ending) * mask_values[m] + ending * left_out[p])
 
-    tokens: expected tokens of this step. chance: that all p proposals hold. later: the worth of the masks in
-    the next step. rest: the worth there of the proposals that this step leaves out.
+    tokens: expected tokens of this step. chance: that all p proposals hold.
     """
-    # later[m]: the tokens that will hold, less the time to feed them. If one fails, the step after that has
-    # no proposals and loses as much. best_masks[m]: the best number of masks up to m.
-    one = cost.of(num)
-    later, best_masks = [0.0], [0]
-    for m in range(1, len(row.worth)):
-        worth = row.worth[m]
-        value = (worth - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_hold(m))
-        best_masks.append(m if value > later[best_masks[-1]] else best_masks[-1])
-        later.append(value)
-    chance, tokens = [1.0], [1.0]
-    for hope in row.hopes:
-        chance.append(chance[-1] * hope)
-        tokens.append(tokens[-1] + chance[-1])
-    num_hopes, end = len(row.hopes), row.ending or 0.0
-    rest = [0.0] * (num_hopes + 1)
-    if end:
-        for p in range(num_hopes):
-            out = num_hopes - p
-            rest[p] = out - speed * cost.of(num * (1.0 + out)) / num
-    best = [(tokens[0], Feed(row.known))] * (row.known + 1)
-    most_masks, room, goes_on = row.most_masks, row.room, 1.0 - end
-    for space in range(1, widest - row.known + 1):
-        if space > room:
-            best.append(best[-1])
-            continue
-        top, proposals, masks = -1e300, 0, 0
-        for p in range((space if space < num_hopes else num_hopes) + 1):
-            left = space - p
-            m = best_masks[left if left < most_masks else most_masks]
-            value = tokens[p] + chance[p] * (goes_on * later[m] + end * rest[p])
+    mask_values = _mask_values(row, cost, speed, num)
+    left_out = _left_out_values(row, cost, speed, num)
+    chance = list(accumulate(row.hopes, mul, initial=1.0))
+    tokens = list(accumulate(chance[1:], initial=1.0))
+    # By the slots that are left for masks: the best number of masks, and what it is worth.
+    masks = list(
+        accumulate(range(len(mask_values)), lambda a, b: b if mask_values[b] > mask_values[a] else a)
+    )
+    masks += masks[-1:] * widest
+    goes_on = 1.0 - (row.ending or 0.0)
+    worth = [goes_on * mask_values[m] for m in masks]
+
+    def best(space: int) -> tuple[float, Feed]:
+        """The best use of `space` slots after the known tokens; of equal ones, that with fewer proposals."""
+        top, proposals = -1e300, 0
+        for p in range(min(space, len(row.hopes)) + 1):
+            value = tokens[p] + chance[p] * (worth[space - p] + left_out[p])
             if value > top:
-                top, proposals, masks = value, p, m
-        best.append((top, Feed(row.known, proposals, masks)))
-    return best
+                top, proposals = value, p
+        return top, Feed(row.known, proposals, masks[space - proposals])
+
+    options = [(tokens[0], Feed(row.known))]
+    options += [best(space) for space in range(1, min(row.room, widest - row.known) + 1)]
+    return [options[min(max(0, width - row.known), len(options) - 1)] for width in range(widest + 1)]
+
+
+def _mask_values(row: Chances, cost: Cost, speed: float, num: int) -> list[float]:
+    """What 0, 1, ... masks are worth in the next step: the proposals that will hold, less the time to feed
+    them. If one fails, the step after that has no proposals and loses as much.
+    """
+    one = cost.of(num)
+    return [0.0] + [
+        (row.worth[m] - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_hold(m))
+        for m in range(1, len(row.worth))
+    ]
+
+
+def _left_out_values(row: Chances, cost: Cost, speed: float, num: int) -> list[float]:
+    """By the number of proposals that are fed: what the others are worth in the next step, if the sequence
+    ends after them, times the chance that it does.
+    """
+    if not row.ending:
+        return [0.0] * (len(row.hopes) + 1)
+    numbers = range(len(row.hopes), 0, -1)
+    return [row.ending * (n - speed * cost.of(num * (1.0 + n)) / num) for n in numbers] + [0.0]
 
 
 def _wider(row: Chances, feed: Feed) -> Feed:

@@ -1,4 +1,4 @@
-"""The tokens of each step with their texts, which joined are the answer."""
+"""The tokens of each step with their texts. Joined, these texts are the answer."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ void Limits::check(const GenerationConfig& config) const {
     std::string wrong;
     const auto at_most = [&](const char* name, std::int64_t asked, const std::optional<std::int64_t>& most) {
         if (most && asked > *most)
-            add(wrong, std::to_string(asked) + " " + name + " are asked for, this service gives at most " + std::to_string(*most) +
+            add(wrong, std::to_string(asked) + " " + name + " are asked for, this service allows at most " + std::to_string(*most) +
                            "; ask for fewer");
     };
     at_most("max_new_tokens", config.max_new_tokens, max_new_tokens);

@@ -86,7 +86,7 @@ class Backend {
     /// Names of the graph's prediction outputs.
     virtual const std::vector<std::string>& outputs() const = 0;
 
-    /// Most slots of one step; no value means no limit.
+    /// Maximum number of slots of one step; no value means no limit.
     virtual std::optional<std::int64_t> max_slots() const = 0;
 
     /// Most predictions of one row in one step; no value means no limit.

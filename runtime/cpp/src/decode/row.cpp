@@ -86,7 +86,7 @@ std::int64_t Row::num_proposals() const {
 
 std::int64_t Row::most_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
-    // A proposal too many costs its slot and no quality, and one mask beyond the block is often verified.
+    // Two more than the model was trained for cost their slots and no quality, and often hold.
     std::int64_t most = feeds_proposals() && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
     if (max_masks) most = std::min(most, *max_masks);
