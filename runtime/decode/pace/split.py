@@ -125,9 +125,9 @@ def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> li
     chance = list(accumulate(row.hopes, mul, initial=1.0))
     tokens = list(accumulate(chance[1:], initial=1.0))
     # By the slots that are left for masks: the best number of masks, and what it is worth.
-    masks = list(
-        accumulate(range(len(mask_values)), lambda a, b: b if mask_values[b] > mask_values[a] else a)
-    )
+    masks = [0]
+    for m in range(1, len(mask_values)):
+        masks.append(m if mask_values[m] > mask_values[masks[-1]] else masks[-1])
     masks += masks[-1:] * widest
     goes_on = 1.0 - (row.ending or 0.0)
     worth = [goes_on * mask_values[m] for m in masks]
