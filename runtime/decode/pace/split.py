@@ -116,7 +116,7 @@ def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> li
 
     The value of p proposals and m masks, with `ending` the chance that the sequence ends after all proposals:
 
-        tokens[p] + chance[p] * ((1 - ending) * mask_values[m] + ending * left_out[p])
+        tokens[p] + chance[p] * ((1 - ending) * mask_values[m] + left_out[p])
 
     tokens: expected tokens of this step. chance: that all p proposals hold.
     """
