@@ -12,7 +12,6 @@ from onnx import helper
 from ...runtime.device.ort.library import Results, open_graph
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
-from ..graph.drafts import captured
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after
 from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
 
@@ -116,7 +115,7 @@ def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) 
     for node in reversed(graph.node):
         if any(name in needed and name not in inputs for name in node.output):
             nodes.append(node)
-            needed |= captured(node)
+            needed |= set(node.input)
     nodes.reverse()
     kind = graph.input[-1].type.tensor_type.elem_type  # of KV memory, and so of hidden states
     known = {info.name: info for info in [*graph.input, *graph.output]}

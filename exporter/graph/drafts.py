@@ -1,6 +1,6 @@
-"""Writes what draft adapters add to the products of a step: x A, 0 for other owners than the slot's, B.
+"""Writes what draft adapters add to the products of a step, for its draft slots: (x A, 0 for other owners) B.
 
-Shapes in comments: b rows, s slots, r ranks of all adapters of a product.
+Shapes in comments: b rows, s slots, n draft slots of all rows, r ranks of all adapters of a product.
 """
 
 from __future__ import annotations
@@ -12,68 +12,62 @@ from onnx import helper
 
 from .nodes import Nodes
 
+SLOTS, IS_DRAFT = "draft_slots", "is_draft"
 
-def write_owners(nodes: Nodes, vocab_size: int) -> str:
-    """Write `slot_owner` [b, s, 1], 0 for the stock model, and `has_drafts`. Returns the token ids [b, s]."""
-    size = nodes.constant("vocab_size", vocab_size)
-    owner = nodes.add("Div", "input_ids", size, name="owner")
-    nodes.add("Unsqueeze", owner, nodes.constant("axis_2", [2]), name="slot_owner")
-    largest = nodes.add("ReduceMax", owner, name="largest_owner", keepdims=0)
-    nodes.add("Greater", largest, nodes.constant("zero", 0), name="has_drafts")
+
+def write_owners(nodes: Nodes, vocab_size: int, several: bool) -> str:
+    """Write which slots are draft slots and, of `several` adapters, whose. Returns the token ids [b, s]."""
+    size, column = nodes.constant("vocab_size", vocab_size), nodes.constant("axis_2", [2])
+    owner = nodes.add("Div", "input_ids", size, name="owner")  # 0 for the stock model
+    drafts = nodes.add("Greater", owner, nodes.constant("zero", 0), name="draft_flags")
+    nodes.add("Unsqueeze", drafts, column, name=IS_DRAFT)  # [b, s, 1]
+    indices = nodes.add("NonZero", drafts, name="draft_indices")
+    nodes.add("Transpose", indices, name=SLOTS, perm=[1, 0])  # [n, 2]
+    if several:
+        owners = nodes.add("Unsqueeze", owner, column, name="slot_owner")
+        nodes.add("GatherND", owners, SLOTS, name="draft_owner")  # [n, 1]
     return nodes.add("Sub", "input_ids", nodes.add("Mul", owner, size, name="owned"), name="slot_tokens")
 
 
 def add(
-    nodes: Nodes, x: str, product: str, weight: str, owners: Sequence[int], kind: Any, *, lazy: bool
+    nodes: Nodes, x: str, product: str, weight: str, owners: Sequence[int], kind: Any, several: bool
 ) -> str:
-    """`product` [b, s, out] of x [b, s, in], plus what the adapters with `owners` add for their slots.
+    """`product` [b, s, out] of x [b, s, in], plus what the adapters with `owners` add to their slots. The
+    bundle has `several` adapters.
 
-    The choice is Where and not a product with 0, so that x A may overflow at slots of other owners. `lazy`:
-    steps without draft slots skip it (`If`).
+    The draft slots alone are computed. Without any, these nodes have empty tensors and take no time.
     """
     name = weight.rpartition(".")[2]
-    columns = nodes.constant(f"{weight}.owners", owners)
-    inner = Nodes() if lazy else nodes
-    scope = nodes.local("")
-    inner.scope(scope.rstrip("."))
-    low = inner.add("MatMul", x, f"{weight}.draft_a", name=f"{name}_low")  # [b, s, r]
-    own = inner.add("Equal", "slot_owner", columns, name=f"{name}_own")
-    zero = nodes.constant("no_draft", 0, kind)
-    kept = inner.add("Where", own, low, zero, name=f"{name}_kept")
-    added = inner.add("MatMul", kept, f"{weight}.draft_b", name=f"{name}_added")
-    if not lazy:
-        return nodes.add("Add", product, added, name=f"{name}_drafted")
-    made = inner.add("Add", product, added, name=f"{name}_sum")
-    same = helper.make_node("Identity", [product], [f"{scope}{name}_same"], name=f"{scope}{name}_same")
-    branches = {
-        "then_branch": _branch(inner.nodes, made),
-        "else_branch": _branch([same], same.output[0]),
-    }
-    return nodes.add("If", "has_drafts", name=f"{name}_drafted", **branches)
+    rows = nodes.add("GatherND", x, SLOTS, name=f"{name}_drafts")  # [n, in]
+    low = nodes.add("MatMul", rows, f"{weight}.draft_a", name=f"{name}_low")  # [n, r]
+    if several:
+        columns = nodes.constant(f"{weight}.owners", owners)
+        own = nodes.add("Equal", "draft_owner", columns, name=f"{name}_own")
+        low = nodes.add("Where", own, low, nodes.constant("no_draft", 0, kind), name=f"{name}_kept")
+    added = nodes.add("MatMul", low, f"{weight}.draft_b", name=f"{name}_added")  # [n, out]
+    return nodes.add("ScatterND", product, SLOTS, added, name=f"{name}_drafted", reduction="add")
 
 
-def _branch(branch: Sequence[Any], output: str) -> Any:
-    info = helper.make_empty_tensor_value_info(output)
-    return helper.make_graph(list(branch), output, [], [info])
+def computed_everywhere(model: Any) -> None:
+    """Compute adapters at all slots, and use the results at draft slots: for TensorRT and CUDA graphs, where
+    no shape may depend on data. Changes `model`.
 
-
-def always(model: Any) -> None:
-    """Replace each `If` by its then-branch: a CUDA graph cannot capture it. Changes `model`."""
+    The choice is Where and not a product with 0, so that x A may overflow at slots of other owners.
+    """
+    renamed: dict[str, str] = {}
     nodes = []
     for node in model.graph.node:
-        if node.op_type != "If":
-            nodes.append(node)
+        if node.op_type == "NonZero" or SLOTS in node.output:
             continue
-        branch = next(a.g for a in node.attribute if a.name == "then_branch")
-        for inner in branch.node:
-            inner.output[:] = [node.output[0] if o == branch.output[0].name else o for o in inner.output]
-            nodes.append(inner)
+        if node.op_type == "GatherND" and node.input[1] == SLOTS:
+            renamed[node.output[0]] = node.input[0]
+            continue
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        if node.op_type == "ScatterND":
+            (product, _, added), [output] = node.input, node.output
+            everywhere = f"{output}_everywhere"
+            nodes.append(helper.make_node("Add", [product, added], [everywhere], name=everywhere))
+            node = helper.make_node("Where", [IS_DRAFT, everywhere, product], [output], name=node.name)
+        nodes.append(node)
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-
-
-def captured(node: Any) -> set[str]:
-    """The values of the outer graph that a node reads, also in its branches."""
-    inner = [n for a in node.attribute for n in a.g.node]
-    made = {name for n in inner for name in n.output}
-    return set(node.input) | ({name for n in inner for name in n.input} - made)

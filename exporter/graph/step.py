@@ -84,6 +84,8 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         producer_name="mars-export",
         producer_version=version,
     )
+    if writer.half or writer.is_delta or spec.shape is not None:
+        drafts.computed_everywhere(model)
     helper.set_model_props(
         model,
         {
@@ -117,6 +119,7 @@ class _Writer:
         self.half = spec.precision != "float32"
         self.is_delta = spec.kv_layout == "delta"
         self.is_steady = spec.quantization is not None and not (self.half or self.is_delta)
+        self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
@@ -133,7 +136,7 @@ class _Writer:
     def embedding(self) -> str:
         table, ids = "embed_tokens.weight", "input_ids"
         if self.spec.draft_owners:
-            ids = drafts.write_owners(self.nodes, self.dims.vocab_size)
+            ids = drafts.write_owners(self.nodes, self.dims.vocab_size, self.has_several_adapters)
         if self.spec.quantization is None or self.spec.quantization.embedding == "float":
             return self.nodes.add("Gather", table, ids, name="embedding")
         return quantized.embedded(self.nodes, ids, table, ONNX_DTYPES[self.spec.precision])
@@ -277,9 +280,7 @@ class _Writer:
         owners = self.spec.draft_owners.get(weight)
         if owners is None:
             return product
-        # Engines are captured in CUDA graphs, which have no branches.
-        lazy = not (self.half or self.is_delta)
-        return drafts.add(self.nodes, x, product, weight, owners, self.kind, lazy=lazy)
+        return drafts.add(self.nodes, x, product, weight, owners, self.kind, self.has_several_adapters)
 
     def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
         if codec is None:

@@ -197,9 +197,9 @@ def test_scales_ranks_and_subsets_of_modules(tmp_path: Path, settings: dict[str,
     np.testing.assert_allclose(step(session, ids), oracle.logits(ids), atol=2e-4)
 
 
-def test_half_precision_and_delta_graphs_have_no_branches(models: Callable[[str], Gated]) -> None:
-    """CUDA graphs cannot capture them, and TensorRT 10.3 has opset 18."""
+def test_half_precision_and_delta_graphs_compute_all_slots(models: Callable[[str], Gated]) -> None:
+    """CUDA graphs cannot capture shapes that depend on data, and TensorRT 10.3 has opset 18."""
     model = models("qwen2")
-    for precision, layout, count in (("fp32", "static", 8), ("fp16", "static", 0), ("fp32", "delta", 0)):
+    for precision, layout, count in (("fp32", "static", 1), ("fp16", "static", 0), ("fp32", "delta", 0)):
         graph = onnx.load(model.bundle(precision, layout) / "model.onnx", load_external_data=False).graph
-        assert sum(node.op_type == "If" for node in graph.node) == count
+        assert sum(node.op_type == "NonZero" for node in graph.node) == count
