@@ -1,4 +1,10 @@
-"""What a draft adapter adds to a step: a stock model beside the same model with random adapters."""
+"""What a draft adapter adds to a step: a stock model beside the same model with random adapters.
+
+    python benchmarks/step_drafts.py CHECKPOINT
+
+One row at cursor 128: one token, 8 tokens, one token and 7 draft slots. Medians in milliseconds, and the factor
+over the stock model. Bundles stay in --work.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +19,17 @@ from safetensors.numpy import save_file
 from mars_export import Session
 from mars_export.exporter.checkpoint.drafts import products
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.decode.draft import DraftSlots
-from step_times import CURSOR, Times, one_round, step_of
+from steps import CURSOR, Times, Work, one_round
 
 KNOWN = 5  # a token id
 STOCK = "stock"
 
 
-def drafts(args: argparse.Namespace) -> dict[str, Any]:
-    """One row at cursor 128: one token, 8 tokens, one token and 7 draft slots. CHECKPOINT is a stock model's;
-    bundles stay in --work.
-    """
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds by precision, adapter and feed."""
     result: dict[str, Any] = {}
     for precision in args.precisions:
         sessions = {
@@ -32,7 +37,7 @@ def drafts(args: argparse.Namespace) -> dict[str, Any]:
             for name, rank in [(STOCK, 0), *((f"rank {rank}", rank) for rank in args.ranks)]
         }
         works = {
-            (name, feed): step_of(session.backend, len(ids), CURSOR, CURSOR + len(ids), ids)
+            (name, feed): _step(session, ids)
             for name, session in sessions.items()
             for feed, ids in _feeds(session).items()
         }
@@ -47,7 +52,14 @@ def drafts(args: argparse.Namespace) -> dict[str, Any]:
             )
             print(f"{precision:5} {name:9}", "  ".join(cells), flush=True)
             result.setdefault(precision, {})[name] = ran
-    return {"checkpoint": args.checkpoint.name, "cursor": CURSOR, "ms": result}
+    return result
+
+
+def _step(session: Session, tokens: list[int]) -> Work:
+    cache, count = session.backend.new_cache(1), len(tokens)
+    cache.reserve(CURSOR + count)
+    ids, index = np.array([tokens]), np.arange(count)[None]
+    return lambda: session.backend.step(cache, 0, ids, np.array([CURSOR]), index, False)
 
 
 def _feeds(session: Session) -> dict[str, list[int]]:
@@ -89,3 +101,24 @@ def _adapter(args: argparse.Namespace, rank: int) -> Path:
         config |= {"base_model_name_or_path": args.checkpoint.name, "bias": "none"}
         (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a stock model's directory")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 128], metavar="R")
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "w8a8", "int4"], metavar="P")
+    parser.add_argument("--threads", type=int, default=2, metavar="N")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N")
+    parser.add_argument("--work", type=Path, default=Path("build/drafts"), metavar="DIR")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    found = measured(args)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

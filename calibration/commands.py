@@ -183,8 +183,13 @@ def bench(
     bundle: BundleArgument,
     task: Annotated[str, TASK] = "assistant",
     tau: Annotated[
-        str, option(SETTINGS, "Taus to compare with one-token mode, separated by commas.")
-    ] = "0.95",
+        str | None,
+        option(
+            SETTINGS,
+            "Taus to compare with one-token mode, separated by commas: by default 0.95, and none for a bundle"
+            " without masks.",
+        ),
+    ] = None,
     exact: Annotated[
         bool, option(SETTINGS, "Whether to compare exact mode, too.", "--exact/--no-exact")
     ] = True,
@@ -212,14 +217,19 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure the cost of a step, and compare one-token mode, exact mode and taus on the rows of a task."""
+    from ..runtime.bundle.open import open_bundle
     from .bench.bench import BenchRequest
     from .bench.bench import bench as measure
     from .bench.settings import BenchOptions
 
+    manifest = open_bundle(bundle).manifest
+    if tau is None:
+        tau = "" if manifest.tokens.mask is None else "0.95"
+    adapters = manifest.draft.adapters if manifest.draft else ()
     comparison = BenchOptions(
         taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), windows=_windows(window),
         commits=listed(commit), cache_block=cache_block, rounds=rounds, limit=limit, cursor=cursor,
-        exact=exact,
+        exact=exact, drafts=adapters if len(adapters) > 1 else (None,),
     )  # fmt: skip
     request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison)
     with progress_bars() as bars:

@@ -100,10 +100,21 @@ class BenchReport:
         low, high = self.prompt_tokens
         return [
             *(_break_even_line(batch, window, k) for batch, window, k in self.break_evens),
+            *self._fastest_adapter,
             f"{self.num_rows} rows, {rounds}, judged by {self.judges}; prompts of {low} to {high} tokens",
             f"{self.bundle}, variant {self.variant}, {self.precision}, block {self.block}; {self.machine}",
             *(f"note: {note}" for note in self.notes),
         ]
+
+    @property
+    def _fastest_adapter(self) -> list[str]:
+        """The draft adapter to choose, if there are several."""
+        lines = [line for line in self.compared if line.setting.draft is not None]
+        if not lines:
+            return []
+        best = max(lines, key=lambda line: line.speed_up.median)
+        name, gain = best.setting.draft, best.tokens_per_forward
+        return [f"fastest draft adapter: {name} ({gain:.2f} tokens/forward); choose it with --draft {name}"]
 
     @property
     def notes(self) -> list[str]:

@@ -19,13 +19,14 @@ WAVES = 4  # rows of a slice, as a multiple of the largest batch; with fewer, a 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Rows at once, a tau (None: exact mode), a window and the cache loop. Raises MarsError for invalid
-    values."""
+    """Rows at once, a tau (None: exact mode), a window, the cache loop, and in exact mode the draft adapter
+    (None: the first). Raises MarsError for invalid values."""
 
     batch: Count
     tau: float | None = 1.0
     window: Window = "auto"
     commit: Commit = field(default_factory=Commit)
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         if wrong := broken(self):
@@ -55,8 +56,9 @@ class Setting:
 
     @property
     def mode(self) -> str:
-        """How tokens are accepted: exact, or the tau."""
-        return "exact" if self.tau is None else f"tau {self.tau:g}"
+        """How tokens are accepted: exact and the draft adapter, or the tau."""
+        exact = "exact" if self.draft is None else f"exact, {self.draft}"
+        return exact if self.tau is None else f"tau {self.tau:g}"
 
     @property
     def name(self) -> str:
@@ -64,7 +66,9 @@ class Setting:
         return f"batch {self.batch}, {self.mode}, window {self.window}, commit {self.commit_name}"
 
     def config(self, max_new_tokens: int) -> GenerationConfig:
-        return GenerationConfig(max_new_tokens=max_new_tokens, tau=self.tau, window=self.window)
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens, tau=self.tau, window=self.window, draft=self.draft
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"commit": self.commit_name}
@@ -73,7 +77,7 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """What to compare: every tau, window and commit at every batch, with one-token mode and, with `exact`,
-    exact mode at every window. Exact mode needs cursor commit.
+    exact mode at every window with every one of `drafts`. Exact mode needs cursor commit.
 
     Raises CalibrationError that lists every bad value.
     """
@@ -89,6 +93,7 @@ class BenchOptions:
     )
     cursor: Count = 256  # final KV entries of a row when the cost of a step is measured
     exact: bool = True
+    drafts: tuple[str | None, ...] = (None,)  # draft adapters
 
     def __post_init__(self) -> None:
         lists: dict[str, tuple[object, ...]] = {"batch": self.batches, "window": self.windows}
@@ -111,7 +116,8 @@ class BenchOptions:
         settings: list[Setting] = []
         for batch in self.batches:
             settings.append(Setting(batch))
-            settings += [Setting(batch, None, window) for window in self.windows if self.exact]
+            exact = product(self.windows, self.drafts) if self.exact else ()
+            settings += [Setting(batch, None, window, draft=draft) for window, draft in exact]
             for kind, window, tau in product(self.commits, self.windows, self.taus):
                 commit = Commit(kind, self.cache_block) if kind == "block" else Commit()
                 setting = Setting(batch, tau, window, commit)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
+from ...runtime.bundle.open import open_bundle
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..journal import Journal
@@ -96,6 +97,18 @@ def identity(session: Session) -> dict[str, Any]:
     weights = files.get(variant.weights) if variant.weights else None
     level, block = variant.accuracy_level, session.bundle.manifest.block
     return {"graph": files[variant.file], "weights": weights, "level": level, "block": block}
+
+    def open(self) -> Session:
+        """The bundle's session. Raises CalibrationError for a bundle that takes no tau."""
+        manifest = open_bundle(self.bundle).manifest
+        if manifest.tokens.mask is None:
+            kind = "has draft adapters over a stock model" if manifest.draft else "was exported without masks"
+            raise CalibrationError(
+                f"{self.bundle}: no tau can be calibrated: this bundle {kind}, which was never trained to"
+                " accept tokens without verification. Use exact mode, the default, which keeps the stock"
+                f" model's text; to measure it: mars-export bench {self.bundle} --task {self.task}"
+            )
+        return TaskRequest.open(self)
 
 
 def run(request: CalibrationRequest, progress: Progress | None = None) -> CalibrationReport:

@@ -13,6 +13,7 @@ from onnx import helper
 from .nodes import Nodes
 
 SLOTS, IS_DRAFT = "draft_slots", "is_draft"
+LARGEST = 1e4  # of a draft slot's keys and values in half precision
 
 
 def write_owners(nodes: Nodes, vocab_size: int, several: bool) -> str:
@@ -46,6 +47,17 @@ def add(
         low = nodes.add("Where", own, low, nodes.constant("no_draft", 0, kind), name=f"{name}_kept")
     added = nodes.add("MatMul", low, f"{weight}.draft_b", name=f"{name}_added")  # [n, out]
     return nodes.add("ScatterND", product, SLOTS, added, name=f"{name}_drafted", reduction="add")
+
+
+def without_overflow(nodes: Nodes, x: str, kind: Any) -> str:
+    """Keys and values x [b, s, out], with 0 for NaN, Inf and huge numbers of draft slots.
+
+    Other slots attend to them with weight 0, but 0 * Inf would make these NaN, too.
+    """
+    size = nodes.add("Abs", x, name="draft_size")
+    is_small = nodes.add("LessOrEqual", size, nodes.constant("largest", LARGEST, kind), name="draft_is_small")
+    kept = nodes.add("Where", is_small, x, nodes.constant("no_draft", 0, kind), name="draft_finite")
+    return nodes.add("Where", IS_DRAFT, kept, x, name="finite")
 
 
 def computed_everywhere(model: Any) -> None:

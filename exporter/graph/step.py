@@ -206,6 +206,8 @@ class _Writer:
     def attention(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
         packed = self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias)
+        if self.half and self.spec.draft_owners:
+            packed = drafts.without_overflow(nodes, packed, self.kind)
 
         def norm(x: str, module: str, name: str) -> str:
             return self.norm(x, f"layers.{i}.{module}", name)

@@ -4,6 +4,7 @@ compute what the oracle of tests/support/gated.py does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import scipy.stats
 from support import gated, tiny
 from support.families import FAMILIES
 
@@ -62,14 +64,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gated]:
     return cache(lambda name: Gated(tmp_path_factory.mktemp(f"gated-{name}"), name))
 
 
-def step(session: Session, ids: Sequence[int]) -> np.ndarray:
-    """Logits [len(ids), vocab] of one step on an empty cache."""
+def kv_cache(session: Session) -> Any:
     cache = session.backend.new_cache(1)
     cache.reserve(64)
+    return cache
+
+
+def feed(session: Session, cache: Any, cursor: int, ids: Sequence[int]) -> np.ndarray:
+    """Logits [len(ids), vocab] of one step."""
     index = np.arange(len(ids))[None]
-    output = session.backend.step(cache, 0, np.array([ids]), np.array([0]), index, True)
+    output = session.backend.step(cache, 0, np.array([ids]), np.array([cursor]), index, True)
     assert output.logits is not None
     return output.logits[0]
+
+
+def step(session: Session, ids: Sequence[int]) -> np.ndarray:
+    """Logits [len(ids), vocab] of one step on an empty cache."""
+    return feed(session, kv_cache(session), 0, ids)
 
 
 def drafts(session: Session, adapter: int, position: int, count: int) -> list[int]:
@@ -127,6 +138,39 @@ def test_rows_with_different_adapters_share_a_batch_and_their_prefixes(
     assert min(answer.stats.cached_tokens for answer in answers) > 0
 
 
+@pytest.mark.parametrize("settings", [{"temperature": 0.9, "top_k": 3}, {"temperature": 0.7, "top_p": 0.6}])
+def test_draws_that_verify_drafts_have_the_stock_model_s_distribution(
+    models: Callable[[str], Gated], settings: dict[str, float]
+) -> None:
+    """The first three tokens of 4,000 answers, by a chi-square test against transformers' probabilities."""
+    model, prompt = models("qwen2"), PROMPTS[0]
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        expected = {
+            (*known, token): chance * share
+            for known, chance in expected.items()
+            for token, share in gated.shares(model.oracle.logits([*prompt, *known])[-1], **settings).items()
+        }
+    config = GenerationConfig(max_new_tokens=3, eos_ids=(), window=4, **settings)
+    answers = [
+        answer
+        for first in range(0, 4000, 100)
+        for answer in model.session().generate_batch(
+            [prompt] * 100, [config.with_values(seed=first + i) for i in range(100)]
+        )
+    ]
+    assert sum(answer.stats.proposed for answer in answers) >= 4000
+    counts = Counter(tuple(answer.token_ids) for answer in answers)
+    assert counts.keys() <= expected.keys()
+    large = [text for text, chance in expected.items() if chance * 4000 >= 5]
+    rest = 1 - sum(expected[text] for text in large)
+    observed = [counts[text] for text in large] + [4000 - sum(counts[text] for text in large)]
+    wanted = [4000 * expected[text] for text in large] + [4000 * max(rest, 1e-9)]
+    if wanted[-1] < 5:  # too few for a cell of their own
+        observed, wanted = [*observed[:-2], sum(observed[-2:])], [*wanted[:-2], sum(wanted[-2:])]
+    assert scipy.stats.chisquare(observed, wanted).pvalue > 0.001
+
+
 @pytest.mark.parametrize("settings", [{"seed": 3}, {"seed": 3, "top_k": 5}, {"seed": 8, "top_p": 0.7}])
 def test_sampled_text_does_not_depend_on_drafts(
     models: Callable[[str], Gated], settings: dict[str, Any]
@@ -139,9 +183,12 @@ def test_sampled_text_does_not_depend_on_drafts(
         assert [a.token_ids for a in made] == [a.token_ids for a in expected]
 
 
-def test_a_grammar_holds_and_its_text_is_the_stock_model_s(models: Callable[[str], Gated]) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_grammar_holds_and_its_text_is_the_stock_model_s(
+    models: Callable[[str], Gated], temperature: float
+) -> None:
     model = models("qwen2")
-    config = GenerationConfig(regex="(a|b|the ){3,9}", max_new_tokens=NEW)
+    config = GenerationConfig(regex="(a|b|the ){3,9}", max_new_tokens=NEW, temperature=temperature)
     expected = model.stock().generate_batch(PROMPTS, config)
     made = model.session().generate_batch(PROMPTS, config.with_values(draft="two"))
     assert [a.text for a in made] == [a.text for a in expected]
@@ -164,6 +211,53 @@ def test_base_slots_have_the_stock_bundle_s_bits(models: Callable[[str], Gated],
     config = GenerationConfig(max_new_tokens=NEW)
     texts = [[a.token_ids for a in s.generate_batch(PROMPTS, config)] for s in (session, stock)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("count", [0, 3, 7])
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_final_kv_entries_are_those_of_one_token_a_step(
+    models: Callable[[str], Gated], precision: str, count: int
+) -> None:
+    """After steps with right and wrong proposals and `count` draft slots each."""
+    model = models("qwen2")
+    session, stock = model.session(precision), model.stock(precision)
+    prompt = PROMPTS[2]
+    text = [*prompt, *stock.generate(prompt, GenerationConfig(tau=1.0, max_new_tokens=NEW)).token_ids]
+    last = len(text) - 1
+    alone, drafted = (kv_cache(s) for s in (stock, session))
+    for cursor in range(last):
+        feed(stock, alone, cursor, text[cursor : cursor + 1])
+    cursor, number = 0, 0
+    while cursor < last:
+        size, number = min(len(prompt) if cursor == 0 else 1 + number % 4, last - cursor), number + 1
+        held = text[cursor : cursor + size]
+        wrong = [(text[cursor + size] + 1) % 250] * (number % 3)
+        after = drafts(session, number % 2, cursor + size + len(wrong), count)
+        feed(session, drafted, cursor, [*held, *wrong, *after])
+        cursor += size
+    for made, expected in zip(drafted.save(0, last), alone.save(0, last), strict=True):
+        if precision == "w8a8":
+            np.testing.assert_array_equal(made, expected)
+        else:
+            np.testing.assert_allclose(made, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [6e4, np.inf, np.nan])
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_drafts_that_overflow_in_half_precision_do_not_change_the_stock_text(
+    models: Callable[[str], Gated], tmp_path: Path, layout: str, value: float
+) -> None:
+    source = models("mistral").bundle("fp16", layout)
+    target = gated.with_adapter_values(source, tmp_path / "b", value)
+    ids = [5, 17, 99, 4]
+    expected, made = [], []
+    for bundle, logits in ((source, expected), (target, made)):
+        session = Session.open(bundle, threads=1)
+        cache = kv_cache(session)
+        step = feed(session, cache, 0, ids + drafts(session, 0, len(ids), 5))
+        logits += [*step[: len(ids)], *feed(session, cache, len(ids), [7])]
+    assert not np.isfinite(step[len(ids) :]).all(), "drafts must overflow"
+    np.testing.assert_array_equal(made, expected)
 
 
 def test_all_slots_of_one_adapter_are_the_merged_adapter(models: Callable[[str], Gated]) -> None:

@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support import gated, shell, tiny
 
-from mars_export import CheckpointError, GenerationConfig, Session, SessionError
+from mars_export import CheckpointError, ExportError, GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
@@ -79,6 +80,24 @@ def test_tensors_of_another_kind_of_adapter(
         rename(adapter, old, new)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(str(base), draft_adapters={"a": str(adapter)})
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (np.nan, CheckpointError, "lora_A.weight.*NaN"),
+        (1e30, ExportError, "in fp32, gives NaN or Inf"),
+    ],
+)
+def test_an_adapter_that_overflows_is_not_exported(
+    base: Path, adapter: Path, tmp_path: Path, value: float, error: type, message: str
+) -> None:
+    """Draft slots with infinite keys or values would change the stock model's text."""
+    file = adapter / "adapter_model.safetensors"
+    save_file({k: np.full_like(v, value) if "lora_A" in k else v for k, v in load_file(file).items()}, file)
+    opened = open_checkpoint(str(base), draft_adapters={"a": str(adapter)})
+    with pytest.raises(error, match=message):
+        export_onnx(opened, tmp_path / "b", ExportOptions(4, allow_drift=True))
 
 
 def test_an_adapter_of_another_base(base: Path, tmp_path: Path) -> None:

@@ -5,15 +5,22 @@ transformers with a hook on every adapted Linear map.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import peft
 import torch
+from onnx import helper
 from safetensors.numpy import load_file
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from mars_export.runtime.bundle.files import describe
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from support import tiny
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -46,6 +53,33 @@ def write_adapter(
     adapted.save_pretrained(str(directory))
     tiny.change_config(directory, "adapter_config.json", base_model_name_or_path=str(base))
     return directory
+
+
+def with_adapter_values(source: Path, target: Path, value: float) -> Path:
+    """A copy of a bundle in which every number of A is `value`."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(".*"))
+    model = onnx.load(source / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith(".draft_a"):
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            kind, size = helper.tensor_dtype_to_np_dtype(tensor.data_type), np.prod(tensor.dims)
+            file = target / place["location"]
+            np.memmap(file, kind, "r+", int(place["offset"]), (int(size),))[:] = value
+    manifest = open_bundle(source).manifest
+    files = tuple(describe(target / entry.path) for entry in manifest.files)
+    write_manifest(target, replace(manifest, files=files))
+    return target
+
+
+def shares(logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0) -> dict[int, float]:
+    """The probability of each token that may be drawn, by transformers' warpers."""
+    scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(logits)[None].double())
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    found = torch.softmax(scores, -1)[0].numpy()
+    return {int(token): float(found[token]) for token in np.flatnonzero(found)}
 
 
 class GatedOracle:

@@ -34,6 +34,13 @@ def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     assert slow in settings and not slow.is_baseline and slow.baseline == Setting(4)
 
 
+def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
+    options = BenchOptions(taus=(), drafts=("one", "two"))
+    assert [s.mode for s in options.settings] == ["tau 1", "exact, one", "exact, two"]
+    assert [s.config(3).draft for s in options.settings] == [None, "one", "two"]
+    assert len({s.name for s in options.settings}) == 3
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -1,0 +1,106 @@
+"""The checkpoints of other authors, tiny, through every product: onnx, generate, serve, trt and mars-run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import gated, tiny
+from support.cabi import build
+from support.missing import need
+from support.served import serving
+from support.shell import run
+
+from mars_export import Session
+from mars_export.runtime.bundle.open import open_bundle
+
+MADE = tiny.Tiny("idlm", "qwen3", {"head_dim": 20})
+PADDING = "280"  # a row of the embedding that no text has
+PROMPT, NEW = "the cat in", 12
+IDLM = {"model_type": "sdar", "block_size": 3, "use_regular_causal": True, "mask_token_id": tiny.MASK}
+# The adapter's settings if there is one, and the words of `onnx` and `trt` after BASE.
+KINDS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...]]] = {
+    "I-DLM": (None, ()),
+    "I-DLM LoRA, merged": ({"rank": 8, "alpha": 16}, ("--mask-token", PADDING, "--block", "4")),
+    "I-DLM LoRA, gated": ({"rank": 8, "alpha": 16}, ("--mask-token", PADDING, "--block", "4")),
+    "Uno, mask": ({"rank": 4, "alpha": 64}, ("--mask-token", PADDING)),
+    "Uno, noise": ({"rank": 4, "alpha": 64}, ("--draft-ids", "noise")),
+    "Uno, scale 64": ({"rank": 4, "alpha": 256}, ("--draft-ids", "noise")),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def words(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What follows `mars-export onnx` or `trt`."""
+    root, (adapter, options) = tmp_path_factory.mktemp("kind"), KINDS[request.param]
+    base = tiny.write(MADE, root / "base")
+    if adapter is None:
+        tiny.change_config(base, **IDLM)
+        return [str(base), *options]
+    tiny.without_mask(base)
+    lora = str(gated.write_adapter(base, root / "adapter", MADE, **adapter))
+    if "merged" in request.param:
+        return [lora, *options]
+    return [str(base), "--draft-adapter", lora, *options]
+
+
+@pytest.fixture(scope="module")
+def bundle(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("kind") / "b"
+    done = run("onnx", *words, "-o", target)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def one_token(bundle: Path) -> str:
+    done = run("generate", bundle, "-p", PROMPT, "--tau", "1", "--max-new-tokens", str(NEW), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["text"]
+
+
+def test_generate_and_serve(bundle: Path, one_token: str) -> None:
+    done = run("generate", bundle, "-p", PROMPT, "--max-new-tokens", str(NEW), "--json")
+    assert json.loads(done.stdout)["text"] == one_token
+    with serving({"tiny": Session.open(bundle, threads=1)}) as server:
+        answer = server.chat(messages=[{"role": "user", "content": PROMPT}], max_tokens=NEW)
+        [entry] = server.call("/v1/models").json["data"]
+    assert answer.json["choices"][0]["message"]["content"] == one_token
+    draft = open_bundle(bundle).manifest.draft
+    assert entry["mars"].get("drafts", []) == list(draft.adapters if draft else ())
+
+
+def test_mars_run(bundle: Path, one_token: str) -> None:
+    command = [build() / "mars-run", bundle, "--prompt", PROMPT, "--max-new-tokens", str(NEW), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"] == one_token
+
+
+def test_trt(words: list[str], tmp_path: Path) -> None:
+    need("tensorrt_rtx", "rtx")
+    options = ("--target", "sm86", "--capacity", "128", "--allow-drift", "--json")
+    done = run("trt", *words, "-o", tmp_path / "b", *options)
+    assert done.returncode == 0, done.stderr
+    assert any(variant.engine is not None for variant in open_bundle(tmp_path / "b").manifest.variants)
+
+
+def test_calibrate_is_refused_without_masks_and_bench_compares_exact_mode(
+    bundle: Path, tmp_path: Path
+) -> None:
+    draft = open_bundle(bundle).manifest.draft
+    if draft is None:
+        pytest.skip("this bundle takes a tau")
+    rows = [{"prompt": word, "answer": "", "metric": "contains", "max_new_tokens": 4} for word in ("a", "b")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = ("--task", tmp_path / "rows.jsonl")
+    done = run("calibrate", bundle, *task, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no tau can be calibrated" in " ".join(done.stderr.split())
+    done = run("bench", bundle, *task, "--rounds", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = [line["setting"] for line in json.loads(done.stdout)["compared"]]
+    assert [setting["tau"] for setting in settings] == [1.0, None]
