@@ -2,8 +2,8 @@
 
     python benchmarks/step_drafts.py CHECKPOINT
 
-One row at cursor 128: one token, 8 tokens, one token and 7 draft slots. Medians in milliseconds, and the factor
-over the stock model. Bundles stay in --work.
+One row at cursor 128: one token, 8 tokens, one token and 7 draft slots. Medians in milliseconds, and the
+factor over the stock model. Bundles stay in --work.
 """
 
 from __future__ import annotations

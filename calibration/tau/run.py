@@ -60,6 +60,18 @@ class CalibrationRequest(TaskRequest):
         bundle = self.bundle.resolve().name.removesuffix(".bundle")
         return self.output or Path(f"calibration-{self.profile_name}-{bundle}")
 
+    def open(self) -> Session:
+        """The bundle's session. Raises CalibrationError for a bundle that takes no tau."""
+        manifest = open_bundle(self.bundle).manifest
+        if manifest.tokens.mask is None:
+            kind = "has draft adapters over a stock model" if manifest.draft else "was exported without masks"
+            raise CalibrationError(
+                f"{self.bundle}: no tau can be calibrated: this bundle {kind}, which was never trained to"
+                " accept tokens without verification. Use exact mode, the default, which keeps the stock"
+                f" model's text; to measure it: mars-export bench {self.bundle} --task {self.task}"
+            )
+        return TaskRequest.open(self)
+
     def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
         """The state of this bundle and task in the folder, which is created. It may hold other bundles'
         states.
@@ -97,18 +109,6 @@ def identity(session: Session) -> dict[str, Any]:
     weights = files.get(variant.weights) if variant.weights else None
     level, block = variant.accuracy_level, session.bundle.manifest.block
     return {"graph": files[variant.file], "weights": weights, "level": level, "block": block}
-
-    def open(self) -> Session:
-        """The bundle's session. Raises CalibrationError for a bundle that takes no tau."""
-        manifest = open_bundle(self.bundle).manifest
-        if manifest.tokens.mask is None:
-            kind = "has draft adapters over a stock model" if manifest.draft else "was exported without masks"
-            raise CalibrationError(
-                f"{self.bundle}: no tau can be calibrated: this bundle {kind}, which was never trained to"
-                " accept tokens without verification. Use exact mode, the default, which keeps the stock"
-                f" model's text; to measure it: mars-export bench {self.bundle} --task {self.task}"
-            )
-        return TaskRequest.open(self)
 
 
 def run(request: CalibrationRequest, progress: Progress | None = None) -> CalibrationReport:
