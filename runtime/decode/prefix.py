@@ -88,7 +88,7 @@ class Prefixes:
     """Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 
     `firm_slots`: the backend's. An entry that is evicted while it is copied lives until the copy is done.
-    `copies`, if set, is told about all entries.
+    `copies`, if set, receives all entries.
     """
 
     copies: Copies | None = None

@@ -14,7 +14,7 @@ from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Variables that are no settings.
+# Variables other than settings.
 OWN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
 MOST_SOURCE, MOST_TEXT = 500_000, 64_000_000  # characters of a template, and of what it renders
 
