@@ -24,17 +24,17 @@ from ..decode.config import GenerationConfig
 from ..decode.row import FinishReason, Row
 from ..decode.schedule import Limits, Schedule
 from ..errors import DeviceLost, Overloaded, SessionError
-from ..rules import is_number
 from ..session.session import Session
 from ..text.prompts import Prompt
 from .places import Counts, Places
-from .request import Request, Waiters, sooner
+from .request import Request, Waiters, moment_after, sooner
 from .turn import in_turn
 
 # Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
 LOG.addHandler(logging.NullHandler())
 
+ENDS = {"cancelled": "cancelled", "deadline": "expired"}  # counts of requests that did not finish, by reason
 STEP_TIMEOUT = 10.0  # seconds that `close` waits for a step, which otherwise counts as hanging
 
 
@@ -100,7 +100,7 @@ class Batcher:
         that is closed or has failed, and in a forked process.
         """
         self._check_process()
-        until, wait = self._until(deadline), sooner(wait, deadline)
+        until, wait = moment_after(deadline), sooner(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._enter(client)
@@ -127,7 +127,7 @@ class Batcher:
         functions as JSON text that messages list and the answer may call. `template`: its variables.
         """
         self._check_process()
-        until, wait = self._until(deadline), sooner(wait, deadline)
+        until, wait = moment_after(deadline), sooner(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:
@@ -145,8 +145,6 @@ class Batcher:
             self._leave(client, error)
             raise
         return self._start(request, row)
-
-    # --- for operators ---
 
     @property
     def alive(self) -> bool:
@@ -212,10 +210,10 @@ class Batcher:
             LOG.warning("batcher closing: %d requests cancelled", len(remaining))
         if not is_in_thread:
             self._thread.join(timeout)
-        has_ended = is_in_thread or not self._thread.is_alive()
-        if not has_ended:
+        if not is_in_thread and self._thread.is_alive():
             LOG.error("batcher closed, but a step has been hanging for %.1f s", self.step_seconds)
-        return has_ended
+            return False
+        return True
 
     def __enter__(self) -> Batcher:
         return self
@@ -234,13 +232,6 @@ class Batcher:
                 "this batcher belongs to the process that this one was forked from; open a session and create"
                 " a batcher after the fork"
             )
-
-    def _until(self, deadline: float | None) -> float | None:
-        if deadline is None:
-            return None
-        if not is_number(deadline) or deadline <= 0:
-            raise SessionError(f"deadline must be a number of seconds above 0, not {deadline!r}")
-        return monotonic() + min(deadline, 1e9)
 
     def _refusal(self, client: Hashable) -> SessionError | None:
         """Why no request is accepted now. The caller holds the lock."""
@@ -328,21 +319,15 @@ class Batcher:
         if row.finish_reason is None:
             row.finish_reason = reason
         self._places.forget(request.client)
-        so_far, reason = request.completion, request.last_reason or reason
-        how = {"cancelled": "cancelled", "deadline": "expired"}.get(reason, "finished")
-        how = how if error is None else "failed"
-        stats, number = so_far.stats, len(so_far.token_ids)
+        reason = request.last_reason or reason
+        how = ENDS.get(reason, "finished") if error is None else "failed"
+        stats, number = request.completion.stats, len(request.completion.token_ids)
         self._places.count(prompt_tokens=stats.prompt_tokens, tokens=number, **{how: 1})
         if how == "finished":
             self._places.took(stats.prefill_time + stats.decode_time)
-        request.conclude(reason, error)  # after it is counted: readers may look at the counts
-        log = LOG.warning if how == "failed" else LOG.info
-        log(
-            "request %d of %r %s: %s, %d tokens for a prompt of %d, tau %s, waited %.3f s, %.3f s in all",
-            *(request.number, request.client, how, reason if error is None else type(error).__name__),
-            *(number, stats.prompt_tokens, "exact" if row.config.exact else row.config.tau),
-            *(request.completion.stats.queue_time, perf_counter() - stats.began),
-        )
+        request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
+        cause = reason if error is None else type(error).__name__
+        LOG.log(logging.WARNING if error else logging.INFO, request.summary(row.config, how, cause))
         self._notify()
 
     def _notify(self) -> None:

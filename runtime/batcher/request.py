@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import suppress
 from time import monotonic, perf_counter
 
+from ..decode.config import GenerationConfig
 from ..decode.row import Accepted, FinishReason, Row
 from ..decode.stats import Stats
 from ..errors import SessionError
+from ..rules import is_number
 from ..session.answer import Answer, Completion, Event
 from ..text.tokenizer import TextStream
 
@@ -204,6 +206,16 @@ class Request(Answer):
                 self._num_sent = len(self._answer_text)
             self._wake()
 
+    def summary(self, config: GenerationConfig, how: str, cause: str) -> str:
+        """A line for the log about a request that has ended: numbers, reasons and times."""
+        stats, count = self.completion.stats, len(self.completion.token_ids)
+        tau = "exact" if config.exact else config.tau
+        return (
+            f"request {self.number} of {self.client!r} {how}: {cause}, {count} tokens after"
+            f" {stats.prompt_tokens} prompt tokens, tau {tau}, waited {stats.queue_time:.3f} s,"
+            f" {perf_counter() - stats.began:.3f} s in all"
+        )
+
     # --- waiting ---
 
     def _wake(self) -> None:
@@ -265,6 +277,15 @@ class Request(Answer):
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise SessionError("this request belongs to the process that this one was forked from")
+
+
+def moment_after(deadline: float | None) -> float | None:
+    """The time `deadline` seconds from now, on the monotonic clock; None for no deadline."""
+    if deadline is None:
+        return None
+    if not is_number(deadline) or deadline <= 0:
+        raise SessionError(f"deadline must be a number of seconds above 0, not {deadline!r}")
+    return monotonic() + min(deadline, 1e9)
 
 
 def sooner(a: float | None, b: float | None) -> float | None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import machine
 from ..bundle import profiles
@@ -16,7 +16,7 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
-from ..decode.draft import DraftSlots, check_tau
+from ..decode.draft import DraftSlots
 from ..decode.pace.cost import Cost, measure
 from ..decode.pace.estimates import Hopes
 from ..decode.pace.policy import Policy
@@ -39,6 +39,7 @@ from .conversation import Conversation
 from .cost_file import CostFile
 from .prefix_dir import PREFIX_BYTES, cache_share, load_prefixes
 from .prefix_file import PrefixFormat
+from .support import check_support
 
 LONGEST_MARK = 32  # tokens of a mark with white space around it
 COMMITS = ("cursor", "block")
@@ -332,38 +333,8 @@ class Session:
             _ = self.cost
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise SessionError if this variant's graph lacks an output that `config` needs."""
-        if not isinstance(config, GenerationConfig):
-            raise SessionError(f"a config is a GenerationConfig, not {type(config).__name__}")
-
-        def lacks(what: str, field: str | None) -> NoReturn:
-            raise SessionError(what, code="unsupported_by_model", field=field)
-
-        outputs, draft = self.backend.outputs, self.bundle.manifest.draft
-        if draft is not None:
-            check_tau(config)
-        elif self.bundle.manifest.tokens.mask is None and not (config.exact or config.one_token):
-            lacks(
-                "a tau accepts predictions of masks, and this bundle was exported without masks: leave tau"
-                " out, which is exact mode, and set lookup for several tokens a step",
-                "tau",
-            )
-        names = () if draft is None else draft.adapters
-        if config.draft is not None and config.draft not in names:
-            known = f"it has {', '.join(names)}" if names else "it has none (docs/families.md)"
-            lacks(f"this bundle has no draft adapter {config.draft[:60]!r}; {known}", "draft")
-        if config.metric != "probability" and config.metric not in outputs:
-            lacks(f"the metric {config.metric} needs a bundle exported with --metrics", "metric")
-        if config.needs_logits and "logits" not in outputs:
-            field = config.logits_field
-            lacks(f"{field} needs a bundle with logits: export it without --no-logits", field)
-        size = self.bundle.manifest.model.vocab_size
-        if unknown := [token for token in dict(config.logit_bias) if token >= size]:
-            lacks(f"logit_bias: token ids of this bundle are 0 to {size - 1}, not {unknown[0]}", "logit_bias")
-        if config.is_structured and self.text is None:
-            lacks("schema, regex, choice, tools and grammar need a bundle with a tokenizer", config.structure)
-        if config.stop and self.text is None:
-            lacks("stop strings need a bundle with a tokenizer", "stop")
+        """Raise SessionError if this bundle, or this variant's graph, lacks something that `config` needs."""
+        check_support(config, self.bundle.manifest, self.backend.outputs)
 
     def _new_rows(
         self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None

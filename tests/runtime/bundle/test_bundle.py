@@ -55,7 +55,7 @@ def test_a_bundle_replaced_while_it_is_opened_is_opened_again(
     file: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer takes the bundle's place once one file of it is read: nothing of the two versions mixes."""
-    real, replacements = files._opened, []
+    real, replacements = files.opened, []
 
     @contextmanager
     def opened(path: Path, flags: int = 0) -> Iterator[Any]:
@@ -65,7 +65,7 @@ def test_a_bundle_replaced_while_it_is_opened_is_opened_again(
             replacements.append(path)
             rewrite(directory, lambda manifest: replace(manifest, source="the second"))
 
-    monkeypatch.setattr(files, "_opened", opened)
+    monkeypatch.setattr(files, "opened", opened)
     assert open_bundle(directory, full=True).manifest.source == "the second"
 
 
