@@ -14,10 +14,10 @@ CHAT = Path(__file__).parents[1] / "default-checkpoint" / "data" / "chat.test.js
 LONGER = (
     "Describe a day in the life of a lighthouse keeper.",
     "Plan a weekend for a family with two small children.",
-    "How would you teach somebody to play the trumpet?",
+    "How would you teach a friend to play the trumpet?",
     "Compare trains with airplanes for a long trip.",
     "Tell the story of a boy who finds an old map.",
-    "What happens in the body when somebody runs for an hour?",
+    "What happens in the body when a person runs for an hour?",
     "Write an email that asks a landlord to repair the heating.",
     "Give a recipe for vegetable soup and explain every step.",
 )
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("stock", type=Path, help="bundle of the stock model (--no-masks)")
     parser.add_argument("gated", type=Path, help="bundle of the same precision with the draft adapter")
     parser.add_argument("--rows", type=int, default=105, help="rows of chat.test.jsonl")
+    parser.add_argument("--longer", type=int, default=8, help="longer answers")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--windows", default="auto,2,3", help="of the gated bundle")
@@ -41,7 +42,7 @@ def main() -> None:
         settings[f"drafts, window {name}"] = (gated, {"window": window})
     settings["drafts, window auto, lookup 3"] = (gated, {"lookup": 3})
     chat = [(stock.encode(row.prompt), row.max_new_tokens) for row in tasks.load(str(CHAT))[: args.rows]]
-    longer = [(stock.encode([{"role": "user", "content": text}]), 256) for text in LONGER]
+    longer = [(stock.encode([{"role": "user", "content": text}]), 128) for text in LONGER[: args.longer]]
     print(f"{'rows':8}{'setting':32}{'same text':>10}{'tokens':>8}{'tokens/forward':>16}{'tokens/s':>10}")
     for title, rows in (("chat", chat), ("longer", longer)):
         sums = {name: [0, 0, 0, 0, 0.0] for name in settings}  # same, tokens, forwards, timed tokens, seconds
