@@ -8,11 +8,18 @@ import re
 from functools import cache
 from importlib.resources import files
 
+SCRIPTS = ("chats.js", "models.js", "answer.js", "talk.js", "controls.js")
+
 
 @cache
 def page() -> bytes:
-    """The HTML, UTF-8."""
-    return files(__package__).joinpath("page.html").read_bytes()
+    """The HTML with its style and its script in it, UTF-8."""
+    web = files(__package__).joinpath("web")
+    style = web.joinpath("page.css").read_bytes()
+    script = b"\n".join(web.joinpath(name).read_bytes() for name in SCRIPTS)
+    html = web.joinpath("page.html").read_bytes()
+    html = html.replace(b"<style></style>", b"<style>\n%b</style>" % style)
+    return html.replace(b"<script></script>", b"<script>\n%b</script>" % script)
 
 
 @cache

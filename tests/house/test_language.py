@@ -73,7 +73,7 @@ PAGES = sorted(
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")),
         *(ROOT / "examples").rglob("*.md"),
         *(ROOT / "exporter/default").rglob("*.md"),
-        ROOT / "runtime/serve/page.html",
+        *(ROOT / "runtime/serve/web").iterdir(),
     }
 )
 SOURCES = sorted(
@@ -124,7 +124,7 @@ def test_the_check_itself() -> None:
 
 
 def test_pages() -> None:
-    pages = ((prose.html if page.suffix == ".html" else prose.markdown)(page) for page in PAGES)
+    pages = ((prose.markdown if page.suffix == ".md" else prose.html)(page) for page in PAGES)
     found = problems(itertools.chain.from_iterable(pages))
     assert not found, found
 

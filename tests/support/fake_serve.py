@@ -91,11 +91,12 @@ class FakeServe:
             "structured": True,
             "adaptive": ["exact"],
         }
+        state = "loaded" if any(body["model"] == "other" for body in self.requests) else "unloaded"
         entry = {"object": "model", "created": 0, "owned_by": "mars-export"}
         names = {
             "tiny": {**about, "profiles": ["assistant"]},
             "tiny:assistant": about,
-            "other": {"profiles": []},
+            "other": {"profiles": [], "state": state},
         }
         data = [{"id": name, "mars": mars, **entry} for name, mars in names.items()]
         return self._refusal(request) or JSONResponse({"object": "list", "data": data})

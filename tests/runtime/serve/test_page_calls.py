@@ -54,10 +54,10 @@ def test_thinking_is_folded(visit: Open) -> None:
     tab = visit(fake)
     write(tab, "hi")
     ended(tab)
-    fold, text = tab.locator("details.thinking"), tab.locator("article > .text")
-    assert fold.locator(".text").is_hidden() and text.inner_text().strip() == "Hello there"
+    fold, text = tab.locator("details.thinking"), tab.locator("article .text")
+    assert fold.locator(".thought").is_hidden() and text.inner_text().strip() == "Hello there"
     fold.locator("summary").click()
-    assert "I wonder." in fold.locator(".text").inner_text()
+    assert "I wonder." in fold.locator(".thought").inner_text()
     write(tab, "more")
     ended(tab)
     assert fake.requests[1]["messages"][1] == {"role": "assistant", "content": " Hello there"}

@@ -52,7 +52,7 @@ def test_models_and_profiles(visit: Open) -> None:
     tab = visit(fake)
     models = tab.get_by_role("combobox", name="Model")
     models.locator("option").nth(1).wait_for(state="attached")
-    assert models.locator("option").all_inner_texts() == ["tiny", "other"], (
+    assert models.locator("option").all_inner_texts() == ["tiny", "other (not loaded)"], (
         "profiles have a chooser of their own"
     )
     tab.get_by_role("combobox", name="Profile").select_option("assistant")
@@ -69,3 +69,5 @@ def test_models_and_profiles(visit: Open) -> None:
     write(tab, "go")
     ended(tab)
     assert fake.requests[1]["model"] == "other" and fake.requests[1]["exact"] is True
+    models.get_by_text("other", exact=True).wait_for(state="attached")
+    assert models.locator("option").all_inner_texts() == ["tiny", "other"], "it was loaded for its request"

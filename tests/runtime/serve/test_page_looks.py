@@ -113,6 +113,10 @@ def test_on_a_phone(visit: Open) -> None:
         box = tab.locator(name).first.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"], name
     assert tab.locator("#go").bounding_box()["y"] < size["height"]
+    tab.get_by_role("button", name="Chats", exact=True).click()
+    box = tab.get_by_role("button", name="Delete chat").bounding_box()
+    assert box["x"] + box["width"] <= size["width"], "a long title leaves room for it"
+    tab.get_by_role("button", name="Delete chat").click(trial=True)
 
 
 def test_less_motion(visit: Open) -> None:
