@@ -77,7 +77,7 @@ def chat(
         except KeyboardInterrupt:  # between two answers
             if not sys.stdin.isatty():
                 raise
-            with uninterrupted():
+            with suppress(KeyboardInterrupt), uninterrupted():
                 err.print("\n(Ctrl-D or /quit leaves)", style="dim")
 
 

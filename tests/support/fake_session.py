@@ -54,7 +54,7 @@ class Words:
 def fake_session(backend: FakeBackend) -> Any:
     """As much of a session as a batcher and a benchmark need."""
 
-    def new_row(index: int, prompt: Any, config: Any, most: int | None = None) -> Any:  # noqa: ARG001
+    def new_row(index: int, prompt: Any, config: Any, *_: Any, **__: Any) -> Any:
         words = Words()
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
