@@ -185,6 +185,7 @@ class Request(Answer):
             self._token_ids += accepted.token_ids
             self._confidences += accepted.confidences
             self._answer_text, self._stats = text, self._row.stats.copy()
+            self._stats.tokens = len(self._token_ids)  # the row may have tokens of a later event of this step
             self._num_sent += len(event.text)
             self._events.append(event)
             self._last = reason

@@ -23,8 +23,9 @@ from support.stalling import behind_a_gate
 from support.unsure import predict
 
 from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
+from mars_export.runtime.batcher.request import Request
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.serve.fair_semaphore import FairSemaphore
 
@@ -401,3 +402,12 @@ def test_a_cancelled_submission_keeps_its_turn_while_its_thread_runs(
         await asyncio.wait_for(second, 5)
 
     asyncio.run(ask())
+
+
+def test_the_counts_between_two_events_of_a_step_are_those_of_the_events() -> None:
+    """A step may give a row two events: the end of its prompt, and its first decode."""
+    row = Row(0, [1, 2], GenerationConfig(max_new_tokens=8), ())
+    request = Request(row, None, lambda *_: None)
+    row.stats.tokens = 2
+    request.deliver(Accepted(0, (5,), (0.5,), None))
+    assert request.completion.token_ids == (5,) and request.completion.stats.tokens == 1

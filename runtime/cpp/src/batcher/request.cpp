@@ -120,6 +120,7 @@ void RequestState::deliver(const Accepted& accepted) {
     seen_.confidences.insert(seen_.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     if (text) seen_.text = text->text();
     seen_.stats = row->stats;
+    seen_.stats.tokens = static_cast<std::int64_t>(seen_.token_ids.size()); // the row may have those of this step's next event
     shown_ += event.text.size();
     events_.push_back(std::move(event));
     last_ = accepted.finish_reason;
