@@ -276,8 +276,6 @@ class Schedule:
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         return _take(row, output, i, feed)
 
-    # --- decoding ---
-
     def _decoding(self) -> list[Row]:
         return self._batch.active[: self._num_decoding]
 
