@@ -1,9 +1,9 @@
-"""What prompt lookup gains on a stock checkpoint (`--no-masks`): one token a step beside exact mode with `lookup`.
+"""What prompt lookup gains on a stock checkpoint (`--no-masks`): exact mode with `lookup` beside one token.
 
     python benchmarks/lookup.py BUNDLE [--lookups 2 3] [--rows 12] [--rounds 2] [--threads 2]
 
-Rows of the built-in tasks, and a conversation of an agent that repeats paths and ids: each turn's history has the
-earlier calls and their results. All settings answer a prompt before the next prompt. The text must be the same.
+Rows of the built-in tasks, and a conversation of an agent that repeats paths and ids: the history of each
+turn has the earlier calls and their results. All settings answer a prompt before the next prompt.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from mars_export import GenerationConfig, Session
 from mars_export.calibration.tasks import tasks
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
-    settings: dict[str, dict[str, int | str]] = {"one token": {}}
+    settings: dict[str, dict[str, Any]] = {"one token": {"tau": 1.0}}
     settings |= {f"lookup {n}": {"lookup": n} for n in args.lookups}
     settings |= {f"lookup {n}, window full": {"lookup": n, "window": "full"} for n in args.lookups}
     prompts = {"agent": [(session.encode(turn), 64) for turn in agent_turns()]}

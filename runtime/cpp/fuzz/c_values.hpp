@@ -51,6 +51,7 @@ struct Heard {
 
 inline int on_event(const mars_event* event, void* user) {
     check_event(*event);
+    if (user == nullptr) return 0; // a struct whose size ends before `user`
     auto& heard = *static_cast<Heard*>(user);
     heard.row = event->row;
     return heard.most-- <= 0 ? 1 : 0;
