@@ -1,5 +1,5 @@
-"""What the tests of the page share: a real Chromium, and a tab on a server with a script for a model
-(support/fake_serve.py).
+"""What the tests of the server share: OpenAI's client, and for the page a real Chromium with a tab on a server
+whose model is a script (support/fake_serve.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from support.browser import browser
 from support.page import Open
 
 if TYPE_CHECKING:
+    import openai
     from support.fake_serve import FakeServe
+    from support.served import Serving
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of the module's server."""
+    import openai  # the tests of the page do without it
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -64,12 +64,6 @@ def server(session: Session) -> Iterator[Serving]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as made:
-        yield made
-
-
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     given: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 12, **fields}
     return client.chat.completions.create(**given)

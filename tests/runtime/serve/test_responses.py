@@ -41,12 +41,6 @@ def server(session: Session) -> Iterator[Serving]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as made:
-        yield made
-
-
 def respond(client: openai.OpenAI, **fields: Any) -> Any:
     return client.responses.create(**{"model": "tiny", "input": SAID, "max_output_tokens": 12, **fields})
 

@@ -78,12 +78,6 @@ def server(session: Session) -> Iterator[Serving]:
             yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as made:
-        yield made
-
-
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": "tiny", "messages": HELLO, **fields})
 

@@ -1,0 +1,55 @@
+"""Many prompts at once: the answers of a session, in their order."""
+
+from __future__ import annotations
+
+import pytest
+from support.fake import FakeBackend, FakeCache
+from support.fixtures import Sessions
+from support.unsure import predict
+
+from mars_export import GenerationConfig, Session, SessionError
+
+
+@pytest.fixture(params=["llama", "qwen3-mixed"])
+def session(request: pytest.FixtureRequest, sessions: Sessions) -> Session:
+    return sessions(request.param)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_many_prompts_are_answered_in_their_order_a_few_at_a_time(session: Session, batch: int) -> None:
+    prompts = [[3 + i] * (1 + 7 * i % 5) for i in range(9)]
+    configs = [GenerationConfig(tau=(1.0, 0.5, 0.2)[i % 3], max_new_tokens=1 + 5 * i % 17) for i in range(9)]
+    done = list(session.generate_each(prompts, configs, batch=batch))
+    alone = [session.generate(prompt, config) for prompt, config in zip(prompts, configs, strict=True)]
+    assert [(d.token_ids, d.finish_reason, d.text) for d in done] == [
+        (d.token_ids, d.finish_reason, d.text) for d in alone
+    ]
+    assert [len(d.confidences) for d in done] == [len(d.token_ids) for d in done]
+
+
+def test_many_prompts_and_a_failure(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SessionError, match="2 prompts but 1 configs"):
+        next(session.generate_each([[1], [2]], [GenerationConfig()]))
+    with pytest.raises(SessionError, match="max_rows must be 1 or more"):
+        next(session.generate_each([[1]], batch=0))
+    assert list(session.generate_each([])) == []
+    monkeypatch.setattr(
+        session.backend, "step", lambda *_: (_ for _ in ()).throw(SessionError("the device is gone"))
+    )
+    with pytest.raises(SessionError, match="the device is gone"):
+        list(session.generate_each([[1], [2]], batch=2))
+
+
+def test_a_row_that_cannot_be_moved_raises_its_error(session: Session) -> None:
+    class Torn(FakeCache):
+        def move(self, *_: int) -> None:
+            raise SessionError("no memory for the copy")
+
+    class Short(FakeBackend):
+        def new_cache(self, num_rows: int) -> FakeCache:
+            return Torn(num_rows)
+
+    short = Session(session.bundle, session.variant, Short(predict, max_capacity=20))
+    config = GenerationConfig(tau=1.0, max_new_tokens=30, eos_ids=())
+    with pytest.raises(SessionError, match="no memory for the copy"):  # when the first row's context is full
+        short.generate_batch([[1] * 18, [1] * 3], config)
