@@ -7,7 +7,7 @@
 #include "conformance.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
-#include "fake.hpp"
+#include "failing.hpp"
 #include "structured/guided_row.hpp"
 
 namespace {
@@ -63,41 +63,6 @@ fake::Tokens alone(const mars::Row& row) {
     }
     return own.tokens;
 }
-
-/// A device without room for rows of more than `most` entries, which fails on request.
-class Narrow : public fake::Backend {
-  public:
-    void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool logits, mars::StepOutput& output) override {
-        if (broken) throw mars::DeviceError("the device is gone");
-        for (const std::int64_t length : input.kv_length)
-            if (length + input.slots > most) throw mars::MemoryError("no memory for " + std::to_string(length) + " entries");
-        fake::Backend::step(cache, first, input, logits, output);
-    }
-
-    bool broken = false;
-    std::int64_t most = 1000000;
-};
-
-/// A device whose copy of a row number `failing` fails, counted from 1.
-class Losing : public fake::Backend {
-  public:
-    explicit Losing(std::int64_t number) : failing(number) {}
-
-    std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override {
-        struct Copies : fake::Cache {
-            Copies(std::int64_t rows, Losing& of) : fake::Cache(rows), backend(of) {}
-            void move(std::int64_t source, std::int64_t target, std::int64_t length) override {
-                if (++backend.num_copies == backend.failing) throw mars::MemoryError("no memory for a copy");
-                fake::Cache::move(source, target, length);
-            }
-            Losing& backend;
-        };
-        return std::make_unique<Copies>(num_rows, *this);
-    }
-
-    const std::int64_t failing;
-    std::int64_t num_copies = 0;
-};
 
 /// Any token, then `count` of 3, then any tokens.
 class Forcing : public mars::Matcher {
@@ -233,7 +198,7 @@ TEST_CASE("a row that fails does not end others") {
 }
 
 TEST_CASE("a device failure ends only the rows of that forward") {
-    Narrow backend;
+    fake::Narrow backend;
     auto schedule = schedule_of(backend, 2);
     schedule.add(row_of(0, {1, 2}, config_of(0.5, 50)));
     schedule.step();
@@ -250,7 +215,7 @@ TEST_CASE("a failed copy ends only its row, whichever copy it is") {
     std::int64_t failing = 1;
     for (bool is_last = false; !is_last; ++failing) {
         CAPTURE(failing);
-        Losing backend(failing);
+        fake::Losing backend(failing);
         mars::Prefixes store(1 << 20, 1);
         auto schedule = schedule_of(backend, 5, 16);
         std::vector<std::shared_ptr<mars::Row>> rows;
@@ -289,7 +254,7 @@ TEST_CASE("a prompt may be read in one step, whatever its number of pieces") {
 }
 
 TEST_CASE("a lack of memory for a prompt ends that request only") {
-    Narrow backend;
+    fake::Narrow backend;
     backend.most = 100;
     auto schedule = schedule_of(backend, 3, 16);
     const auto small = row_of(0, {1, 2}, config_of(1.0, 30)), other = row_of(2, {3, 1}, config_of(1.0, 30));

@@ -1,5 +1,5 @@
-"""What the tests of the server share: OpenAI's client, and for the page a real Chromium with a tab on a server
-whose model is a script (support/fake_serve.py).
+"""What the tests of the server share: OpenAI's client, and for the page a real Chromium with a tab on a
+server whose model is a script (support/fake_serve.py).
 """
 
 from __future__ import annotations
