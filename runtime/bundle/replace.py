@@ -16,33 +16,38 @@ CURRENT_DIRECTORY, EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield an empty directory `.NAME.partial` beside `target`. It replaces `target` on success and is
+    """Yield the empty directory `.NAME.partial/new` beside `target`. It replaces `target` on success and is
     removed on any error. A second writer of the same target waits. Files of a killed writer are removed.
 
     Raises OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch, lock = _locked(target.with_name(f".{target.name}.partial"))
+    outer, lock = _locked(target.with_name(f".{target.name}.partial"))
     try:
-        for path in scratch.iterdir():
+        for path in outer.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        scratch = outer / "new"
+        scratch.mkdir()
         yield scratch
         _put(scratch, target)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # after an exchange this is the old directory
+        shutil.rmtree(outer, ignore_errors=True)  # after an exchange it holds the old directory
         os.close(lock)
 
 
-def _locked(scratch: Path) -> tuple[Path, int]:
+def _locked(directory: Path) -> tuple[Path, int]:
+    """Create and lock `directory`. It keeps its name until the lock is released, and is removed by then."""
     while True:
-        scratch.mkdir(exist_ok=True)
-        handle = os.open(scratch, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(scratch), os.fstat(handle)):
-                return scratch, handle
-        os.close(handle)  # the writer that had the lock renamed it
+        with suppress(FileExistsError):
+            os.mkdir(directory)
+        with suppress(FileNotFoundError):  # the last writer has removed it meanwhile
+            handle = os.open(directory, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(directory), os.fstat(handle)):
+                    return directory, handle
+            os.close(handle)
 
 
 def _put(scratch: Path, target: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -109,6 +111,33 @@ def test_a_second_writer_waits(tmp_path: Path) -> None:
         (scratch / MANIFEST_FILE).write_text("mine")
     other.join(20)
     assert done == ["entered", "refused"]
+    assert names(tmp_path) == ["a.bundle"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from mars_export.runtime.bundle.replace import replacing
+
+target, name = Path(sys.argv[1]), sys.argv[2]
+for number in range(100):
+    with replacing(target) as scratch:
+        log = target / "log"
+        (scratch / "log").write_text((log.read_text() if log.exists() else "") + f"{name}{number} ")
+"""
+
+
+def test_four_processes_that_write_again_and_again_lose_nothing(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    target = tmp_path / "a.bundle"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(target), name], env=environment)
+        for name in "abcd"
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0, 0]
+    assert sorted((target / "log").read_text().split()) == sorted(
+        f"{name}{number}" for name in "abcd" for number in range(100)
+    )
     assert names(tmp_path) == ["a.bundle"]
 
 
