@@ -125,12 +125,6 @@ std::string whole_file(const fs::path& path) {
     return *text;
 }
 
-std::string hash(const void* data, std::size_t num_bytes) {
-    mars::Sha256 digest;
-    digest.add({static_cast<const char*>(data), num_bytes});
-    return digest.hex();
-}
-
 /// The bundle's current manifest with the engine added; others may have changed it during the build.
 std::string with_engine(const fs::path& bundle, const mars::EngineRecipe& recipe, const mars::BuiltBy& built, const mars::FileEntry& file) {
     return recipe.added_to(whole_file(bundle / "manifest.json"), built, file, "manifest.json");
@@ -158,10 +152,9 @@ void put(const fs::path& path, const mars::EngineRecipe& recipe, const mars::Bui
             fs::create_hard_link(fs::canonical(bundle / each.path), next / each.path, error);
             if (error) fs::copy_file(bundle / each.path, next / each.path);
         }
-        const std::string checksum = hash(manifest.data(), manifest.size()) + "  manifest.json\n";
         write(next / file.path, {static_cast<const char*>(engine.data()), engine.size()});
         write(next / "manifest.json", manifest);
-        write(next / "manifest.sha256", checksum);
+        write(next / "manifest.sha256", mars::sha256(manifest) + "  manifest.json\n");
         fs::remove_all(before);
         fs::rename(bundle, before);
         fs::rename(next, bundle);
@@ -209,7 +202,7 @@ void run(const Arguments& given) {
     getrusage(RUSAGE_SELF, &usage_now);
     built.peak_memory = std::int64_t{usage_now.ru_maxrss} * 1024;
     file.size = static_cast<std::int64_t>(engine.size());
-    file.sha256 = hash(engine.data(), engine.size());
+    file.sha256 = mars::sha256({static_cast<const char*>(engine.data()), engine.size()});
     put(bundle.path, recipe, built, engine, file);
     std::cout << "built: " << file.path << ", " << file.size / 1000000 << " MB with " << recipe.backend() << " " << built.version << " in "
               << static_cast<std::int64_t>(built.seconds) << " s\n";

@@ -1,15 +1,29 @@
-// Lists in messages.
+// Texts in messages and names.
 #pragma once
 
+#include <algorithm>
+#include <cctype>
+#include <functional>
 #include <string>
 
 namespace mars {
 
-/// The strings of `parts` with `between` between them.
+/// The texts of `parts` with `between` between them. `text_of`: a part's text, by a member or a function.
+template <typename Parts, typename TextOf>
+std::string joined(const Parts& parts, const char* between, const TextOf& text_of) {
+    std::string text;
+    for (const auto& part : parts) text += (&part == &*std::begin(parts) ? "" : between) + std::string(std::invoke(text_of, part));
+    return text;
+}
+
 template <typename Strings>
 std::string joined(const Strings& parts, const char* between = ", ") {
-    std::string text;
-    for (const std::string& part : parts) text += (text.empty() ? "" : between) + part;
+    return joined(parts, between, [](const std::string& part) { return part; });
+}
+
+/// In lower case, as far as it is ASCII.
+inline std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return text;
 }
 

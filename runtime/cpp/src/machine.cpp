@@ -1,7 +1,6 @@
 #include "machine.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <dlfcn.h>
@@ -9,53 +8,36 @@
 #include <sched.h>
 #include <set>
 #include <sstream>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <unistd.h>
+
+#include "joined.hpp"
 
 namespace mars {
 
 namespace {
 
-std::optional<std::int64_t> number(const std::string& text) {
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc() && end != text.data() ? std::optional(value) : std::nullopt;
-}
-
-std::string content(const std::filesystem::path& path) {
-    std::ifstream file(path);
-    std::ostringstream text;
-    text << file.rdbuf();
-    return text.str();
-}
-
-/// The number that a file consists of.
+/// The number in a file; no value for "max".
 std::optional<std::int64_t> number_in(const std::filesystem::path& path) {
-    std::string text = content(path);
-    text.resize(text.find_last_not_of(" \t\r\n") + 1);
-    return text.find_first_not_of("0123456789") == std::string::npos ? number(text) : std::nullopt;
+    std::int64_t value = 0;
+    return std::ifstream(path) >> value ? std::optional(value) : std::nullopt;
 }
 
 /// The bytes of a line such as `MemAvailable:  123 kB`.
-std::optional<std::int64_t> kilobytes(const std::filesystem::path& path, std::string_view name) {
+std::optional<std::int64_t> kilobytes(const std::filesystem::path& path, const std::string& name) {
     std::ifstream file(path);
-    for (std::string found, value, unit; file >> found >> value && std::getline(file, unit);)
-        if (found == name) {
-            const auto thousands = number(value);
-            return thousands ? std::optional(*thousands * 1024) : std::nullopt;
-        }
+    std::int64_t value = 0;
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind(name, 0) == 0 && std::istringstream(line.substr(name.size())) >> value) return value * 1024;
     return std::nullopt;
 }
 
 /// Bytes of cached files in a control group's memory.
 std::int64_t cached(const std::filesystem::path& group) {
     std::ifstream file(group / "memory.stat");
-    std::int64_t sum = 0;
-    std::string value;
+    std::int64_t sum = 0, value = 0;
     for (std::string name; file >> name >> value;)
-        if (name == "active_file" || name == "inactive_file") sum += number(value).value_or(0);
+        if (name == "active_file" || name == "inactive_file") sum += value;
     return sum;
 }
 
@@ -105,7 +87,7 @@ int num_cores(const MachineFiles& files) {
     double cores = has_mask ? CPU_COUNT(&mask) : static_cast<double>(std::thread::hardware_concurrency());
     each_group(files, [&](const std::filesystem::path& group) {
         std::int64_t quota = 0, period = 0;
-        std::istringstream(content(group / "cpu.max")) >> quota >> period; // "max 100000" if there is no limit
+        std::ifstream(group / "cpu.max") >> quota >> period; // "max 100000" if there is no limit
         if (quota > 0 && period > 0) cores = std::min(cores, std::ceil(static_cast<double>(quota) / static_cast<double>(period)));
     });
     return std::max(1, static_cast<int>(cores));
@@ -127,10 +109,10 @@ std::string processor(const MachineFiles& files) {
         if (line.rfind("CPU implementer", 0) == 0) maker = value;
         if (line.rfind("CPU part", 0) == 0) parts.insert("Arm " + maker + "/" + value);
     }
-    std::string name = content(files.board);
-    name.resize(name.find_last_not_of(std::string("\0\n", 2)) + 1);
-    for (const std::string& part : parts) name += (name.empty() ? "" : ", ") + part;
-    return name;
+    std::string board;
+    std::ifstream board_file(files.board);
+    std::getline(board_file, board, '\0');
+    return board + (board.empty() || parts.empty() ? "" : ", ") + joined(parts);
 }
 
 std::vector<std::string> gpus(const MachineFiles& files) {

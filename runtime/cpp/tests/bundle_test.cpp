@@ -28,9 +28,9 @@ using Json = nlohmann::json;
 } // namespace
 
 TEST_CASE("SHA-256 of known texts") {
-    CHECK(hash_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-    CHECK(hash_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    CHECK(hash_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
+    CHECK(mars::sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    CHECK(mars::sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    CHECK(mars::sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
           "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
     std::string bytes;
     for (int size = 0; size < 300; ++size, bytes += static_cast<char>(size * 7)) { // in one piece, and in two
@@ -39,7 +39,7 @@ TEST_CASE("SHA-256 of known texts") {
         whole.add(all);
         parts.add(half);
         parts.add(all.substr(half.size()));
-        const std::string expected = hash_of(bytes);
+        const std::string expected = mars::sha256(bytes);
         CHECK(whole.hex() == expected);
         CHECK(parts.hex() == expected);
     }
@@ -83,7 +83,7 @@ TEST_CASE("opening a bundle checks its directory and files") {
         CHECK(says(bundle.refusal(mars::Verify::never), "notes.txt: not listed in the manifest"));
     }
     SUBCASE("a checksum that is missing or of another manifest") {
-        bundle.write("manifest.sha256", hash_of("x") + "  manifest.json\n");
+        bundle.write("manifest.sha256", mars::sha256("x") + "  manifest.json\n");
         CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
         fs::remove(bundle.path / "manifest.sha256");
         CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));

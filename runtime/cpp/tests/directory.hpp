@@ -6,7 +6,6 @@
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <string_view>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -16,12 +15,6 @@
 #include "bundle/bundle.hpp"
 #include "bundle/sha256.hpp"
 #include "manifest.hpp"
-
-inline std::string hash_of(std::string_view data) {
-    mars::Sha256 digest;
-    digest.add(data);
-    return digest.hex();
-}
 
 /// A directory that is gone at the end of the test.
 struct Directory {
@@ -53,10 +46,10 @@ struct Directory {
             const std::string data = "content of " + name;
             write(name, data);
             entry["size"] = data.size();
-            entry["sha256"] = hash_of(data);
+            entry["sha256"] = mars::sha256(data);
         }
         write("manifest.json", manifest.dump());
-        write("manifest.sha256", hash_of(manifest.dump()) + "  manifest.json\n");
+        write("manifest.sha256", mars::sha256(manifest.dump()) + "  manifest.json\n");
     }
 
     /// Another content of a file, whose hash the manifest has, as a hostile author would make it.
@@ -66,10 +59,10 @@ struct Directory {
         for (nlohmann::json& entry : manifest["files"])
             if (entry["path"] == name) {
                 entry["size"] = data.size();
-                entry["sha256"] = hash_of(data);
+                entry["sha256"] = mars::sha256(data);
             }
         write("manifest.json", manifest.dump());
-        write("manifest.sha256", hash_of(manifest.dump()) + "  manifest.json\n");
+        write("manifest.sha256", mars::sha256(manifest.dump()) + "  manifest.json\n");
     }
 
     std::string refusal(mars::Verify how = mars::Verify::once, bool safe = false) const {

@@ -36,9 +36,12 @@ struct EngineInfo {
     /// Index of the first range that accepts this shape, or no value.
     std::optional<std::size_t> range_for(std::int64_t rows, std::int64_t slots, std::int64_t outputs) const;
 
-    std::int64_t max_rows() const;
-    std::int64_t max_slots() const;
-    std::int64_t max_outputs() const;
+    std::int64_t max_rows() const { return largest(&Range::batch); }
+    std::int64_t max_slots() const { return largest(&Range::slots); }
+    std::int64_t max_outputs() const { return largest(&Range::outputs); }
+
+  private:
+    std::int64_t largest(Extent Range::* dimension) const;
 };
 
 /// Operating system and processor of this machine, such as `linux-x86_64`.

@@ -57,22 +57,14 @@ bool is_deep(const Json& value, int depth = 0) {
 
 } // namespace
 
-Json parse_json(std::string_view text) {
+Json parse_json(std::string_view text, const Json::parser_callback_t& check) {
     if (is_too_deep(text)) throw std::runtime_error("lists nested too deep");
-    return Json::parse(text);
+    return Json::parse(text, check);
 }
 
-Json parse_json(std::string_view text, const std::string& where) {
-    try {
-        return parse_json(text);
-    } catch (const std::exception& error) {
-        throw BundleError(where + ": not valid JSON (" + error.what() + "); copy or export the bundle again");
-    }
-}
-
-Json parse_document(std::string_view text, const std::string& where) {
+Json parse_json(std::string_view text, const std::string& where, bool has_unique_names) {
     std::vector<std::set<std::string>> names; // of the open objects
-    const auto once = [&](int, Json::parse_event_t event, Json& value) {
+    const auto check = [&](int, Json::parse_event_t event, Json& value) {
         if (event == Json::parse_event_t::object_start) names.emplace_back();
         if (event == Json::parse_event_t::object_end) names.pop_back();
         if (event == Json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
@@ -80,8 +72,7 @@ Json parse_document(std::string_view text, const std::string& where) {
         return true;
     };
     try {
-        if (is_too_deep(text)) throw std::runtime_error("lists nested too deep");
-        return Json::parse(text, once);
+        return parse_json(text, has_unique_names ? Json::parser_callback_t(check) : nullptr);
     } catch (const std::exception& error) {
         throw BundleError(where + ": not valid JSON (" + error.what() + "); copy or export the bundle again");
     }
@@ -184,11 +175,11 @@ std::map<std::string, std::string> Fields::named_texts(const std::string& name) 
 Fields Fields::object(const std::string& name) { return {find(name), where + "." + name, *problems_}; }
 
 std::vector<Fields> Fields::objects(const std::string& name, std::size_t most) {
-    std::vector<Fields> found;
+    std::vector<Fields> all;
     const Json* values = list(name, most);
-    if (values == nullptr) return found;
-    for (const Json& value : *values) found.emplace_back(&value, where + "." + name + "[" + std::to_string(found.size()) + "]", *problems_);
-    return found;
+    if (values == nullptr) return all;
+    for (const Json& value : *values) all.emplace_back(&value, where + "." + name + "[" + std::to_string(all.size()) + "]", *problems_);
+    return all;
 }
 
 std::string Fields::evidence(const std::string& name) {
@@ -200,11 +191,10 @@ std::string Fields::evidence(const std::string& name) {
 }
 
 std::vector<std::string> Fields::names() {
-    std::vector<std::string> found;
-    if (value_ != nullptr && !is_short("", *value_, most_entries)) return found;
-    for (auto at = value_ == nullptr ? Json::const_iterator() : value_->begin(); value_ != nullptr && at != value_->end(); ++at)
-        found.push_back(at.key());
-    return found;
+    std::vector<std::string> all;
+    if (value_ == nullptr || !is_short("", *value_, most_entries)) return all;
+    for (const auto& field : value_->items()) all.push_back(field.key());
+    return all;
 }
 
 std::string Fields::dump() const { return value_ == nullptr ? "{}" : value_->dump(-1, ' ', false, Json::error_handler_t::replace); }

@@ -15,14 +15,11 @@ namespace mars {
 /// Parse JSON that is nested at most 100 deep. Throws std::runtime_error.
 ///
 /// Copying, comparing and printing JSON recurse as deep as the input nests, so hostile input must be limited.
-nlohmann::json parse_json(std::string_view text);
+nlohmann::json parse_json(std::string_view text, const nlohmann::json::parser_callback_t& check = nullptr);
 
-/// The same for a part of a bundle that messages call `where`. Throws BundleError.
-nlohmann::json parse_json(std::string_view text, const std::string& where);
-
-/// The same for a document in which no object has a name twice, because readers would disagree on its value. Throws
-/// BundleError.
-nlohmann::json parse_document(std::string_view text, const std::string& where);
+/// The same for a part of a bundle that messages call `where`. `has_unique_names`: an object with a name twice is an
+/// error, because readers would disagree on its value. Throws BundleError.
+nlohmann::json parse_json(std::string_view text, const std::string& where, bool has_unique_names = false);
 
 /// Throws one BundleError for all `problems` of `what`. It lists some of them, then `advice`.
 [[noreturn]] void fail(const std::vector<std::string>& problems, const std::string& what, const std::string& advice = "");

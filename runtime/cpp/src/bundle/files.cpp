@@ -1,8 +1,8 @@
 #include "bundle/files.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <fcntl.h>
+#include <fstream>
 #include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,52 +25,12 @@ using Json = nlohmann::json;
 
 constexpr std::size_t chunk = std::size_t{1} << 20U;
 
-/// A regular file, opened for reading.
-class PlainFile {
-  public:
-    explicit PlainFile(const fs::path& path) : file_(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
-        if (file_ < 0 || (fstat(file_, &state) == 0 && S_ISREG(state.st_mode))) return;
-        close(file_);
-        file_ = -1;
-    }
-    PlainFile(const PlainFile&) = delete;
-    PlainFile& operator=(const PlainFile&) = delete;
-    ~PlainFile() {
-        if (file_ >= 0) close(file_);
-    }
-
-    bool is_open() const { return file_ >= 0; }
-
-    /// Read at most `limit` bytes from the current position; no value if the file cannot be read.
-    std::optional<std::string> read(std::size_t limit) {
-        std::string content;
-        while (file_ >= 0) {
-            const std::size_t size = content.size();
-            content.resize(std::min(limit, size + chunk));
-            const ssize_t count = ::read(file_, &content[size], content.size() - size);
-            if (count < 0 && errno != EINTR) return std::nullopt;
-            content.resize(size + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
-            if (count == 0 || content.size() == limit) return content;
-        }
-        return std::nullopt;
-    }
-
-    /// The contents in memory, until unmapped; MAP_FAILED on failure.
-    void* map() const { return mmap(nullptr, static_cast<std::size_t>(state.st_size), PROT_READ, MAP_PRIVATE, file_, 0); }
-
-    struct stat state{};
-
-  private:
-    int file_;
-};
-
-std::optional<std::string> hash(PlainFile& file) {
+std::optional<std::string> hash(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string data(chunk, '\0');
     Sha256 digest;
-    while (const std::optional<std::string> data = file.read(chunk)) {
-        if (data->empty()) return digest.hex();
-        digest.add(*data);
-    }
-    return std::nullopt;
+    while (file.read(data.data(), chunk) || file.gcount() > 0) digest.add({data.data(), static_cast<std::size_t>(file.gcount())});
+    return file.eof() ? std::optional(digest.hex()) : std::nullopt;
 }
 
 /// A file's stamp, remembered after it was hashed: hash, size, times of modification and change in nanoseconds, inode,
@@ -83,17 +43,14 @@ Json stamp(const struct stat& state, const FileEntry& entry) {
 /// What is wrong with a file, "" if nothing. The stamp of a good file is added to `seen`, unless it is null (no
 /// hashing).
 std::string problem(const fs::path& path, const FileEntry& entry, const Json& stamps, Json* seen) {
-    std::error_code error;
-    if (!fs::is_regular_file(path, error)) return "missing";
-    PlainFile file(path);
-    if (!file.is_open()) return "not readable";
-    if (file.state.st_size != entry.size)
-        return std::to_string(file.state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
+    struct stat state{};
+    if (stat(path.c_str(), &state) != 0 || !S_ISREG(state.st_mode)) return "missing";
+    if (state.st_size != entry.size) return std::to_string(state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
     if (seen == nullptr) return "";
-    const Json now = stamp(file.state, entry);
+    const Json now = stamp(state, entry);
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {
-        const std::optional<std::string> digest = hash(file);
+        const std::optional<std::string> digest = hash(path);
         if (!digest) return "not readable";
         if (*digest != entry.sha256) return "its content does not match the manifest's sha256";
     }
@@ -109,31 +66,34 @@ bool is_safe_name(std::string_view name) {
     return !name.empty() && name.size() <= 200 && plain(name.front()) && std::all_of(name.begin(), name.end(), inner);
 }
 
-std::optional<std::string> read_file(const fs::path& path, std::size_t limit) { return PlainFile(path).read(limit); }
+std::optional<std::string> read_file(const fs::path& path, std::size_t limit) {
+    std::error_code error;
+    if (!fs::is_regular_file(path, error)) return std::nullopt;
+    std::ifstream file(path, std::ios::binary);
+    std::string content(std::min<std::uintmax_t>(limit, fs::file_size(path)), '\0');
+    file.read(content.data(), static_cast<std::streamsize>(content.size()));
+    return file ? std::optional(std::move(content)) : std::nullopt;
+}
 
 bool write_whole(const fs::path& path, const std::string& content) {
     std::string scratch = (path.parent_path() / ".XXXXXX").string();
-    const int file = mkostemp(scratch.data(), O_CLOEXEC);
-    if (file < 0) return false;
-    std::size_t done = 0;
-    while (done < content.size()) {
-        const ssize_t count = write(file, content.data() + done, content.size() - done);
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) break;
-        done += static_cast<std::size_t>(count);
-    }
-    const bool is_whole = done == content.size() && fsync(file) == 0;
-    close(file);
-    if (is_whole && rename(scratch.c_str(), path.c_str()) == 0) return true;
+    const int descriptor = mkstemp(scratch.data());
+    if (descriptor < 0) return false;
+    close(descriptor);
+    std::ofstream file(scratch, std::ios::binary);
+    file << content;
+    file.close();
+    if (file && rename(scratch.c_str(), path.c_str()) == 0) return true;
     unlink(scratch.c_str());
     return false;
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-    const PlainFile file(path);
-    size_ = static_cast<std::size_t>(file.state.st_size);
-    if (file.is_open() && size_ > 0) data_ = file.map();
-    if (!file.is_open() || data_ == MAP_FAILED) throw BundleError(path.string() + ": not readable; copy or build the bundle again");
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    size_ = file < 0 ? 0 : static_cast<std::size_t>(std::max(lseek(file, 0, SEEK_END), off_t{0}));
+    if (size_ > 0) data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+    if (file >= 0) close(file);
+    if (file < 0 || data_ == MAP_FAILED) throw BundleError(path.string() + ": not readable; copy or build the bundle again");
 }
 
 MappedFile::~MappedFile() {

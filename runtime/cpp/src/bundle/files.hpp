@@ -23,7 +23,7 @@ bool write_whole(const std::filesystem::path& path, const std::string& content);
 /// A file mapped into memory. Mapping needs memory once, reading a copy twice. Empty files have no data.
 class MappedFile {
   public:
-    /// Throws BundleError if it is not a regular file or cannot be mapped.
+    /// Throws BundleError if it cannot be mapped.
     explicit MappedFile(const std::filesystem::path& path);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;

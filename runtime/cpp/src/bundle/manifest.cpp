@@ -231,7 +231,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
 } // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
-    const Json value = parse_document(text, where);
+    const Json value = parse_json(text, where, true);
     std::vector<std::string> problems;
     Fields top(&value, where, problems);
     check_version(value, where);

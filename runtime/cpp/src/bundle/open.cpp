@@ -5,6 +5,7 @@
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/sha256.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
@@ -17,13 +18,6 @@ constexpr std::size_t manifest_limit = 16000000, checksum_limit = 1000; // bytes
 // Limits of safe mode, as in runtime/bundle/safe.py.
 constexpr std::size_t safe_manifest = 1000000, safe_files = 64;
 constexpr std::int64_t safe_graph = 64000000, safe_tokenizer = 64000000; // bytes
-
-/// The output of `sha256sum manifest.json`.
-std::string checksum_line(std::string_view data) {
-    Sha256 digest;
-    digest.add(data);
-    return digest.hex() + "  manifest.json\n";
-}
 
 /// Throws BundleError for a bundle that exceeds the limits of safe mode.
 void check_sizes(const Manifest& manifest, std::size_t num_bytes, const std::string& where) {
@@ -47,12 +41,10 @@ void check_sizes(const Manifest& manifest, std::size_t num_bytes, const std::str
 } // namespace
 
 const Variant& Bundle::variant(std::string_view name) const {
-    std::string known;
-    for (const Variant& variant : manifest.variants) {
+    for (const Variant& variant : manifest.variants)
         if (variant.name == name) return variant;
-        known += (known.empty() ? "" : ", ") + variant.name;
-    }
-    throw BundleError(path.string() + ": no variant `" + std::string(name) + "` (there are: " + known + ")");
+    throw BundleError(path.string() + ": no variant `" + std::string(name) +
+                      "` (there are: " + joined(manifest.variants, ", ", &Variant::name) + ")");
 }
 
 Bundle open_bundle(const fs::path& path, Verify how, bool safe) {
@@ -67,7 +59,7 @@ Bundle open_bundle(const fs::path& path, Verify how, bool safe) {
     if (text->size() > manifest_limit)
         throw BundleError(file.string() + ": larger than " + std::to_string(manifest_limit) + " bytes; this is not a manifest");
     Manifest manifest = parse_manifest(*text, file.string());
-    if (read_file(path / "manifest.sha256", checksum_limit) != checksum_line(*text))
+    if (read_file(path / "manifest.sha256", checksum_limit) != sha256(*text) + "  manifest.json\n")
         throw BundleError(path.string() + ": manifest.json does not match manifest.sha256; copy or export the bundle again");
     if (safe) check_sizes(manifest, text->size(), path.string());
     verify(path, manifest, how, safe);

@@ -30,7 +30,7 @@ Json read(const Bundle& bundle, const std::string& name) {
     const std::filesystem::path path = bundle.path / (name + std::string(ending));
     const std::optional<std::string> text = read_file(path);
     if (!text) throw BundleError(path.string() + ": not readable; copy or export the bundle again");
-    return parse_document(*text, path.string());
+    return parse_json(*text, path.string(), true);
 }
 
 } // namespace
@@ -75,7 +75,7 @@ std::int64_t EngineRecipe::weight_bytes(const Bundle& bundle) const {
 
 std::string EngineRecipe::added_to(const std::string& manifest, const BuiltBy& built, const FileEntry& file,
                                    const std::string& where) const {
-    Json whole = parse_document(manifest, where);
+    Json whole = parse_json(manifest, where, true);
     Json entry = entry_;
     Json& engine = entry.at("engine");
     engine["version"] = built.version;

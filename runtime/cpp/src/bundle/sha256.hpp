@@ -25,4 +25,11 @@ class Sha256 {
     std::uint64_t num_bytes_ = 0;
 };
 
+/// The digest of `data`, in lower-case hex.
+inline std::string sha256(std::string_view data) {
+    Sha256 digest;
+    digest.add(data);
+    return digest.hex();
+}
+
 } // namespace mars

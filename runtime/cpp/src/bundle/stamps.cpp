@@ -1,9 +1,7 @@
 #include "bundle/stamps.hpp"
 
-#include <algorithm>
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
@@ -15,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::size_t stamp_limit = 1000000, most_stamps = 256; // bytes, bundles
+constexpr std::size_t stamp_limit = 1000000; // bytes
 
 std::string variable(const char* name) {
     const char* value = std::getenv(name);
@@ -37,9 +35,7 @@ std::optional<fs::path> stamp_file(const fs::path& bundle) {
     std::error_code error;
     const fs::path whole = fs::canonical(bundle, error);
     if (!cache || error) return std::nullopt;
-    Sha256 digest;
-    digest.add(whole.native());
-    return *cache / "verified" / (digest.hex().substr(0, 32) + ".json");
+    return *cache / "verified" / (sha256(whole.native()).substr(0, 32) + ".json");
 }
 
 nlohmann::json read_stamps(const fs::path& file) {
@@ -56,13 +52,7 @@ void write_stamps(const fs::path& file, const nlohmann::json& stamps) {
     std::error_code error;
     fs::create_directories(file.parent_path(), error);
     fs::permissions(file.parent_path(), fs::perms::owner_all, error);
-    if (error || !write_whole(file, stamps.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace))) return;
-    std::vector<std::pair<fs::file_time_type, fs::path>> all;
-    for (fs::directory_iterator at(file.parent_path(), error), end; !error && at != end; at.increment(error))
-        if (at->path().extension() == ".json") all.emplace_back(at->last_write_time(error), at->path());
-    if (all.size() <= most_stamps) return;
-    std::sort(all.begin(), all.end());
-    for (std::size_t i = 0; i + most_stamps < all.size(); ++i) fs::remove(all[i].second, error);
+    if (!error) write_whole(file, stamps.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
 } // namespace mars

@@ -18,7 +18,7 @@ std::optional<std::filesystem::path> stamp_file(const std::filesystem::path& bun
 /// Stamps by file name; empty if the file is missing or invalid.
 nlohmann::json read_stamps(const std::filesystem::path& file);
 
-/// If this fails, every start hashes all files. Only the newest 256 files are kept.
+/// If this fails, every start hashes all files.
 void write_stamps(const std::filesystem::path& file, const nlohmann::json& stamps);
 
 } // namespace mars

@@ -8,6 +8,7 @@
 #include <mars/errors.hpp>
 
 #include "bundle/fields.hpp"
+#include "joined.hpp"
 #include "text/utf8.hpp"
 
 namespace mars {
@@ -35,18 +36,8 @@ std::string_view stripped(std::string_view text) {
     return from < to ? text.substr(from, to - from) : std::string_view();
 }
 
-bool contains(const std::vector<std::string>& list, const std::string& item) {
-    return std::find(list.begin(), list.end(), item) != list.end();
-}
-
 [[noreturn]] void refuse(const std::string& what) {
     throw SessionError(what + "; render the prompt with the jinja2 template yourself and pass it as one text");
-}
-
-std::string known_roles(const Texts& after) {
-    std::string text;
-    for (const auto& entry : after) text += (text.empty() ? "" : ", ") + entry.first;
-    return text;
 }
 
 } // namespace
@@ -76,21 +67,23 @@ Rendered ChatTurns::render(const std::vector<Message>& messages) const {
         const auto& [role, content] = messages[i];
         if (!utf8::is_valid(content)) throw SessionError("message " + std::to_string(i) + " is not valid UTF-8; pass UTF-8");
         const auto from = between_.find(*previous);
-        const auto found = from == between_.end() ? Texts::const_iterator() : from->second.find(role);
-        if (from == between_.end() || found == from->second.end())
+        const auto opening = from == between_.end() ? Texts::const_iterator() : from->second.find(role);
+        if (from == between_.end() || opening == from->second.end())
             refuse("the chat template has no place for role `" + role.substr(0, 60) + "` after " +
                    (i == 0 ? "the start" : "`" + *previous + "`"));
         for (const std::string& word : reserved_)
             if (content.find(word) != std::string::npos)
                 refuse("the chat template treats `" + word + "` inside message " + std::to_string(i) + " in its own way");
-        prompt.text += found->second;
+        prompt.text += opening->second;
         const std::size_t begin = prompt.text.size();
-        prompt.text += contains(trimmed_, role) ? stripped(content) : std::string_view(content);
+        prompt.text += std::count(trimmed_.begin(), trimmed_.end(), role) > 0 ? stripped(content) : std::string_view(content);
         if (prompt.text.size() > begin) prompt.contents.emplace_back(begin, prompt.text.size());
         previous = &role;
     }
     const auto last = after_.find(*previous);
-    if (last == after_.end()) refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + known_roles(after_) + ")");
+    if (last == after_.end())
+        refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + joined(after_, ", ", &Texts::value_type::first) +
+               ")");
     prompt.text += last->second;
     return prompt;
 }

@@ -1,16 +1,14 @@
 #include "device/name.hpp"
 
-#include <algorithm>
-#include <cctype>
-
 #include <mars/errors.hpp>
+
+#include "joined.hpp"
 
 namespace mars {
 
 DeviceName DeviceName::of(const std::string& text) {
     const std::size_t colon = text.find(':');
-    std::string kind = text.substr(0, colon);
-    std::transform(kind.begin(), kind.end(), kind.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string kind = lower(text.substr(0, colon));
     DeviceName name{kind.substr(0, kind.find("executionprovider")), std::nullopt};
     if (colon == std::string::npos) return name;
     const std::string number = text.substr(colon + 1);

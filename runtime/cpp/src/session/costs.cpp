@@ -60,9 +60,8 @@ std::optional<fs::path> cost_file(const Bundle& bundle, const Variant& variant, 
                          processor(),
                          device.rfind("cuda", 0) == 0 ? gpus() : std::vector<std::string>{}};
     if (!options.empty()) known.push_back(options);
-    Sha256 digest;
-    digest.add(known.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
-    return *cache / "costs-cpp" / (digest.hex().substr(0, 32) + ".json");
+    const std::string name = sha256(known.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+    return *cache / "costs-cpp" / (name.substr(0, 32) + ".json");
 }
 
 std::shared_ptr<const Cost> Costs::get(Backend& backend, std::int64_t block, std::int64_t mask_id) {

@@ -4,6 +4,8 @@
 
 #include <mars/errors.hpp>
 
+#include "joined.hpp"
+
 namespace mars {
 
 namespace {
@@ -257,12 +259,10 @@ std::size_t Walk::num_valid(const Tokens& tokens, std::int32_t state) const {
 std::unique_ptr<Matcher> Grammars::matcher(const Bundle& bundle, const Tokenizer& tokenizer, const std::string& name) {
     const auto& grammars = bundle.manifest.grammars;
     const auto found = std::find_if(grammars.begin(), grammars.end(), [&](const StoredGrammar& each) { return each.name == name; });
-    if (found == grammars.end()) {
-        std::string known;
-        for (const StoredGrammar& each : grammars) known += (known.empty() ? "" : ", ") + each.name;
+    if (found == grammars.end())
         throw SessionError(bundle.path.string() + ": no grammar `" + name.substr(0, 60) +
-                           "` (there are: " + (known.empty() ? "none" : known) + "); `mars-export grammar` makes one");
-    }
+                           "` (there are: " + (grammars.empty() ? "none" : joined(grammars, ", ", &StoredGrammar::name)) +
+                           "); `mars-export grammar` makes one");
     const std::lock_guard<std::mutex> guard(lock_);
     auto walk = walks_.find(found->file);
     if (walk == walks_.end()) {

@@ -1,11 +1,11 @@
 #include "device/ort/open.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <mutex>
+#include <numeric>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +13,7 @@
 #include <mars/errors.hpp>
 
 #include "device/ort/backend.hpp"
+#include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"
 
@@ -34,11 +35,6 @@ constexpr int least_cuda_minor = 27; // of ONNX Runtime 1
 constexpr std::string_view small[] = {"Shape", "Squeeze",     "Unsqueeze", "Range", "Concat", "Cast", "Add",
                                       "Sub",   "LessOrEqual", "Greater",   "And",   "Cos",    "Sin",  "Mul"};
 constexpr std::string_view large_names[] = {"allowed", "shifted", "weighted"}; // masks as large as logits
-
-std::string lower(std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return text;
-}
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
@@ -118,14 +114,12 @@ void add_provider(Ort::Env& env, Ort::SessionOptions& options, const OrtRequest&
 } // namespace
 
 std::string provider_of(const std::string& device) {
-    std::string known;
-    for (const std::string& provider : OrtBackend::devices()) {
+    const std::vector<std::string> providers = OrtBackend::devices();
+    for (const std::string& provider : providers)
         if (lower(provider) == device + "executionprovider") return provider;
-        known += (known.empty() ? "" : ", ") + provider;
-    }
     if (device == "cuda" && !cuda_plugin_library().empty()) return cuda_plugin;
-    throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) + "` (it has: " + known +
-                       "); use one of these, or an ONNX Runtime built with the one you want");
+    throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) +
+                       "` (it has: " + joined(providers) + "); use one of these, or an ONNX Runtime built with the one you want");
 }
 
 OrtOptions provider_options(const std::string& provider, OrtOptions own) {
@@ -190,14 +184,11 @@ std::optional<std::map<std::string, int>> large_on_cpu([[maybe_unused]] const Or
 }
 
 std::string words_on_cpu(const std::map<std::string, int>& large, const std::string& provider) {
-    std::string names;
-    int total = 0;
-    for (const auto& [name, count] : large) {
-        names += (names.empty() ? "" : ", ") + std::to_string(count) + " " + name;
-        total += count;
-    }
-    return provider + " leaves " + std::to_string(total) + " operators on hidden states to the CPU (" + names + "): up to " +
-           std::to_string(2 * total) +
+    const auto text_of = [](const auto& operators) { return std::to_string(operators.second) + " " + operators.first; };
+    const auto add = [](int sum, const auto& operators) { return sum + operators.second; };
+    const int total = std::accumulate(large.begin(), large.end(), 0, add);
+    return provider + " leaves " + std::to_string(total) + " operators on hidden states to the CPU (" + joined(large, ", ", text_of) +
+           "): up to " + std::to_string(2 * total) +
            " copies between CPU and GPU in every step; install onnxruntime-gpu 1.27 or newer, or build a TensorRT engine (mars-export trt)";
 }
 

@@ -49,6 +49,11 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
 /// Whether an output has several values for each prediction.
 bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
 
+std::string sizes_of(const Range& range) {
+    const auto extent = [](const Extent& size) { return std::to_string(size.min) + "-" + std::to_string(size.max); };
+    return range.name + ": " + extent(range.batch) + " x " + extent(range.slots);
+}
+
 [[noreturn]] void disagree(std::vector<std::string> tensors) {
     tensors.resize(std::min(tensors.size(), std::size_t{6}));
     throw SessionError("the engine and the manifest disagree about " + joined(tensors) + "; build the engine again");
@@ -233,15 +238,11 @@ void TrtBackend::add_common_contexts() {
 /// The context for this shape, bound to it.
 TrtBackend::Step& TrtBackend::step_for(const KvMemory& memory, std::int64_t first, const StepInput& input) {
     const auto range = info_.range_for(input.rows, input.slots, input.outputs);
-    if (!range) {
-        std::string known;
-        for (const Range& each : info_.ranges)
-            known += (known.empty() ? "" : "; ") + each.name + ": " + std::to_string(each.batch.min) + "-" +
-                     std::to_string(each.batch.max) + " x " + std::to_string(each.slots.min) + "-" + std::to_string(each.slots.max);
+    if (!range)
         throw SessionError("a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) + " slots with " +
-                           std::to_string(input.outputs) + " predictions is beyond this engine (" + known + "; at most " +
-                           std::to_string(info_.max_outputs()) + " predictions); build one with a larger --batch, --prefill or --block");
-    }
+                           std::to_string(input.outputs) + " predictions is beyond this engine (" + joined(info_.ranges, "; ", sizes_of) +
+                           "; at most " + std::to_string(info_.max_outputs()) +
+                           " predictions); build one with a larger --batch, --prefill or --block");
     const Shape shape{*range, input.slots, input.outputs, memory.addresses.front(), first, input.rows};
     const auto fits = [&](const Step& step) {
         const bool is_size = step.shape.slots == input.slots && step.shape.outputs == input.outputs;

@@ -4,8 +4,6 @@
 #include <NvInfer.h>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <unistd.h>
 
 #include <mars/errors.hpp>
 
@@ -213,16 +211,8 @@ void LoadedEngine::keep_kernels() {
     const std::unique_ptr<nvinfer1::IHostMemory> data(loaded.cache->serialize());
     if (!data || data->size() == loaded.kept) return;
     loaded.kept = data->size();
-    const std::filesystem::path scratch = loaded.kernels.string() + "." + std::to_string(getpid());
-    std::ofstream file(scratch, std::ios::binary);
-    file.write(static_cast<const char*>(data->data()), static_cast<std::streamsize>(data->size()));
-    file.close();
-    std::error_code error;
-    if (file) std::filesystem::rename(scratch, loaded.kernels, error);
-    if (file && !error) return;
-    // The directory is not writable: kernels are compiled at every start.
-    std::filesystem::remove(scratch, error);
-    loaded.kernels.clear();
+    // If the directory is not writable, kernels are compiled at every start.
+    if (!write_whole(loaded.kernels, {static_cast<const char*>(data->data()), data->size()})) loaded.kernels.clear();
 #endif
 }
 

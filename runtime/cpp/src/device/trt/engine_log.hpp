@@ -7,7 +7,9 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "joined.hpp"
 #include "log.hpp"
 
 namespace mars {
@@ -33,10 +35,8 @@ class Collected : public nvinfer1::ILogger {
     /// The latest `count` errors, one a line.
     std::string last(std::size_t count) const {
         const std::lock_guard<std::mutex> lock(mutex_);
-        std::string text;
-        for (std::size_t i = errors_.size() - std::min(count, errors_.size()); i < errors_.size(); ++i)
-            text += (text.empty() ? "" : "\n  ") + errors_[i];
-        return text.empty() ? "it gave no reason" : text;
+        const std::vector<std::string> latest(errors_.end() - static_cast<std::ptrdiff_t>(std::min(count, errors_.size())), errors_.end());
+        return latest.empty() ? "it gave no reason" : joined(latest, "\n  ");
     }
 
   private:
