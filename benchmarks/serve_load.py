@@ -19,6 +19,7 @@ import json
 import os
 import statistics
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -29,8 +30,9 @@ from peers import catalog, machine, models
 from peers.catalog import Program
 from serving import loops, prompts, soak
 from serving.figures import growth, table
+from serving.habits import HABITS, PROTOCOLS
 from serving.loops import Outcome, asker
-from serving.server import Server, llama, ours
+from serving.server import Server, llama, llama_server, ours
 from serving.wire import Answer
 
 RESULTS = Path(__file__).parent / "results"
@@ -163,12 +165,14 @@ def opened(args: argparse.Namespace) -> None:
 
 
 def soaked(args: argparse.Namespace) -> None:
-    with start(args) as server:
+    with start(args, "--queue-timeout", "600") as server:
         say(f"{args.pool} texts alone")
-        asked = asyncio.run(soak.references(server.port, requests(args, args.pool)))
+        alone, habits = (soak.contents, PROTOCOLS) if args.mix == "protocols" else (soak.references, HABITS)
+        asked = asyncio.run(alone(server.port, requests(args, args.pool)))
         run = soak.Soak(
-            server, asked, args.clients, args.requests, args.minutes * 60, args.seed, args.journal, args.every
-        )
+            server, asked, habits, args.clients, args.requests, args.minutes * 60, args.seed, args.journal,
+            args.every, args.rate,
+        )  # fmt: skip
         value = asyncio.run(run.run())
     save(args, value)
     print(json.dumps({k: v for k, v in value.items() if k != "outcomes"}, indent=1))
@@ -228,9 +232,46 @@ def overhead(args: argparse.Namespace) -> None:
 
 
 def compared(args: argparse.Namespace) -> None:
-    """Servers one after the other, each at every number of clients, on the same requests; in rounds."""
+    """All servers are up, and one at a time is asked: at every number of clients, in rounds, each round with
+    other chats that are the same for all servers.
+    """
     venvs, work = args.venvs.absolute(), args.work.absolute()
     (work / "logs").mkdir(parents=True, exist_ok=True)
+    commands, absent = _servers(args, venvs, work)
+    found: dict[tuple[str, int], Outcome] = {}
+    with ExitStack() as running:
+        asks = {}
+        for name, (command, probe, body) in commands.items():
+            log = args.logs / f"serve-peers-{name.replace(' ', '-')}.log"
+            server = running.enter_context(Server(command, log, probe))
+            asks[name] = asker(server.port, body)
+            asyncio.run(loops.closed(asks[name], requests(args, 2, -1), 1))  # warm
+        for number in range(args.rounds):
+            for clients in args.clients:
+                asked = requests(args, clients * args.each, 100 * number + clients)
+                for name in list(asks)[:: 1 if number % 2 else -1]:
+                    outcome = asyncio.run(loops.closed(asks[name], asked, clients))
+                    known = found.setdefault((name, clients), Outcome())
+                    known.answers += outcome.answers
+                    known.failures += outcome.failures
+                    known.seconds += outcome.seconds
+            say(f"round {number + 1}")
+    rows = [
+        {"name": name, "clients": clients, **found[name, clients].figures()}
+        for clients in args.clients
+        for name in asks
+    ]
+    save(args, {"rounds": args.rounds, "absent": absent, "rows": rows})
+    first = ("first_token_s.p50", "first_token_s.p95")
+    print(table(rows, ("clients", *LOOP_COLUMNS[:-1], *first, "requests", "failed")))
+
+
+def _servers(
+    args: argparse.Namespace, venvs: Path, work: Path
+) -> tuple[dict[str, tuple[list[str], str, dict[str, Any]]], dict[str, str]]:
+    """By name the command, the path that answers when it is ready, and the fields of requests; and why others
+    are absent.
+    """
     merged = Program("merged", None, "", work / "merged", (sys.executable, "-m", "peers.merged", "{out}"))
     absent: dict[str, str] = {}
     commands: dict[str, tuple[list[str], str, dict[str, Any]]] = {}
@@ -243,58 +284,24 @@ def compared(args: argparse.Namespace) -> None:
     command = ours(args.bundle, args.threads, args.max_rows, args.max_waiting)
     for setting in args.fixed:
         commands[f"mars-export {args.precision} {setting}"] = (command, "/health", fields(setting))
+    greedy = {"temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0}
     for kind in args.kinds:
         gguf = catalog.served_gguf(work, venvs, kind)
-        problem = models.make(merged, work) or models.why_absent(gguf, venvs) or models.make(gguf, work)
-        if problem:
-            absent[gguf.name] = problem
-            say(f"{gguf.name}: absent: {problem}")
-            continue
-        python, file = catalog.python_of(venvs, "llama-cpp"), gguf.model / gguf.options["file"]
-        greedy = {"temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0}
-        serving = llama(python, file, args.threads, catalog.CONTEXT)
-        commands[f"llama-cpp-python {kind}"] = (serving, "/v1/models", greedy)
-    rows: list[dict[str, Any]] = []
-    texts: dict[str, list[str]] = {}
-    for number in range(args.rounds):
-        order = list(commands)[number % len(commands) :] + list(commands)[: number % len(commands)]
-        for name in order:
-            serving, probe, body = commands[name]
-            with Server(serving, args.logs / f"serve-peers-{name.replace(' ', '-')}.log", probe) as server:
-                ask = asker(server.port, body)
-                asyncio.run(loops.closed(ask, requests(args, 2), 1))  # warm
-                for clients in args.clients:
-                    asked = requests(args, clients * args.each, clients)
-                    outcome = asyncio.run(loops.closed(ask, asked, clients))
-                    rows.append({"name": name, "clients": clients, "round": number + 1, **outcome.figures()})
-                    if clients == args.clients[0]:
-                        texts[name] = [a.text for _, a in sorted(outcome.answers, key=lambda x: x[0])]
-                    say(f"round {number + 1}: {name}, {clients} clients:"
-                        f" {rows[-1]['requests_per_second']} requests/s")  # fmt: skip
-            save(args, _compared(args, rows, texts, absent))
-    print(table(_compared(args, rows, texts, absent)["medians"], ("clients", *LOOP_COLUMNS, "same_texts")))
-
-
-def _compared(
-    args: argparse.Namespace, rows: list[dict[str, Any]], texts: dict[str, list[str]], absent: dict[str, str]
-) -> dict[str, Any]:
-    """Medians over the rounds, and how many texts are those of the first server."""
-    medians = []
-    reference = next(iter(texts.values()), [])
-    for name in dict.fromkeys(row["name"] for row in rows):
-        for clients in args.clients:
-            made = [row for row in rows if (row["name"], row["clients"]) == (name, clients)]
-            if not made:
+        file = gguf.model / gguf.options["file"]
+        if not file.exists():
+            problem = models.make(merged, work) or models.why_absent(gguf, venvs) or models.make(gguf, work)
+            if problem:
+                absent[gguf.name] = problem
+                say(f"{gguf.name}: absent: {problem}")
                 continue
-            middle = {key: statistics.median(r[key] for r in made) for key in LOOP_COLUMNS[1:3]}
-            latency = {
-                p: statistics.median(r["latency_s"].get(p, 0.0) for r in made) for p in ("p50", "p95", "p99")
-            }
-            same = sum(a == b for a, b in zip(texts.get(name, ()), reference, strict=False))
-            medians.append(
-                {"name": name, "clients": clients, **middle, "latency_s": latency, "same_texts": same}
-            )
-    return {"medians": medians, "absent": absent, "rows": rows}
+        if args.llama_server is None:
+            serving = llama(catalog.python_of(venvs, "llama-cpp"), file, args.threads, catalog.CONTEXT)
+            commands[f"llama-cpp-python {kind}"] = (serving, "/v1/models", greedy)
+        else:
+            slots = max(args.clients)
+            serving = llama_server(args.llama_server, file, args.threads, catalog.CONTEXT, slots)
+            commands[f"llama-server {kind}"] = (serving, "/health", greedy)
+    return commands, absent
 
 
 def parser() -> argparse.ArgumentParser:
@@ -338,6 +345,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--clients", type=int, default=32)
     made.add_argument("--requests", type=int, default=20_000)
     made.add_argument("--minutes", type=float, default=40)
+    made.add_argument(
+        "--mix",
+        choices=("habits", "protocols"),
+        default="habits",
+        help="clients good and bad, or chat completions, responses and messages with tools, schemas, several"
+        " answers and clients that leave",
+    )
+    made.add_argument("--rate", type=float, default=0, help="requests a second of all clients; 0: no limit")
     made.add_argument("--pool", type=int, default=96, help="requests whose texts alone are known")
     made.add_argument("--every", type=float, default=10, help="seconds between lines of the journal")
     made.add_argument("--journal", type=Path, default=Path("build/serve-soak.jsonl"))
@@ -347,12 +362,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--each", type=int, default=8)
     made.add_argument("--rounds", type=int, default=5)
 
-    made = command("peers", compared, "beside llama-cpp-python's server")
+    made = command("peers", compared, "beside llama.cpp's server")
+    made.add_argument("--llama-server", type=Path, help="llama.cpp's own, in place of llama-cpp-python's")
     made.add_argument("--precision", choices=catalog.PRECISIONS, default="w8a8")
     made.add_argument("--fixed", nargs="+", default=["exact", "tau=0.95"])
     made.add_argument("--kinds", nargs="*", choices=("q8_0", "q4_0"), default=["q8_0", "q4_0"])
-    made.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    made.add_argument("--each", type=int, default=4, help="requests of each client")
+    made.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4])
+    made.add_argument("--each", type=int, default=16, help="requests of each client")
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--venvs", type=Path, default=Path("build/peers/venvs"))
     made.add_argument("--work", type=Path, default=Path("build/peers"))

@@ -7,12 +7,13 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
-from serving import wire
+from serving import protocols, wire
+from serving.protocols import CHAT
 from serving.wire import Answer
 
-CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 # A refusal of a good request, because the server is full: 429, or 503 while it drains.
 FULL = (429, 503)
@@ -20,10 +21,11 @@ FULL = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request with fixed settings, and the text that it gets alone."""
+    """A request with fixed settings, and the text that it gets alone; of `protocols`, the content."""
 
     body: dict[str, Any]
     alone: str
+    path: str = CHAT
 
     @property
     def is_one_token_text(self) -> bool:
@@ -32,9 +34,12 @@ class Asked:
     def difference(self, text: str) -> str:
         """What to write down of a text that is not that of the request alone."""
         settings = {
-            name: value for name, value in self.body.items() if name not in ("messages", "stream_options")
+            name: value
+            for name, value in self.body.items()
+            if name not in ("messages", "input", "tools", "stream_options")
         }
-        return f"{settings} {self.body['messages'][-1]['content'][:60]!r}: {text!r} is not {self.alone!r}"
+        turns = self.body.get("messages") or self.body["input"]
+        return f"{settings} {turns[-1]['content'][:60]!r}: {text!r} is not {self.alone!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ async def leave(port: int, asked: Asked, draw: random.Random) -> Told:
     """Gone after some lines of the stream, or before the first."""
     data = json.dumps({**asked.body, "stream": True}).encode()
     async with wire.connection(port) as (reader, writer):
-        writer.write(wire.head("POST", CHAT, len(data)) + data)
+        writer.write(wire.head("POST", asked.path, len(data)) + data)
         for _ in range(draw.choice((0, 0, 8, 12, 20))):
             if not await reader.readline():
                 break
@@ -261,6 +266,41 @@ async def dribble(port: int, _: Asked, draw: random.Random) -> Told:
     return Told("shut out" if reader.at_eof() else "gave up")
 
 
+# --- all three protocols ---
+
+
+async def whole(port: int, asked: Asked, _: random.Random) -> Told:
+    """An answer in one piece, of any protocol."""
+    begun = perf_counter()
+    status, words = await wire.post(port, asked.path, json.dumps(asked.body).encode())
+    if status != 200:
+        return Told("full") if status in FULL else Told("error", f"status {status}: {words[:200]}")
+    return _compared(asked, protocols.content(asked.path, json.loads(words)), perf_counter() - begun)
+
+
+async def streamed(port: int, asked: Asked, _: random.Random) -> Told:
+    """A stream of any protocol, to its end."""
+    data, begun = json.dumps({**asked.body, "stream": True}).encode(), perf_counter()
+    async with wire.connection(port) as (reader, writer):
+        writer.write(wire.head("POST", asked.path, len(data)) + data)
+        status, headers = await wire.read_head(reader)
+        if status != 200:
+            words = b"".join([line async for line in wire.body_lines(reader, headers)])
+            return Told("full") if status in FULL else Told("error", f"status {status}: {words[:200]!r}")
+        events = [event async for event in wire.events(reader, headers)]
+    return _compared(asked, protocols.streamed_content(asked.path, events), perf_counter() - begun)
+
+
+def _compared(asked: Asked, said: str, seconds: float) -> Told:
+    name = asked.path.rpartition("/")[2]
+    return Told(name, None if said == asked.alone else asked.difference(said), seconds)
+
+
+PROTOCOLS: dict[str, tuple[Habit, float]] = {
+    "whole": (whole, 0.35),
+    "streamed": (streamed, 0.45),
+    "leave": (leave, 0.2),
+}
 HABITS: dict[str, tuple[Habit, float]] = {
     "read": (read, 0.42),
     "plain": (plain, 0.12),

@@ -91,6 +91,14 @@ class Server:
         return sum(map(anonymous, family(self._process.pid)))
 
     @property
+    def num_files(self) -> int:
+        """Its open file descriptors; 0 once it has ended."""
+        try:
+            return len(os.listdir(f"/proc/{self._process.pid}/fd"))
+        except OSError:
+            return 0
+
+    @property
     def cpu_seconds(self) -> float:
         """What it has computed so far."""
         fields = (
@@ -111,3 +119,10 @@ def llama(python: str, gguf: Path, threads: int, context: int) -> list[str]:
     words = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--port", "{port}"]
     words += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_ctx", str(context)]
     return [*words, "--interrupt_requests", "False", "--verbose", "False"]
+
+
+def llama_server(program: Path, gguf: Path, threads: int, context: int, slots: int) -> list[str]:
+    """llama.cpp's own, with a slot of `context` tokens for each client."""
+    words = [str(program), "--model", str(gguf), "--port", "{port}", "--host", "127.0.0.1", "--no-webui"]
+    words += ["--threads", str(threads), "--threads-batch", str(threads)]
+    return [*words, "--parallel", str(slots), "--ctx-size", str(context * slots)]

@@ -10,15 +10,15 @@ import random
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from serving import wire
+from serving import protocols, wire
 from serving.figures import growth, percentiles
-from serving.habits import HABITS, Asked, Told
+from serving.habits import Asked, Habit, Told
 from serving.server import Server
 
 SETTINGS: tuple[dict[str, Any], ...] = ({"exact": True}, {"tau": 1}, {"tau": 0.9, "window": "full"})
@@ -40,18 +40,31 @@ async def references(port: int, chats: Sequence[dict[str, Any]]) -> list[Asked]:
     return found
 
 
+async def contents(port: int, chats: Sequence[dict[str, Any]]) -> list[Asked]:
+    """Every chat alone, in one of the three protocols, one after the other."""
+    found = []
+    for path, body in protocols.requests(chats):
+        status, words = await wire.post(port, path, json.dumps(body).encode())
+        if status != 200:
+            raise SystemExit(f"error: alone, {path} {body} got {status}: {words}")
+        found.append(Asked(body, protocols.content(path, json.loads(words)), path))
+    return found
+
+
 @dataclass
 class Soak:
-    """`until(counted, seconds)` is reached when both are."""
+    """Ends after both `requests` and `seconds`. `rate`: requests a second of all clients; 0 for no limit."""
 
     server: Server
     asked: list[Asked]
+    habits: Mapping[str, tuple[Habit, float]]
     num_clients: int
     requests: int
     seconds: float
     seed: int
     journal: Path
     every: float = 10.0
+    rate: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -62,6 +75,8 @@ class Soak:
         self._firsts: list[float] = []
         self._recent: list[float] = []
         self._memory: list[tuple[float, int]] = []
+        self._files: list[int] = []
+        self._cpu_before = self.server.cpu_seconds
 
     async def run(self) -> dict[str, Any]:
         self._over = asyncio.Event()
@@ -81,15 +96,17 @@ class Soak:
 
     async def _client(self, number: int) -> None:
         draw = random.Random(f"{self.seed} {number}")
-        names, weights = list(HABITS), [weight for _, weight in HABITS.values()]
+        names, weights = list(self.habits), [weight for _, weight in self.habits.values()]
         while not self._is_over:
+            if self.rate:
+                await asyncio.sleep(draw.expovariate(self.rate / self.num_clients))
             name = draw.choices(names, weights)[0]
             if name == "dribble" and self._dribbling >= MOST_DRIBBLES:
                 continue
             self._started += 1
             self._dribbling += name == "dribble"
             try:
-                told = await HABITS[name][0](self.server.port, draw.choice(self.asked), draw)
+                told = await self.habits[name][0](self.server.port, draw.choice(self.asked), draw)
             except (OSError, wire.Broken, asyncio.IncompleteReadError, ValueError, IndexError) as error:
                 told = Told("broken", f"{type(error).__name__}: {error}")
             finally:
@@ -124,11 +141,13 @@ class Soak:
                     "requests": sum(self.counts.values()),
                     "wrong": self.num_wrong,
                 }
-                line |= {"memory_mib": round(memory / 2**20, 1), "latency_s": percentiles(self._recent)}
+                line |= {"memory_mib": round(memory / 2**20, 1), "files": self.server.num_files}
+                line |= {"cpu_seconds": self.server.cpu_seconds, "latency_s": percentiles(self._recent)}
+                self._files.append(line["files"])
                 self._recent.clear()
                 print(json.dumps(line), file=out, flush=True)
                 print(f"\r{line['seconds']:>8} s  {line['requests']} requests, {self.num_wrong} wrong,"
-                      f" {line['memory_mib']} MiB ", end="", flush=True)  # fmt: skip
+                      f" {line['memory_mib']} MiB, {line['files']} files ", end="", flush=True)  # fmt: skip
                 try:
                     await asyncio.wait_for(self._over.wait(), self.every)
                 except asyncio.TimeoutError:
@@ -150,6 +169,8 @@ class Soak:
             "latency_s": percentiles(self._all),
             "first_token_s": percentiles(self._firsts),
             "memory": growth(times, sizes),
+            "open_files": {"first": self._files[0], "most": max(self._files), "last": self.server.num_files},
+            "cpu_share": round((self.server.cpu_seconds - self._cpu_before) / seconds, 3),
             "server_alive": self.server.is_alive,
         }
 

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 LINE = 1 << 20  # the longest line of an answer
+LAST = ("response.completed", "response.incomplete", "message_stop")  # events that end a typed stream
 
 
 class Broken(Exception):
@@ -114,7 +115,10 @@ async def events(reader: asyncio.StreamReader, headers: dict[str, str]) -> Async
             data = line[5:].strip()
             if data == b"[DONE]":
                 return
-            yield json.loads(data)
+            event = json.loads(data)
+            yield event
+            if event.get("type") in LAST:
+                return
     raise Broken("the stream had no end mark")
 
 

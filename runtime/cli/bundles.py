@@ -20,10 +20,15 @@ from .console import (
     print_table,
     say,
     visible,
+    with_default,
 )
 
 app = typer.Typer()
-profiles_app = typer.Typer(no_args_is_help=True, help="Manage the calibrated profiles of a bundle.")
+profiles_app = typer.Typer(
+    cls=with_default("list"),
+    no_args_is_help=True,
+    help="Manage the calibrated profiles of a bundle. `mars-export profiles BUNDLE` lists them.",
+)
 app.add_typer(profiles_app, name="profiles")
 
 

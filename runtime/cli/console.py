@@ -69,13 +69,16 @@ def bytes_of(value: str | int) -> int:
 Size = {"metavar": "SIZE", "parser": bytes_of}  # settings of a byte option
 
 
-class StoreUnlessNamed(TyperGroup):
-    """A group whose default subcommand is `store`: `grammar BUNDLE ...` means `grammar store BUNDLE ...`."""
+def with_default(name: str) -> type[TyperGroup]:
+    """A group with a default subcommand: with store, `grammar BUNDLE` means `grammar store BUNDLE`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
-            args = ["store", *args]
-        return super().parse_args(ctx, args)
+    class WithDefault(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
+                args = [name, *args]
+            return super().parse_args(ctx, args)
+
+    return WithDefault
 
 
 @contextmanager

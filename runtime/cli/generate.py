@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,11 +38,12 @@ Runs = Annotated[bool, typer.Option("--runs", help="Mark tokens that were accept
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print answers only, no statistics.")]
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})  # so that their error says -p
 @takes_options
 def generate(
     bundle: BundleArgument,
     *,
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Prompt. By default, or with -, read standard input.")
     ] = None,
@@ -82,6 +84,9 @@ def generate(
     """
     from ..session.session import Commit
 
+    if context.args:
+        words = quote(" ".join(context.args))
+        raise typer.BadParameter(f"give the prompt with -p: mars-export generate {bundle} -p {words}")
     config = answers.config(max_new_tokens, tuple(stop or ()), grammar)
     if number > 1 and config.is_greedy:
         raise MarsError(f"--n {number}: greedy answers are all equal; add --temp")

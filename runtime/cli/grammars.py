@@ -11,16 +11,16 @@ from .console import (
     BundleArgument,
     Json,
     Name,
-    StoreUnlessNamed,
     print_json,
     print_list,
     print_table,
     say,
     text_of,
+    with_default,
 )
 
 grammar_app = typer.Typer(
-    cls=StoreUnlessNamed,
+    cls=with_default("store"),
     no_args_is_help=True,
     help="Manage grammars for structured answers in a bundle. `mars-export grammar BUNDLE --tools FILE --name"
     " NAME` stores one (`grammar store --help`); Python and libmars use it by name.",

@@ -83,6 +83,7 @@ class Model:
             "structured": is_structured,
             "json_schema": is_structured,
             "tools": is_structured and text is not None and text.chat_template is not None,
+            "thinking": text is not None and text.thinking is not None,
             "logprobs": True,
             "variant": variant.name,
             "backend": variant.backend,

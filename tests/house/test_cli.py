@@ -94,6 +94,13 @@ def test_profiles_are_tables(bundles: Named, tmp_path: Path) -> None:
     ):
         assert words in lines
     assert json.loads(run("profiles", "show", path, "sums", "--json").stdout)["evidence"] == evidence
+    listed, default = run("profiles", "list", path), run("profiles", path)
+    assert "sums" in default.stdout and default.stdout == listed.stdout
+
+
+def test_a_prompt_without_its_option_is_explained(plain: Path) -> None:
+    done = run("generate", plain, "hello", "there")
+    assert (done.returncode, "-p 'hello there'" in " ".join(done.stderr.split())) == (2, True), done.stderr
 
 
 def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:

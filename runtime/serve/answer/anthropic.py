@@ -90,7 +90,7 @@ class MessagesReply:
     @property
     def _usage(self) -> Event:
         """Anthropic's counts: cached tokens are not input tokens."""
-        counts = statistics.usage(self.admitted)
+        counts = statistics.usage(self.admitted, self.choices)
         num_cached = counts["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": counts["prompt_tokens"] - num_cached,

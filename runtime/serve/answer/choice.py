@@ -80,7 +80,10 @@ class Choice:
         self._thinking = session.thinking_stream(request.prompt) if is_chat else None
         self._once = ask.tools is not None and ask.tools.once
         self._num_spelled = 0  # characters of the tokens of all steps
-        self._steps = Steps(session.text) if ask.return_steps or ask.logprobs else None
+        self._shows_steps = ask.return_steps or ask.logprobs
+        is_counted = self._shows_steps or self._thinking is not None
+        self._steps = Steps(session.text) if is_counted else None
+        self.num_thinking = 0  # tokens
         self._is_full = False
 
     @property
@@ -106,15 +109,16 @@ class Choice:
     def push(self, event: Event) -> Piece:
         """Add an event, and return the client's view of it."""
         piece = Piece()
-        if self._steps is not None:
-            piece.steps = self._steps.push(event)
+        steps = self._steps.push(event) if self._steps is not None else []
         if not self._is_full:
             piece.parts = self._read(event)
         if self._is_full and not self.is_over:
             self.request.cancel()
         self.reason = event.finish_reason
-        self._mark_thinking(piece.steps)
-        self.steps += piece.steps
+        self._mark_thinking(steps)
+        if self._shows_steps:
+            piece.steps = steps
+            self.steps += steps
         for part in piece.parts:
             last = self.parts[-1] if self.parts else None
             if isinstance(part, str) and isinstance(last, str):
@@ -159,6 +163,7 @@ class Choice:
         for token in [token for step in steps for token in step.tokens]:
             token.is_thinking = self._thinking is not None and self._num_spelled < self._thinking.num_thinking
             self._num_spelled += len(token.text)
+            self.num_thinking += token.is_thinking
 
     def _called(self, call: ToolCall) -> ToolCallEntry:
         entry = ToolCallEntry(f"call_{secrets.token_hex(12)}", call.name, call.arguments, len(self.calls))

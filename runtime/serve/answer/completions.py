@@ -78,7 +78,7 @@ class CompletionsReply:
         return chunk | {"usage": None} if self.ask.include_usage else chunk
 
     def _end(self, *, usage: bool) -> dict[str, Any]:
-        end = {"usage": statistics.usage(self.admitted)} if usage else {}
+        end = {"usage": statistics.usage(self.admitted, self.choices)} if usage else {}
         return end | {
             "mars": statistics.settings(self.admitted, self.choices),
             "timings": statistics.timings(self.admitted),

@@ -159,9 +159,21 @@ class ResponsesReply:
         if status == "in_progress":
             return response
         return response | {
-            "usage": _usage(admitted),
+            "usage": self._usage,
             "mars": statistics.settings(admitted, self.choices),
             "timings": statistics.timings(admitted),
+        }
+
+    @property
+    def _usage(self) -> Event:
+        counts = statistics.usage(self.admitted, self.choices)
+        num_thinking = counts["completion_tokens_details"]["reasoning_tokens"]
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": counts["prompt_tokens_details"],
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": num_thinking},
+            "total_tokens": counts["total_tokens"],
         }
 
 
@@ -183,14 +195,3 @@ def _item(part: Part) -> Event:
 def _content(kind: str, text: str) -> Event:
     extra: Event = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     return {"type": kind, "text": text, **extra}
-
-
-def _usage(admitted: Admitted) -> Event:
-    counts = statistics.usage(admitted)
-    return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": counts["prompt_tokens_details"],
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts["total_tokens"],
-    }

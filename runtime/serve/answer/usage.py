@@ -12,7 +12,7 @@ from .choice import Choice
 MS = 1000.0
 
 
-def usage(admitted: Admitted) -> dict[str, Any]:
+def usage(admitted: Admitted, choices: Sequence[Choice]) -> dict[str, Any]:
     """Token counts as in OpenAI's API. A prompt with several answers counts once."""
     stats = _stats(admitted)
     prompts = stats[:: admitted.ask.n]
@@ -24,6 +24,7 @@ def usage(admitted: Admitted) -> dict[str, Any]:
         "total_tokens": num_prompt + num_new,
         "prompt_tokens_details": {"cached_tokens": sum(s.cached_tokens for s in prompts)},
         "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.num_thinking for choice in choices),
             "accepted_prediction_tokens": verified,
             "rejected_prediction_tokens": sum(s.proposed for s in stats) - verified,
         },

@@ -96,6 +96,7 @@ def test_a_chat(client: openai.OpenAI) -> None:
     assert whole == ANSWERS["assistant\n"]
     folded = "".join(token["text"] for token in tokens if token.get("thinking"))
     assert folded == whole.removesuffix(SAID)
+    assert client.models.retrieve("tiny").mars["thinking"] is True
     deltas = [chunk.choices[0].delta for chunk in chat(client, stream=True)]
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == THOUGHT
     assert "".join(delta.content or "" for delta in deltas) == SAID
@@ -128,11 +129,15 @@ def test_wrong_variables(client: openai.OpenAI) -> None:
         assert wrong.value.param == param
 
 
-def test_responses(client: openai.OpenAI) -> None:
+def test_responses(client: openai.OpenAI, session: Session) -> None:
     asked: dict[str, Any] = {"model": "tiny", "input": "hi there"}
-    reasoning, message = client.responses.create(**asked).output
+    answer = client.responses.create(**asked)
+    reasoning, message = answer.output
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", THOUGHT)
     assert message.content[0].text == SAID
+    assert session.text is not None
+    num_thinking = len(session.text.encode_part(ANSWERS["assistant\n"].removesuffix(SAID)))
+    assert answer.usage.output_tokens_details.reasoning_tokens == num_thinking
     with client.responses.stream(**asked) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -140,6 +145,7 @@ def test_responses(client: openai.OpenAI) -> None:
     assert [e.text for e in events if e.type == "response.reasoning_text.done"] == [THOUGHT]
     assert final.output_text == SAID and [item.type for item in final.output] == ["reasoning", "message"]
     assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert final.usage is not None and final.usage.output_tokens_details.reasoning_tokens == num_thinking
     answer = client.responses.create(**asked, reasoning={"effort": "none"})
     assert [item.type for item in answer.output] == ["message"] and answer.output_text == SAID
 
