@@ -20,9 +20,9 @@ from . import __version__
 from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .exporter import demo_command as demo
-from .runtime.cli import bundles, chat, generate, grammars, hub, prefixes, serve
-from .runtime.cli.console import out, print_error, print_warning
+from .runtime.cli import bundles, chat, generate, grammars, hub, serve
 from .runtime.errors import MarsError, MarsWarning
+from .runtime.terminal.console import out, print_error, print_warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ PANELS: dict[str, tuple[Any, ...]] = {
     "Run": (generate, chat, serve),
     "Export": (exporter, demo),
     "Measure": (calibration,),
-    "Bundles": (bundles, grammars, prefixes, hub),
+    "Bundles": (bundles, grammars, hub),
 }
 
 

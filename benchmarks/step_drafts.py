@@ -21,7 +21,7 @@ from mars_export.exporter.checkpoint.drafts import products
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.decode.draft import DraftSlots
+from mars_export.runtime.decode.pace.draft import DraftSlots
 from steps import CURSOR, Times, Work, one_round
 
 KNOWN = 5  # a token id

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..runtime.cli.console import (
+from ..runtime.errors import MarsError
+from ..runtime.terminal.console import advance, err, out, print_json, print_table, progress_bars
+from ..runtime.terminal.options import (
     BundleArgument,
     Device,
     Json,
     Level,
     VariantName,
-    advance,
     at_most_cores,
-    err,
     listed,
-    out,
-    print_json,
-    print_table,
-    progress_bars,
+    takes_options,
 )
-from ..runtime.cli.options import takes_options
-from ..runtime.errors import MarsError
 
 if TYPE_CHECKING:
     from ..runtime.decode.config import Window
@@ -137,7 +132,7 @@ def calibrate(
     """Find the fastest tau that keeps the quality of a task, with a guarantee; compare it with exact mode,
     and store it in the bundle as a profile."""
     from .tau.options import CalibrationOptions
-    from .tau.report import COLUMNS
+    from .tau.report.report import COLUMNS
     from .tau.run import PAGE_FILE, CalibrationRequest, estimate, run
 
     candidates = numbers("--taus", taus, float)

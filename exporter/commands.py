@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.cli.console import Json, Size, advance, err, option, out, print_json, progress_bars
-from ..runtime.cli.options import takes_options
 from ..runtime.errors import CheckpointError, PrecisionError
+from ..runtime.terminal.console import advance, err, out, print_json, progress_bars
+from ..runtime.terminal.options import Json, Size, option, takes_options
 from .options import WEIGHTS, CheckpointOptions, GraphOptions
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runtime.cli.console import Json, Threads, advance, err, out, print_json, progress_bars
+from ..runtime.terminal.console import advance, err, out, print_json, progress_bars
+from ..runtime.terminal.options import Json, Threads
 
 app = typer.Typer()
 

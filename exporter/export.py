@@ -24,9 +24,9 @@ from ..runtime.bundle.manifest import (
 from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.device.ort.backend import LEVELED
 from ..runtime.errors import BundleError, ExportError
-from .checkpoint.compressed import require_same_form
-from .checkpoint.dims import Dims
+from .checkpoint.architecture.dims import Dims
 from .checkpoint.drafts import Drafts, products
+from .checkpoint.formats.compressed import require_same_form
 from .checkpoint.open import Checkpoint
 from .checkpoint.tensors import Tensors
 from .codes import Quantization

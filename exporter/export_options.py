@@ -9,7 +9,7 @@ from ..runtime.bundle.manifest import KV_LAYOUTS
 from ..runtime.device.ort.backend import FASTEST_LEVEL
 from ..runtime.errors import ExportError
 from ..runtime.machine import byte_products
-from .checkpoint.dims import Dims
+from .checkpoint.architecture.dims import Dims
 from .checkpoint.open import Checkpoint
 from .codes import SCHEMES, Quantization
 from .quantize.quantizer import Quantizer, choose_quantizer

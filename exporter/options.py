@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..runtime.cli.console import err, option
 from ..runtime.errors import CheckpointError
+from ..runtime.terminal.console import err
+from ..runtime.terminal.options import option
 
 if TYPE_CHECKING:
     from .checkpoint.open import Checkpoint

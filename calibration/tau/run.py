@@ -21,14 +21,15 @@ from ..journal import Journal
 from ..rounds import Progress, machine_load
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task, data_hash
-from . import bounds, figure
+from . import bounds
 from .calibrate import Calibration, Calibrator, calibrate, confirm
 from .decoding import decode_example
-from .drawing import require_matplotlib
 from .options import EXACT, CalibrationOptions, setting
 from .record import record, recorded_metrics
 from .replay import predict
-from .report import CalibrationReport, markdown
+from .report import figure
+from .report.drawing import require_matplotlib
+from .report.report import CalibrationReport, markdown
 
 EXAMPLES = 3
 STATE_FILES = "state-*.jsonl"

@@ -6,7 +6,7 @@
 FROM python:3.12-slim-bookworm AS build
 ARG EXTRAS=cpu,serve,grammar
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py __main__.py cli.py py.typed ./
+COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py cli.py py.typed ./
 COPY runtime runtime
 COPY exporter exporter
 COPY calibration calibration

@@ -12,7 +12,7 @@ ARG EXTRAS=gpu,serve,grammar
 RUN apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py __main__.py cli.py py.typed ./
+COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py cli.py py.typed ./
 COPY runtime runtime
 COPY exporter exporter
 COPY calibration calibration

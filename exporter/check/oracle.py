@@ -19,8 +19,8 @@ import numpy as np
 from ...runtime import machine
 from ...runtime.errors import ExportError
 from ..checkpoint.adapter import MergedTensors
-from ..checkpoint.compressed import PackedTensors
-from ..checkpoint.names import EMBEDDING
+from ..checkpoint.architecture.names import EMBEDDING
+from ..checkpoint.formats.compressed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import read_json
 from .segments import count_weights

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..checkpoint import names
-from ..checkpoint.dims import Dims
+from ..checkpoint.architecture import names
+from ..checkpoint.architecture.dims import Dims
+from ..checkpoint.architecture.rope import Rope
 from ..checkpoint.drafts import Drafts
-from ..checkpoint.rope import Rope
 from ..checkpoint.tensors import Tensors, chunks
 
 

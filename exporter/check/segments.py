@@ -10,8 +10,8 @@ import onnx
 from onnx import helper
 
 from ...runtime.device.ort.library import Results, open_graph
-from ..checkpoint import names
-from ..checkpoint.dims import Dims
+from ..checkpoint.architecture import names
+from ..checkpoint.architecture.dims import Dims
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after
 from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
 

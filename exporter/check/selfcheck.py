@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ...runtime.bundle.manifest import Drift
-from ...runtime.decode.draft import DraftSlots
+from ...runtime.decode.pace.draft import DraftSlots
 from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
 from ..graph.step import NEVER, StepGraph

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ...runtime.errors import CheckpointError
-from .names import EMBEDDING, HEAD
+from .architecture.names import EMBEDDING, HEAD
 from .tensors import SafetensorsFile, ShardedTensors, Tensors, chunks, listed, read_json, same_numbers, shown
 
 T = TypeVar("T")

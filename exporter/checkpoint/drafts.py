@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ...runtime.errors import CheckpointError
-from . import names
 from .adapter import MergedTensors, adapter_file, read_adapter_config
-from .dims import Dims
+from .architecture import names
+from .architecture.dims import Dims
 from .tensors import Tensors, check_finite, listed
 
 DRAFT_IDS = ("mask", "noise")

@@ -10,10 +10,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
-from . import adapter, autogptq, compressed, default, sdar
-from .dims import Dims, check_shapes, dims_from_config, expected_shapes
+from . import adapter, default, sdar
+from .architecture.dims import Dims, check_shapes, dims_from_config, expected_shapes
+from .architecture.names import EMBEDDING, HEAD
 from .drafts import DRAFT_IDS, Drafts, open_drafts, refuse_merge
-from .names import EMBEDDING, HEAD
+from .formats import autogptq, compressed
 from .tensors import Tensors, open_tensors, read_json, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.knobs import Knobs
+from ..checkpoint.architecture.knobs import Knobs
 from .nodes import Nodes
 
 BEND = 0.044715  # of Gelu's approximation by tanh

@@ -10,9 +10,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from ...runtime.bundle.manifest import FORMAT_VERSION
-from ..checkpoint.dims import Dims
+from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec, Quantization
-from . import delta, drafts, heads, predictions, quantized, rotary, scaling, steady
+from . import drafts, predictions, quantized, scaling
+from .attention import delta, heads, rotary, steady
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 

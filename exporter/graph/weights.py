@@ -15,8 +15,8 @@ import onnx
 
 from ...runtime.errors import PrecisionError
 from ...runtime.machine import cores
-from ..checkpoint import names
-from ..checkpoint.dims import Dims
+from ..checkpoint.architecture import names
+from ..checkpoint.architecture.dims import Dims
 from ..checkpoint.drafts import Drafts, products
 from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack

@@ -35,8 +35,8 @@ class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
 
         from mars_export.cli import check_installed
         from mars_export.exporter.commands import onnx as export
-        from mars_export.runtime.cli.console import print_error
         from mars_export.runtime.errors import MarsError
+        from mars_export.runtime.terminal.console import print_error
 
         def export_mars(checkpoint: str | None, **options: Any) -> None:
             model, directory = options.pop("model"), options.pop("directory")

@@ -16,8 +16,8 @@ import torch
 
 from ...runtime.errors import ExportError
 from ..check import reference
-from ..checkpoint import names
-from ..checkpoint.dims import Dims
+from ..checkpoint.architecture import names
+from ..checkpoint.architecture.dims import Dims
 from ..checkpoint.tensors import Tensors
 from ..codes import Codec, Encoded
 from .gptq import Moments, choose_codes

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...runtime.bundle.manifest import QuantizerInfo
 from ...runtime.errors import ExportError
 from ..checkpoint import default
-from ..checkpoint.compressed import PackedTensors
+from ..checkpoint.formats.compressed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
 from ..codes import Quantization

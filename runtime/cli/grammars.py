@@ -7,17 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .console import (
-    BundleArgument,
-    Json,
-    Name,
-    print_json,
-    print_list,
-    print_table,
-    say,
-    text_of,
-    with_default,
-)
+from ..terminal.console import print_json, print_list, print_table, say, text_of
+from ..terminal.options import BundleArgument, Json, Name, with_default
 
 grammar_app = typer.Typer(
     cls=with_default("store"),

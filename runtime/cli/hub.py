@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .console import BundleArgument, Json, out, print_json, visible
+from ..terminal.console import out, print_json, visible
+from ..terminal.options import BundleArgument, Json
 
 app = typer.Typer()
 

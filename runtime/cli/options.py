@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import MarsError, MarsWarning
-from .console import (
+from ..terminal.console import text_of
+from ..terminal.options import (
     MODEL,
     Device,
     Level,
@@ -24,12 +23,11 @@ from .console import (
     Threads,
     VariantName,
     option,
-    text_of,
 )
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig, Window
-    from ..serve.model import Unopened
+    from ..serve.models.model import Unopened
     from ..session.session import Session
 
 # Panels of --help
@@ -279,40 +277,11 @@ class SessionOptions:
         """A bundle that a server opens for its first request."""
         from ..bundle.open import open_bundle
         from ..device.variants import choose
-        from ..serve.model import Unopened
+        from ..serve.models.model import Unopened
 
         bundle = open_bundle(path, safe=self.safe)
         variant = choose(bundle, self.device) if self.variant is None else bundle.variant(self.variant)
         return Unopened(bundle, variant, partial(self.open, path))
-
-
-def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Make each parameter whose type is a dataclass stand for one option per field.
-
-    Typer reads signatures, so the command gets a flat one; its values are put back into the dataclasses.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
-    parameters: list[Parameter] = []
-    for name, parameter in signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-            for field in fields(groups[name])
-        ]
-
-    def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
-
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    return run
 
 
 def tau_warning(tau: float, metric: str | None) -> str:

@@ -11,10 +11,18 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import MarsError, MarsWarning
-from .config_file import read_config
-from .console import err, listed
-from .options import SessionOptions, takes_options
-from .serve_options import AccessOptions, LimitOptions, ReplicaOptions, ServerOptions, in_url, is_loopback
+from ..terminal.console import err
+from ..terminal.options import listed, takes_options
+from .options import SessionOptions
+from .serve_options import (
+    AccessOptions,
+    LimitOptions,
+    ReplicaOptions,
+    ServerOptions,
+    in_url,
+    is_loopback,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from ..serve import ServeOptions

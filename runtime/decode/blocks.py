@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import SessionError
 from .backend import Backend, Feed, StepOutput
-from .errors_end import ErrorsEnd
+from .batch import ErrorsEnd
 from .row import Accepted, Predictions, Row
 from .schedule import Limits, Schedule
 

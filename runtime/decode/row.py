@@ -11,13 +11,12 @@ import numpy as np
 from ..accept import accept, verify
 from .backend import Feed, StepOutput
 from .config import GenerationConfig
-from .draft import DraftSlots
+from .pace.draft import DraftSlots
 from .pace.estimates import Foresight, Hopes, PassRates
 from .pace.proposals import NONE, Lookup, Proposals, Proposer
 from .pace.split import Chances
-from .penalties import Penalties
 from .prefix import Stem
-from .sample import Draws, Top, top_of
+from .sample import Draws, Penalties, Top, top_of
 from .stats import Stats
 
 LEAST = 0.5  # a row with a tau makes no proposals whose chance to hold is lower

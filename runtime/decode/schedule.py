@@ -11,9 +11,8 @@ from typing import Annotated
 from ..errors import SessionError
 from ..rules import broken, integer, number
 from .backend import Backend, Feed, StepOutput
-from .batch import Batch, KvBudget
+from .batch import Batch, ErrorsEnd, KvBudget
 from .config import GenerationConfig
-from .errors_end import ErrorsEnd
 from .pace.policy import Policy, widest_feeds
 from .queue import Queue
 from .row import Accepted, Row

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import machine
 from ..decode.backend import bucket
 from ..errors import SessionError
 from .failures import first_line
-from .memory import Memory, Tensor
+from .memory import Memory, Tensor, require
 from .ort.binding import Binding
 
 # The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
@@ -66,7 +65,7 @@ class KvRows:
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
         num_bytes = entries * self.num_rows * self.entry_bytes
         if self.memory.device == "cpu":
-            machine.require(num_bytes, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
+            require(num_bytes, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries)

@@ -7,6 +7,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .. import machine
+from ..errors import SessionError
+
+
+def require(num_bytes: int, what: str, advice: str) -> None:
+    """Raise SessionError if there are not `num_bytes` of memory for `what`; `advice` is how to need less."""
+    free = machine.available()
+    if free is not None and num_bytes > free:
+        raise SessionError(
+            f"not enough memory: {what} takes {num_bytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
+            f" {advice}, or free memory",
+            code="out_of_memory",
+        )
+
 
 class Tensor(Protocol):
     """An array at a fixed address."""

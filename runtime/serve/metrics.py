@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 
 from ..session.answer import Event
 from .answer.admission import Admitted
-from .models import Models
-from .served import Served
+from .models.models import Models
+from .models.served import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

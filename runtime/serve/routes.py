@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 
 from ..session.session import Session
 from . import metrics, page
-from . import tokenize as tokens
+from .answer import tokenize as tokens
 from .answer.admission import count_tokens
 from .answer.service import Answering, Service
 from .answer.stream import EventStream
@@ -21,8 +21,8 @@ from .ask.bodies import Bodies
 from .ask.request import PATHS, Kind, read_ask
 from .door import CLIENT, Door
 from .keys import Keys
-from .model import Unopened
-from .models import Models
+from .models.model import Unopened
+from .models.models import Models
 from .options import ServeOptions
 from .refusals import Refused, encoded
 

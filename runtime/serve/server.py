@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from ..errors import MarsError
 from .connection import connections
-from .models import Models
+from .models.models import Models
 from .options import HEADER_BYTES, ServeOptions
 
 LOG = logging.getLogger("mars_export.serve")

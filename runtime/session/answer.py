@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..decode.draft import check_tau
+from ..decode.pace.draft import check_tau
 from ..decode.row import Accepted, FinishReason, Row
 from ..decode.sample import Top
 from ..decode.stats import Stats

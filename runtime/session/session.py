@@ -16,8 +16,8 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
-from ..decode.draft import DraftSlots
 from ..decode.pace.cost import Cost, measure
+from ..decode.pace.draft import DraftSlots
 from ..decode.pace.estimates import Hopes
 from ..decode.pace.policy import Policy
 from ..decode.prefix import Prefixes, PrefixStats

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ..bundle.manifest import Manifest
 from ..decode.config import GenerationConfig
-from ..decode.draft import check_tau
+from ..decode.pace.draft import check_tau
 from ..errors import SessionError
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..decode.config import GenerationConfig
 from ..decode.pace.proposals import Proposals
-from ..decode.penalties import Penalties
-from ..decode.sample import choose, confidence_of
+from ..decode.sample import Penalties, choose, confidence_of
 from ..errors import SessionError
 
 LIKELY = 0.6  # share of the continuations from which on the grammar proposes a token by itself

@@ -13,8 +13,8 @@ from support.missing import need
 from support.paths import ROOT
 
 from mars_export.calibration.journal import restore
-from mars_export.calibration.tau import figure
-from mars_export.calibration.tau.report import CalibrationReport, markdown
+from mars_export.calibration.tau.report import figure
+from mars_export.calibration.tau.report.report import CalibrationReport, markdown
 
 need("matplotlib", "calibrate")
 

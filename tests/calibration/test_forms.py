@@ -60,7 +60,7 @@ TAUS = (1.0, 0.9, 0.5, 0.1, 0.0)
 def _pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes seconds, and is tested elsewhere."""
     monkeypatch.setattr(
-        "mars_export.calibration.tau.figure.save_png", lambda what, path: path.write_bytes(b"")
+        "mars_export.calibration.tau.report.figure.save_png", lambda what, path: path.write_bytes(b"")
     )
 
 

@@ -22,7 +22,7 @@ from support.graphs import KEPT, TOKENS, forward
 
 from mars_export import CheckpointError, ExportError, Session
 from mars_export.exporter.check import reference
-from mars_export.exporter.checkpoint.compressed import PackedTensors
+from mars_export.exporter.checkpoint.formats.compressed import PackedTensors
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.check import reference
-from mars_export.exporter.checkpoint import default, names
+from mars_export.exporter.checkpoint import default
+from mars_export.exporter.checkpoint.architecture import names
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.commands import app

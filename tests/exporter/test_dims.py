@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import tiny
 
-from mars_export.exporter.checkpoint.families import FAMILIES
+from mars_export.exporter.checkpoint.architecture.families import FAMILIES
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
 

@@ -21,7 +21,7 @@ from mars_export import Batcher, GenerationConfig, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.decode.draft import DraftSlots
+from mars_export.runtime.decode.pace.draft import DraftSlots
 
 BLOCK, NEW = 4, 24
 PROMPTS = [[5, 17, 99, 4, 61], [30], [77, 30, 8, 8, 150, 42, 9, 201, 3], [12, 13] * 6]

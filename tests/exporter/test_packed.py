@@ -19,7 +19,7 @@ from support import tiny
 from support.fixtures import Named
 
 from mars_export import CheckpointError, ExportError
-from mars_export.exporter.checkpoint.compressed import read_scheme, unpacked
+from mars_export.exporter.checkpoint.formats.compressed import read_scheme, unpacked
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import open_tensors
 from mars_export.exporter.codes import Codec

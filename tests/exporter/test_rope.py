@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mars_export.exporter.checkpoint.rope import rope_from_config
+from mars_export.exporter.checkpoint.architecture.rope import rope_from_config
 from mars_export.runtime.errors import CheckpointError
 
 LLAMA3 = {

@@ -13,13 +13,13 @@ from support.fixtures import Named
 from support.graphs import forward
 
 from mars_export import Session
-from mars_export.exporter.checkpoint.dims import Dims
+from mars_export.exporter.checkpoint.architecture.dims import Dims
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph import steady
+from mars_export.exporter.graph.attention import steady
+from mars_export.exporter.graph.attention.steady import WIDE_SLOTS
 from mars_export.exporter.graph.nodes import Nodes
-from mars_export.exporter.graph.steady import WIDE_SLOTS
 
 TOKENS = [(37 * i) % 250 for i in range(3 * WIDE_SLOTS + 9)]
 EDGES = (1, 2, WIDE_SLOTS - 1, WIDE_SLOTS, WIDE_SLOTS + 1, len(TOKENS))

@@ -42,7 +42,7 @@ def test_the_program_itself(plain: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_is_130(plain: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "prompt")
-    command = [sys.executable, "-m", "mars_export", "generate", plain, "-f", tmp_path / "prompt"]
+    command = [sys.executable, "-m", "mars_export.cli", "generate", plain, "-f", tmp_path / "prompt"]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with (tmp_path / "prompt").open("w"):  # opens when the program reads its prompt
         program.send_signal(signal.SIGINT)
@@ -129,7 +129,7 @@ def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:
 
 def test_what_the_system_refuses_is_one_error(plain: Path, tmp_path: Path) -> None:
     """A full output and a name that is too long: no traceback. A closed standard input is an empty one."""
-    program = f"{sys.executable} -m mars_export"
+    program = f"{sys.executable} -m mars_export.cli"
     for command, code in (
         (f"{program} doctor --json > /dev/full", 1),
         (f"{program} generate {plain} -p hi -n 2 --json > /dev/full", 1),

@@ -109,7 +109,7 @@ def test_commands_in_the_page_exist() -> None:
 def test_an_image_has_what_it_copies_and_runs_as_nobody(path: Path) -> None:
     copied = [word for rest in of(path, "COPY") if not rest.startswith("--") for word in rest.split()[:-1]]
     assert [name for name in copied if not (ROOT / name).exists()] == []
-    package = {"pyproject.toml", "README.md", "LICENSE", "__init__.py", "__main__.py", "cli.py", "py.typed"}
+    package = {"pyproject.toml", "README.md", "LICENSE", "__init__.py", "cli.py", "py.typed"}
     assert {*package, "runtime", "exporter", "calibration"} <= set(copied)
     rules = Path(f"{path}.dockerignore").read_text(encoding="utf-8").splitlines()
     assert {rule[1:] for rule in rules if rule.startswith("!")} == set(copied), (

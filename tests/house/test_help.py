@@ -11,7 +11,7 @@ from support.shell import run
 from typer.main import get_command
 
 from mars_export import cli
-from mars_export.runtime.cli.console import bytes_of
+from mars_export.runtime.terminal.options import bytes_of
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -49,7 +49,7 @@ def test_the_door_loads_nothing_before_its_use() -> None:
 
 
 def test_python_m_and_the_version() -> None:
-    assert python("-m", "mars_export", "--version") == f"mars-export {mars_export.__version__}"
+    assert python("-m", "mars_export.cli", "--version") == f"mars-export {mars_export.__version__}"
 
 
 def test_one_version() -> None:
@@ -73,7 +73,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     need("setuptools", "dev")
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "py.typed"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("__init__.py", "__main__.py", "cli.py"):
+    for name in ("__init__.py", "cli.py"):
         shutil.copy(ROOT / name, tmp_path)
     for part in ("exporter", "runtime", "calibration"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -93,7 +93,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert lent == {"optimum/commands/register/register_mars.py"}
     meant.remove("exporter/optimum/register_mars.py")
     meant -= {name for name in meant if name.startswith("exporter/default/")}  # a package of its own
-    assert packed == meant | {"__init__.py", "__main__.py", "cli.py", "py.typed"}
+    assert packed == meant | {"__init__.py", "cli.py", "py.typed"}
 
 
 def test_an_environment_without_pip_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import tomllib
 from support.missing import need
 from support.paths import ROOT
 
-PLACES = ("runtime", "exporter", "calibration", "cli.py", "__init__.py", "__main__.py")
+PLACES = ("runtime", "exporter", "calibration", "cli.py", "__init__.py")
 
 
 def test_nothing_newer_than_the_floor_is_used() -> None:

@@ -18,7 +18,7 @@ from serving.fleet import Told
 
 async def updated(served: Fleet, bundle: Path, log: Path) -> tuple[list[tuple[int, Told]], int]:
     """Requests by eight clients from before the update until after it; its exit code."""
-    words = [PYTHON, "-m", "mars_export", "serve", str(bundle), "--ray", "--replicas", "2", "--threads", "1"]
+    words = [PYTHON, "-m", "mars_export.cli", "serve", str(bundle), "--ray", "--replicas=2", "--threads=1"]
     with log.open("w") as out:
         update = await asyncio.create_subprocess_exec(*words, "--address", "auto", stdout=out, stderr=out)
         answers = await fleet.during(served.port, chat, 8, asyncio.wait_for(update.wait(), 240))

@@ -27,7 +27,7 @@ from mars_export.runtime.batcher.request import Request
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.serve.fair_semaphore import FairSemaphore
+from mars_export.runtime.serve.models.served import FairSemaphore
 
 BLOCK = 4
 

@@ -18,7 +18,7 @@ from support.shell import run
 from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError
-from mars_export.runtime.cli.talk import Talk, questions
+from mars_export.runtime.cli.chat import Talk, questions
 from mars_export.runtime.decode.config import repeatable
 
 
@@ -147,7 +147,7 @@ class Terminal:
 
     def __init__(self, *arguments: str | Path) -> None:
         self._own, theirs = pty.openpty()
-        command = [sys.executable, "-m", "mars_export", "chat", *map(str, arguments)]
+        command = [sys.executable, "-m", "mars_export.cli", "chat", *map(str, arguments)]
         self.program = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env=os.environ | {"TERM": "dumb", "COLUMNS": "200"},

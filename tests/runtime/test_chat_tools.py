@@ -16,8 +16,8 @@ from support.shell import run
 from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError, SessionError
-from mars_export.runtime.cli import display
-from mars_export.runtime.cli.talk import Talk
+from mars_export.runtime.cli import generate as display
+from mars_export.runtime.cli.chat import Talk
 from mars_export.runtime.session.conversation import Conversation
 from mars_export.runtime.text.tokenizer import Text
 from mars_export.runtime.text.toolcalls import Dialect, ToolStream

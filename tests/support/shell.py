@@ -46,8 +46,8 @@ def run_main(
 
 
 def run_process(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Done:
-    """The same by `python -m mars_export`: for what concerns the process, or what conftest.py patches."""
-    command = [sys.executable, "-m", "mars_export", *map(str, arguments)]
+    """The same by `python -m mars_export.cli`: for what concerns the process, or what conftest.py patches."""
+    command = [sys.executable, "-m", "mars_export.cli", *map(str, arguments)]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, check=False, cwd=cwd, timeout=120
     )

@@ -17,7 +17,7 @@ from ...decode.backend import StepOutput
 from ...errors import DeviceLost, MarsWarning, SessionError
 from ..failures import RESTART, first_line, is_lasting, memory_advice
 from ..kv import KvRows
-from ..memory import HostMemory, Memory
+from ..memory import HostMemory, Memory, require
 from ..name import DeviceName, GpuOptions
 from . import library
 from .binding import Binding, StepInput
@@ -145,7 +145,7 @@ class OrtBackend:
         if device == "cpu":
             sizes = {entry.path: entry.size for entry in bundle.manifest.files}
             weights = sizes.get(variant.weights or variant.file, 0)
-            machine.require(weights, "opening this model", "use a smaller model or narrower weights")
+            require(weights, "opening this model", "use a smaller model or narrower weights")
         backend = cls(graph, variant, model, device, threads, level, settings=settings, gpu=gpu)
         if device == "cpu" and variant.precision == "w8a8":
             require_exact(library.load(device)[0], settings or {})

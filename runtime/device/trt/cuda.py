@@ -13,6 +13,7 @@ import numpy as np
 from ... import machine
 from ...errors import DeviceLost, SessionError
 from ..failures import LASTING, RESTART
+from ..memory import require
 
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 
@@ -128,7 +129,7 @@ class Device:
         system would kill the process.
         """
         if self._is_integrated:
-            machine.require(num_bytes, "this GPU's memory", "shorten the prompt, or run fewer rows at once")
+            require(num_bytes, "this GPU's memory", "shorten the prompt, or run fewer rows at once")
 
     def allocate(self, num_bytes: int) -> int:
         """Zeroed device memory: masked values are multiplied by 0, and 0 * NaN is NaN."""

@@ -15,14 +15,14 @@ from ...errors import MarsError
 from ...session.session import Session
 from ...text.tokenizer import Message
 from ...text.toolcalls import dialect_of
-from ..adaptive import EXACT
 from ..ask.messages import as_template
 from ..ask.request import Ask
-from ..model import Lease
-from ..models import Models
+from ..models.adaptive import EXACT
+from ..models.model import Lease
+from ..models.models import Models
+from ..models.served import Served
 from ..options import ServeOptions
 from ..refusals import Refused
-from ..served import Served
 
 SWITCH = "enable_thinking"  # the usual variable of chat templates
 

@@ -14,13 +14,13 @@ from ...session.answer import Event
 from ..ask.request import Ask
 from ..keys import Keys
 from ..metrics import Metrics
-from ..models import Models
+from ..models.models import Models
 from ..options import ServeOptions
 from ..refusals import Refused, busy
 from .admission import Admitted, admit
 from .choice import Choice, Piece
 from .events import GONE, Events, Receive
-from .replies import REPLIES, Reply
+from .protocols.replies import REPLIES, Reply
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")

@@ -9,8 +9,8 @@ from ...decode.config import GenerationConfig
 from ...errors import MarsError
 from ..ask.fields import Field, flag, number, read_fields
 from ..refusals import Refused
-from .replies import Reply
-from .usage import settings
+from .protocols.replies import Reply
+from .protocols.usage import settings
 
 FIELDS = {"tau": Field(number), "exact": Field(flag)}
 

@@ -22,8 +22,7 @@ from ..options import ServeOptions
 from ..refusals import Refused, encoded
 from .affinity import keys_of
 from .call import Call, Headers, Part, Whole
-from .exposition import merged
-from .front_counters import FrontCounters
+from .front_metrics import FrontCounters, merged
 from .relay import Relay
 
 REPLICAS = "mars_front_replicas"

@@ -15,9 +15,8 @@ from ..keys import read_keys
 from ..logs import listen
 from ..options import ServeOptions
 from ..routes import app
-from .call import Begun, Call, Part, Whole
+from .call import Begun, Call, Part, Whole, ask, whole
 from .fleet import Fleet, Share
-from .in_process import ask, whole
 
 
 class Replica:

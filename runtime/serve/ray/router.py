@@ -9,7 +9,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from .affinity import Homes, choose
 from .call import Call
-from .front_counters import routed
+from .front_metrics import routed
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]

@@ -12,7 +12,7 @@ import pytest
 from support import tiny
 from support.hostile import bounded
 
-from mars_export.exporter.checkpoint.gguf import convert
+from mars_export.exporter.checkpoint.formats.gguf import convert
 from mars_export.runtime.errors import CheckpointError
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from support.hostile import refused
 from support.tiny import Named
 
-from mars_export.exporter.checkpoint.names import EMBEDDING
+from mars_export.exporter.checkpoint.architecture.names import EMBEDDING
 
 
 def header(directory: Path, entries: dict[str, Any], data: int = 64) -> Path:

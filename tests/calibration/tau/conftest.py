@@ -19,7 +19,8 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Drawing takes seconds: only the report's own test does it."""
     if "report_folder" not in request.node.name:
         monkeypatch.setattr(
-            "mars_export.calibration.tau.figure.save_png", lambda calibration, path: path.write_bytes(b"")
+            "mars_export.calibration.tau.report.figure.save_png",
+            lambda calibration, path: path.write_bytes(b""),
         )
 
 

@@ -18,7 +18,7 @@ from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.report import CalibrationReport, markdown
+from mars_export.calibration.tau.report.report import CalibrationReport, markdown
 from mars_export.calibration.tau.run import CalibrationRequest, run
 
 need("matplotlib", "calibrate")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.paths import CONFORMANCE
 
 from mars_export.runtime.accept import METRICS, accept, is_one_token
-from mars_export.runtime.decode.draft import DraftSlots
+from mars_export.runtime.decode.pace.draft import DraftSlots
 from mars_export.runtime.decode.sample import uniform
 
 

@@ -19,9 +19,8 @@ from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.split import Chances, Splitter
-from mars_export.runtime.decode.penalties import Penalties
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.sample import choose
+from mars_export.runtime.decode.sample import Penalties, choose
 
 
 def cases(name: str) -> list[dict[str, Any]]:

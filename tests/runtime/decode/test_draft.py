@@ -14,7 +14,7 @@ from support.loops import decode
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.backend import Cache, StepOutput
-from mars_export.runtime.decode.draft import DraftSlots
+from mars_export.runtime.decode.pace.draft import DraftSlots
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.session.answer import Answer
 

@@ -13,9 +13,8 @@ from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.blocks import check_blocks
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.penalties import Penalties
 from mars_export.runtime.decode.row import Accepted, Row
-from mars_export.runtime.decode.sample import choose
+from mars_export.runtime.decode.sample import Penalties, choose
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.structured.guide import Guide
 from mars_export.runtime.structured.guided_row import GuidedRow

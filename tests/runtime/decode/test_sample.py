@@ -25,8 +25,7 @@ from transformers import (
 
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.accept import verify
-from mars_export.runtime.decode.penalties import Penalties
-from mars_export.runtime.decode.sample import Draws, choose, confidence_of, uniform
+from mars_export.runtime.decode.sample import Draws, Penalties, choose, confidence_of, uniform
 
 MAIN = "a2d-qwen2"
 PROMPT = [5, 17, 99]

@@ -14,10 +14,9 @@ from support.served import HELLO
 need("starlette", "serve")
 
 from mars_export.runtime.serve.options import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.ray.call import Begun, Call, Lost, Part, Start, Whole  # noqa: E402
+from mars_export.runtime.serve.ray.call import Begun, Call, Lost, Part, Start, Whole, ask, whole  # noqa: E402
 from mars_export.runtime.serve.ray.front import new_front  # noqa: E402
-from mars_export.runtime.serve.ray.front_counters import FrontCounters  # noqa: E402
-from mars_export.runtime.serve.ray.in_process import ask, whole  # noqa: E402
+from mars_export.runtime.serve.ray.front_metrics import FrontCounters  # noqa: E402
 from mars_export.runtime.serve.refusals import busy, error_body  # noqa: E402
 
 JSON = ((b"content-type", b"application/json"),)

@@ -20,7 +20,7 @@ from support.served import Answer, Serving, serving  # noqa: E402
 
 from mars_export import GenerationConfig, Limits, Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.fair_semaphore import FairSemaphore  # noqa: E402
+from mars_export.runtime.serve.models.served import FairSemaphore  # noqa: E402
 from mars_export.runtime.structured.grammar import Grammars  # noqa: E402
 
 MOST_SECONDS = 60

@@ -22,7 +22,7 @@ from support.served import Serving, serving, talking, until  # noqa: E402
 
 from mars_export import Session, SessionError  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.model import Unopened  # noqa: E402
+from mars_export.runtime.serve.models.model import Unopened  # noqa: E402
 
 OTHER = "qwen2"
 

@@ -19,7 +19,7 @@ from mars_export.runtime.bundle.engine_info import Extent
 need("starlette", "serve")
 
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.models import Served  # noqa: E402
+from mars_export.runtime.serve.models.models import Served  # noqa: E402
 
 
 def engine(session: Session, rows: int) -> Session:

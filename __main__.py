@@ -1,6 +1,0 @@
-"""`python -m mars_export` is the command line."""
-
-from .cli import main
-
-if __name__ == "__main__":
-    main()

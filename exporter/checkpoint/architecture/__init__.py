@@ -1,0 +1,1 @@
+"""The architecture of a decoder, from config.json: dimensions, families, rotation, names of tensors."""

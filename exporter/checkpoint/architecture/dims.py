@@ -1,0 +1,204 @@
+"""The dimensions of a decoder from its config.json, and the tensors that it must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from ....runtime.errors import CheckpointError
+from ....runtime.rules import is_integer
+from ..tensors import listed, shown
+from . import names
+from .families import ALIASES, FAMILIES, REFUSED
+from .knobs import Knobs
+from .layers import rotations, windows
+from .rope import Rope, positive
+
+# The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
+LIMITS = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**31,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """The shape of a decoder, and its differences from Llama."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    rms_norm_eps: float
+    ropes: tuple[Rope, ...]
+    rotation: tuple[int | None, ...]  # for each layer the index of its rope, or None
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    windows: tuple[int | None, ...]  # for each layer its sliding window in tokens, or None for full attention
+    knobs: Knobs
+
+    def rope(self, layer: int) -> Rope | None:
+        """The rotary embedding of layer `layer`, or None."""
+        which = self.rotation[layer]
+        return None if which is None else self.ropes[which]
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor of scores before the softmax."""
+        scale = self.knobs.attention_scale
+        return self.head_dim**-0.5 if scale is None else scale
+
+
+def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -> Dims:
+    """Read the dimensions of a Hugging Face `config.json`.
+
+    `long_context`: use the rotary frequencies for long texts of a model that has two sets. Raises
+    CheckpointError for an unknown architecture, for missing or senseless numbers, and for features that would
+    change the result if they were ignored.
+    """
+    declared = str(config.get("model_type"))
+    model_type = ALIASES.get(declared, declared)
+    if reason := REFUSED.get(declared):
+        raise CheckpointError(f"config.json: architecture `{declared}` is not supported: {reason}")
+    if model_type not in FAMILIES:
+        known = ", ".join([*FAMILIES, *ALIASES])
+        raise CheckpointError(
+            f"config.json: architecture `{declared[:80]}` is not supported (known: {known})"
+        )
+    family = FAMILIES[model_type]
+    if config.get("rope_parameters", ()) is None:
+        config = {name: value for name, value in config.items() if name != "rope_parameters"}
+    config = {**family.defaults, **config}
+    knobs = family.knobs_of(config)
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    kv_heads = (
+        _count(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
+    )
+    head_dim = _count(config, "head_dim") if config.get("head_dim") is not None else hidden // heads
+    if config.get("head_dim") is None and hidden % heads:
+        raise CheckpointError(
+            f"config.json: no head_dim, and hidden_size {hidden} is not a multiple of {heads} heads"
+        )
+    if heads % kv_heads or head_dim % 2:
+        raise CheckpointError(
+            f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit"
+            " together"
+        )
+    num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
+    # These classes never use sliding windows, whatever their config says.
+    slides = (None,) * num_layers if declared in ALIASES else windows(config, family, num_layers)
+    ropes, rotation = rotations(config, family, head_dim, slides, long_context)
+    context = max(context, *(rope.context for rope in ropes))
+    context = min(context, *(rope.limit for rope in ropes if rope.limit), LIMITS["max_position_embeddings"])
+    return Dims(
+        model_type=model_type,
+        vocab_size=_count(config, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_count(config, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=context,
+        rms_norm_eps=positive(config, "rms_norm_eps") if "rms_norm_eps" in config else 1e-6,
+        ropes=ropes,
+        rotation=rotation,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=family.has_bias(family.qkv_bias, config),
+        output_bias=family.has_bias(family.output_bias, config),
+        mlp_bias=family.has_bias(family.mlp_bias, config),
+        windows=slides,
+        knobs=knobs,
+    )
+
+
+def _count(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not is_integer(value, 1):
+        raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
+    if value > LIMITS.get(name, 2**31):
+        raise CheckpointError(
+            f"config.json: `{name}` is {shown(value)}, beyond the {LIMITS.get(name, 2**31)} that any model"
+            " has"
+        )
+    return value
+
+
+def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of each tensor the model must have, Linear weights as [out, in]."""
+    hidden, inner, knobs = dims.hidden_size, dims.intermediate_size, dims.knobs
+    queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    heads = {names.Q: queries, names.K: keys, names.V: keys, names.QKV: queries + 2 * keys}
+    linears = {
+        **{part: (heads[part], hidden, dims.qkv_bias) for part in knobs.qkv},
+        names.O: (hidden, queries, dims.output_bias),
+        **dict.fromkeys(knobs.gate_up, ((2 if knobs.fused else 1) * inner, hidden, dims.mlp_bias)),
+        names.DOWN: (hidden, inner, dims.mlp_bias),
+    }
+    norms = {name: hidden for name in astuple(knobs.norms) if name is not None}
+    if knobs.head_norms is not None:
+        whole = knobs.head_norms.whole
+        norms |= {knobs.head_norms.q: queries if whole else dims.head_dim}
+        norms |= {knobs.head_norms.k: keys if whole else dims.head_dim}
+    yield names.EMBEDDING, (dims.vocab_size, hidden)
+    for i in range(dims.num_layers):
+        for part, (rows, columns, bias) in linears.items():
+            yield names.weight(i, part), (rows, columns)
+            if bias:
+                yield names.bias(i, part), (rows,)
+        for name, size in norms.items():
+            yield names.weight(i, name), (size,)
+    yield names.FINAL_NORM, (hidden,)
+    if not dims.tied:
+        yield names.HEAD, (dims.vocab_size, hidden)
+
+
+def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError that lists every missing, extra and misshapen tensor."""
+    expected = dict(expected_shapes(dims))
+    if problem := _other_names(shapes):
+        raise CheckpointError(problem)
+    ignored = {names.HEAD} if dims.tied else set()
+    problems = [f"missing: {name} {list(shape)}" for name, shape in expected.items() if name not in shapes]
+    problems += [
+        f"not part of a {dims.model_type} model: {name}"
+        for name in shapes
+        if name not in expected and name not in ignored and not name.endswith(names.ROTARY_COPY)
+    ]
+    problems += [
+        f"misshapen: {name} is {list(shapes[name])}, config.json implies {list(shape)}"
+        for name, shape in expected.items()
+        if name in shapes and tuple(shapes[name]) != shape
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{len(problems)} tensors do not fit config.json:\n  " + listed(problems, "\n  ")
+        )
+
+
+def _other_names(shapes: Mapping[str, object]) -> str | None:
+    """The error for tensors whose names have another prefix, as AutoModel or a wrapper saves them."""
+    first = names.weight(0, names.O)
+    inner = first.removeprefix("model.")
+    theirs = next((name for name in shapes if name.endswith(inner)), None)
+    if theirs is None or first in shapes:
+        return None
+    prefix = theirs.removesuffix(inner)
+    return (
+        f"the tensors' names begin with `{prefix}layers.` where `model.layers.` is expected: save the whole"
+        " causal model, `AutoModelForCausalLM.from_pretrained(path).save_pretrained(other)`, and export that"
+    )

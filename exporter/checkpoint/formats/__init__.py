@@ -1,0 +1,1 @@
+"""Readers of checkpoints that others quantized, and of GGUF files."""

@@ -1,0 +1,120 @@
+"""Rebuilds the tokenizer of a GGUF file, for pre-tokenizers with published rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from ....runtime.errors import CheckpointError
+
+# Published with the models: how a text is split before its parts become tokens.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {"qwen2": WORDS.format(digits=""), "llama-bpe": WORDS.format(digits="{1,3}"), "smollm": None}
+CONTROL_TOKEN, USER_TOKEN = (
+    3,
+    4,
+)  # llama.cpp's types of special tokens, and of other tokens that are not split
+
+
+class GgufFields(Protocol):
+    """The metadata of a GGUF file."""
+
+    path: Path
+
+    def get(self, name: str) -> Any: ...
+    def integer(self, name: str, default: int | None = None, low: int = 1) -> int: ...
+    def text(self, name: str, default: str | None = None) -> str: ...
+    def items(self, name: str, kind: type) -> list[Any]: ...
+
+
+def write_tokenizer(fields: GgufFields, directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`.
+
+    Raises CheckpointError for a tokenizer that cannot be rebuilt exactly.
+    """
+    kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "?")
+    if kind != "gpt2" or pre not in SPLITS:
+        known = ", ".join(f"gpt2/{name}" for name in sorted(SPLITS))
+        raise CheckpointError(
+            f"{fields.path}: the GGUF tokenizer `{kind[:40]}`/`{pre[:40]}` cannot be rebuilt exactly (known:"
+            f" {known}); name a directory with the original tokenizer.json by --tokenizer"
+        )
+    tokens, types = (
+        fields.items("tokenizer.ggml.tokens", str),
+        fields.items("tokenizer.ggml.token_type", int),
+    )
+    eos = fields.integer("tokenizer.ggml.eos_token_id", low=0)
+    bos = fields.integer("tokenizer.ggml.bos_token_id", eos, low=0)
+    if max(eos, bos) >= len(tokens) or len(types) != len(tokens):
+        raise CheckpointError(
+            f"{fields.path}: {len(tokens)} tokens, {len(types)} types of tokens, begin {bos} and end {eos}"
+            " do not fit; export the original Hugging Face checkpoint"
+        )
+    merges = fields.items("tokenizer.ggml.merges", str)
+    try:
+        tokenizer = _tokenizer(pre, tokens, types, merges, tokens[bos])
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the Rust library's own
+        raise CheckpointError(
+            f"{fields.path}: the GGUF tokenizer is broken ({str(error)[:200]}); download the file again"
+        ) from error
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokens[eos],
+        "pad_token": tokens[eos],
+        "clean_up_tokenization_spaces": False,
+    }
+    if pre == "llama-bpe":
+        config["bos_token"] = tokens[bos]
+    template = fields.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _tokenizer(pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str) -> Any:
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+    )
+
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    is_llama, split = pre == "llama-bpe", SPLITS[pre]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=is_llama))
+    cut = (
+        pre_tokenizers.Digits(individual_digits=True)
+        if split is None
+        else pre_tokenizers.Split(Regex(split), behavior="isolated")
+    )
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, letters])
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    if is_llama:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
+        )
+    whole = [
+        (token, kind)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (CONTROL_TOKEN, USER_TOKEN)
+    ]
+    tokenizer.add_tokens(
+        [AddedToken(token, special=kind == CONTROL_TOKEN, normalized=False) for token, kind in whole]
+    )
+    return tokenizer

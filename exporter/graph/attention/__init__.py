@@ -1,0 +1,1 @@
+"""The nodes of attention: heads, rotations, and the KV layouts."""

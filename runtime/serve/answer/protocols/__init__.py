@@ -1,0 +1,1 @@
+"""The form of answers in each API."""

@@ -1,0 +1,197 @@
+"""Response bodies and events in the form of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from time import time
+from typing import Any
+
+from ..admission import Admitted
+from ..choice import Choice, Part, Piece, Thought, ToolCallEntry
+from ..steps import AnswerStep
+from . import usage as statistics
+
+ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
+Event = dict[str, Any]
+
+
+class ResponsesReply:
+    """The answer to one ask of /v1/responses: items, each of one part of the answer."""
+
+    def __init__(self, admitted: Admitted) -> None:
+        self.admitted, self._created = admitted, int(time())
+        self.id = f"resp_{secrets.token_hex(16)}"
+        self.choices = [Choice(0, admitted.requests[0], admitted.ask, admitted.served.session)]
+        self._items: list[Event] = []  # of the stream, the last one may be open
+        self._logprobs: list[Event] = []  # of tokens of which no text was sent yet
+        self._open_kind: str | None = None  # of the text of the open item
+        self._num_events = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.choices[0].is_over
+
+    def body(self) -> Event:
+        """The body of a finished reply."""
+        items = [_item(part) for part in self.choices[0].parts]
+        message = next((item for item in items if item["type"] == "message"), None)
+        if message is not None:
+            message["content"][0]["logprobs"] = self._entries(self.choices[0].steps)
+        return self._response(self._status, items)
+
+    def opening(self) -> list[Event]:
+        """The first events of a stream."""
+        response = self._response("in_progress", [])
+        return [
+            self._event("created", response=response),
+            self._event("in_progress", response=response),
+        ]
+
+    def chunks(self, choice: Choice, piece: Piece) -> list[Event]:
+        """The events for an event of the model; the last ones at the end."""
+        events = []
+        self._logprobs += self._entries(piece.steps)
+        for part in piece.parts:
+            if isinstance(part, ToolCallEntry):
+                events += self._close() + self._call(part)
+            elif isinstance(part, Thought):
+                events += self._grow("reasoning_text", part.text)
+            else:
+                events += self._grow("output_text", part)
+        if choice.is_over:
+            events += self._close()
+            events.append(self._event(self._status, response=self._response(self._status, self._items)))
+        return events
+
+    # --- parts ---
+
+    def _grow(self, kind: str, text: str) -> list[Event]:
+        """Add to the open text of this kind, which is opened if necessary."""
+        events = [] if self._open_kind == kind else [*self._close(), *self._open(kind)]
+        self._items[-1]["content"][0]["text"] += text
+        fields = {"logprobs": self._take_logprobs()} if kind == "output_text" else {}
+        return [*events, self._event(f"{kind}.delta", **self._place, delta=text, **fields)]
+
+    def _entries(self, steps: Sequence[AnswerStep]) -> list[Event]:
+        """The log-probabilities of tokens, if they are asked for."""
+        is_asked = self.admitted.ask.logprobs
+        return [token.logprob_entry() for step in steps for token in step.tokens if is_asked]
+
+    def _take_logprobs(self) -> list[Event]:
+        """Move the pending log-probabilities into the open message, and return them."""
+        taken, self._logprobs = self._logprobs, []
+        self._items[-1]["content"][0]["logprobs"] += taken
+        return taken
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        self._num_events += 1
+        return {"type": f"response.{kind}", "sequence_number": self._num_events - 1, **fields}
+
+    @property
+    def _place(self) -> Event:
+        """Where the open text is."""
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _add(self, item: Event) -> Event:
+        """The event of a new item, which begins empty."""
+        self._items.append(item)
+        empty: Event = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        begun = {**item, **empty, "status": "in_progress"}
+        return self._event("output_item.added", output_index=len(self._items) - 1, item=begun)
+
+    def _done(self) -> Event:
+        return self._event("output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
+
+    def _open(self, kind: str) -> list[Event]:
+        """Begin a message, or a reasoning item."""
+        self._open_kind = kind
+        added = self._add(_item("" if kind == "output_text" else Thought("")))
+        part = _content(kind, "")
+        return [added, self._event("content_part.added", **self._place, part=part)]
+
+    def _close(self) -> list[Event]:
+        """End the open item."""
+        kind, self._open_kind = self._open_kind, None
+        if kind is None:
+            return []
+        part = self._items[-1]["content"][0]
+        fields = {"text": part["text"]}
+        if kind == "output_text":
+            self._take_logprobs()
+            fields["logprobs"] = part["logprobs"]
+        return [
+            self._event(f"{kind}.done", **self._place, **fields),
+            self._event("content_part.done", **self._place, part=part),
+            self._done(),
+        ]
+
+    def _call(self, call: ToolCallEntry) -> list[Event]:
+        item = _item(call)
+        added = self._add(item)
+        place = {"item_id": item["id"], "output_index": len(self._items) - 1}
+        arguments = call.arguments
+        return [
+            added,
+            self._event("function_call_arguments.delta", **place, delta=arguments),
+            self._event("function_call_arguments.done", **place, name=call.name, arguments=arguments),
+            self._done(),
+        ]
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self.choices[0].finish_reason == "length" else "completed"
+
+    def _response(self, status: str, items: list[Event]) -> Event:
+        admitted, config = self.admitted, self.admitted.config
+        response = {
+            "id": self.id, "object": "response", "created_at": self._created, "model": admitted.model,
+            "status": status, "output": items, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto",
+            "parallel_tool_calls": True, "text": {"format": {"type": "text"}},
+            "temperature": config.temperature, "top_p": config.top_p,
+            "max_output_tokens": config.max_new_tokens, "previous_response_id": None, "store": False,
+            "truncation": "disabled", "usage": None,
+        }  # fmt: skip
+        body = admitted.ask.body
+        response |= {name: body[name] for name in ECHOED if body.get(name) is not None}
+        if status == "in_progress":
+            return response
+        return response | {
+            "usage": self._usage,
+            "mars": statistics.settings(admitted, self.choices),
+            "timings": statistics.timings(admitted),
+        }
+
+    @property
+    def _usage(self) -> Event:
+        counts = statistics.usage(self.admitted, self.choices)
+        num_thinking = counts["completion_tokens_details"]["reasoning_tokens"]
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": counts["prompt_tokens_details"],
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": num_thinking},
+            "total_tokens": counts["total_tokens"],
+        }
+
+
+def _item(part: Part) -> Event:
+    """A complete item of the output."""
+    if isinstance(part, ToolCallEntry):
+        name = f"fc_{part.id.removeprefix('call_')}"
+        call = {"call_id": part.id, "name": part.name, "arguments": part.arguments}
+        return {"type": "function_call", "id": name, "status": "completed", **call}
+    if isinstance(part, Thought):
+        thought = [_content("reasoning_text", part.text)]
+        name = f"rs_{secrets.token_hex(12)}"
+        return {"type": "reasoning", "id": name, "status": "completed", "summary": [], "content": thought}
+    content = [_content("output_text", part)]
+    name = f"msg_{secrets.token_hex(12)}"
+    return {"type": "message", "id": name, "status": "completed", "role": "assistant", "content": content}
+
+
+def _content(kind: str, text: str) -> Event:
+    extra: Event = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **extra}

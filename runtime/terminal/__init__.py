@@ -1,0 +1,1 @@
+"""What all commands print with, and the options that they share."""

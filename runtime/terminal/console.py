@@ -1,0 +1,149 @@
+"""Shared parts of the command line: consoles, common options, tables, progress bars and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+from rich.console import Console
+
+from ..errors import MarsError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block: a rich console that is interrupted while it prints
+    stays silent.
+    """
+    signals: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if signals:
+        raise KeyboardInterrupt
+
+
+def visible(text: object) -> str:
+    """Foreign text, safe for a terminal: control characters and lone surrogates are escaped."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text)
+    )
+
+
+def say(line: str) -> None:
+    """Print a line that may hold foreign text: no markup, no control characters."""
+    out.print(visible(line), markup=False)
+
+
+@overload
+def text_of(file: Path) -> str: ...
+@overload
+def text_of(file: Path | None) -> str | None: ...
+def text_of(file: Path | None) -> str | None:
+    """The text of a file that an option names. Raises MarsError if it is not UTF-8."""
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MarsError(f"{file}: not UTF-8 text ({error})") from error
+
+
+class Entry(Protocol):
+    """An entry of a bundle, such as a profile or a grammar, as a line of a table."""
+
+    @property
+    def cells(self) -> Sequence[str]: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def print_list(rows: Sequence[Entry], columns: Sequence[str], otherwise: str, *, as_json: bool) -> None:
+    """Print entries as a table, or `otherwise` if there are none."""
+    if as_json:
+        print_json([row.to_dict() for row in rows])
+    elif not rows:
+        out.print(otherwise, markup=False)
+    else:
+        print_table(columns, [row.cells for row in rows])
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> None:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    table = Table(*(Column(name, justify="right" if of_numbers else "left") for name in columns), box=None)
+    for row in rows:
+        table.add_row(*(escape(visible(cell)) for cell in row))
+    # A console as wide as the table: a long line is better than broken cells.
+    Console(file=out.file, highlight=False, width=max(out.width, 240)).print(table)
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON, with null for infinities and NaN."""
+    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    """`value` with null for infinities and NaN, and with lone surrogates escaped."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def progress_bars() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def advance(bars: Progress) -> Any:
+    """A progress callback (phase, done, total): a bar for each phase, or a line for it if standard error is
+    not a terminal.
+    """
+    tasks: dict[str, Any] = {}
+
+    def report(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            if bars.disable:
+                err.print(f"{phase} ...", markup=False)
+            tasks[phase] = bars.add_task(phase, total=total)
+        bars.update(tasks[phase], completed=done)
+
+    return report
+
+
+def print_error(error: MarsError, *, as_json: bool = False) -> None:
+    """Print an error on standard error; with `as_json` also as JSON on standard output."""
+    if as_json:
+        print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
+    err.print("error: ", style="bold red", end="")
+    err.print(visible(error), markup=False)
+
+
+def print_warning(warning: object) -> None:
+    err.print("warning: ", style="yellow", end="")
+    err.print(visible(warning), markup=False)

@@ -1,0 +1,151 @@
+"""Options that commands share, with panels in --help, and the decorator that reads dataclasses of options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from .console import err
+
+MODEL = "Model and device"  # a panel of --help
+
+
+def option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    """An option that --help shows in a panel with others of its kind."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+BundleArgument = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="Bundle directory, as `mars-export onnx` writes it.")
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+Device = Annotated[str, option(MODEL, "cpu, cuda, or cuda:1 for another GPU. A missing device is an error.")]
+
+VariantName = Annotated[
+    str | None, option(MODEL, "Variant of the bundle. By default the best one for the device.", "--variant")
+]
+
+
+def at_most_cores(threads: int | None) -> int | None:
+    """Clamp --threads to the number of cores, with a warning: more threads are much slower."""
+    from ..machine import cores
+
+    if threads is None or threads <= cores():
+        return threads
+    err.print(
+        f"--threads {threads}: this machine has {cores()} cores; {cores()} threads are used", style="yellow"
+    )
+    return cores()
+
+
+Threads = Annotated[
+    int | None,
+    option(
+        MODEL,
+        "Compute threads. By default the backend decides.",
+        "--threads",
+        "-t",
+        metavar="N",
+        min=1,
+        callback=at_most_cores,
+    ),
+]
+
+Level = Annotated[
+    int | None,
+    option(
+        MODEL,
+        "For int4 and int8 weights: 0 computes in floating point (slow), 4 in 8 bits (fast). By default the"
+        " level that the export measured.",
+        "--accuracy-level",
+        metavar="N",
+    ),
+]
+
+Safe = Annotated[
+    bool,
+    option(
+        MODEL,
+        "Use --safe for bundles that you do not trust: check every hash, run neither the chat template nor a"
+        " TensorRT engine, and limit memory.",
+        "--safe/--trust",
+    ),
+]
+
+Strict = Annotated[bool, option(MODEL, "Fail if a GPU leaves large operators to the CPU.", "--strict")]
+
+ParseSpecial = Annotated[
+    bool,
+    option(
+        MODEL,
+        "Parse special tokens, such as <|im_end|>, in messages. By default they are plain text.",
+        "--parse-special",
+    ),
+]
+
+
+def bytes_of(value: str | int) -> int:
+    """The value of a byte option: a number, or one with K, M or G (powers of 1024)."""
+    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)(?:I?B)?", str(value).upper())
+    if match is None:
+        raise typer.BadParameter(f"a number of bytes, such as 4194304, 4M or 1G, is expected, not {value!r}")
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
+
+
+Size = {"metavar": "SIZE", "parser": bytes_of}  # settings of a byte option
+
+
+def listed(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def with_default(name: str) -> type[TyperGroup]:
+    """A group with a default subcommand: with store, `grammar BUNDLE` means `grammar store BUNDLE`."""
+
+    class WithDefault(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
+                args = [name, *args]
+            return super().parse_args(ctx, args)
+
+    return WithDefault
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Make each parameter whose type is a dataclass stand for one option per field.
+
+    Typer reads signatures, so the command gets a flat one; its values are put back into the dataclasses.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+            for field in fields(groups[name])
+        ]
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
