@@ -4,7 +4,7 @@
 are automata (docs/format.md) in base64. A state of `states` is reached by consuming `tokens`: what is forced
 there, and where nothing is, the tokens that may follow (bits, the lowest first, in hexadecimal), whether the
 answer may end, and what is likely. Masks come from the slow loop here, each token's bytes one by one; masks,
-forced and likely tokens are also those of llguidance (tests/runtime/test_stored_grammars.py).
+forced and likely tokens are also those of llguidance (tests/runtime/structured/test_stored_grammars.py).
 
 `answers` are rows over the model of tests/support/scripted.py: `runs` and `fed` ([known, proposals, masks])
 of each forward come from the Python loop; where no tau decides, the whole answer comes from the slow loop
