@@ -1,7 +1,7 @@
 """JSON schemas as regular expressions. Keywords that need more than a regular language are refused by name.
 
-The language equals that of llguidance for the same schema (tests/runtime/structured/test_regular.py compares both):
-properties in the schema's order, one form of white space, and only the escapes that are needed.
+The language equals that of llguidance for the same schema (tests/runtime/structured/test_regular.py compares
+both): properties in the schema's order, one form of white space, and only the escapes that are needed.
 """
 
 from __future__ import annotations
