@@ -128,7 +128,7 @@ class RecordingRow(Row):
 
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         start = self.stats.tokens
-        self.cursor += feed.known
+        self.cursor += feed.pending
         self.stats.forwards += 1
         accepted = self.accept(Predictions.of(output, i, 1, "probability"))
         self.recording.add(start, output, i, feed.outputs)
@@ -158,7 +158,7 @@ class GuidedRecordingRow(GuidedRow):
 
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         start = self.stats.tokens
-        self.cursor += feed.known
+        self.cursor += feed.pending
         self.stats.forwards += 1
         self.recording.note_rejected(start, self.guide.allowed())
         accepted = self.accept(Predictions.of(output, i, 1, "probability"))

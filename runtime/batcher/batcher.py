@@ -313,21 +313,18 @@ class Batcher:
     def _conclude(
         self, request: Request, row: Row, reason: FinishReason, error: BaseException | None = None
     ) -> None:
-        """End a request and count it; its row leaves before the next step. The caller holds the lock."""
+        """End a request, for `reason` unless a delivered step gave another. Its row leaves before the next
+        step. The caller holds the lock.
+        """
         if self._requests.pop(request.number, None) is None:
             return
-        if row.finish_reason is None:
-            row.finish_reason = reason
-        self._places.forget(request.client)
+        row.finish_reason = row.finish_reason or reason
         reason = request.last_reason or reason
-        how = ENDS.get(reason, "finished") if error is None else "failed"
-        stats, number = request.completion.stats, len(request.completion.token_ids)
-        self._places.count(prompt_tokens=stats.prompt_tokens, tokens=number, **{how: 1})
-        if how == "finished":
-            self._places.took(stats.prefill_time + stats.decode_time)
+        outcome = ENDS.get(reason, "finished") if error is None else "failed"
+        self._places.end(request.client, outcome, request.completion)
         request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
-        LOG.log(logging.WARNING if error else logging.INFO, request.summary(row.config, how, cause))
+        LOG.log(logging.WARNING if error else logging.INFO, request.summary(row.config, outcome, cause))
         self._notify()
 
     def _notify(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ..decode.schedule import Limits
 from ..errors import Overloaded
+from ..session.answer import Completion
 
 LONGEST_RETRY = 60.0  # seconds, the most of `retry_after`
 RECENT = 8  # finished requests, about, from which the time of a request is estimated
@@ -98,8 +99,17 @@ class Places:
         self.forget(client)
         self.count(refused=int(refused))
 
+    def end(self, client: Hashable, outcome: str, answer: Completion) -> None:
+        """A request of `client` has ended. `outcome` names its count."""
+        stats = answer.stats
+        self.forget(client)
+        self.count(prompt_tokens=stats.prompt_tokens, tokens=len(answer.token_ids), **{outcome: 1})
+        if outcome == "finished":
+            seconds = stats.prefill_time + stats.decode_time
+            self._seconds += (seconds - self._seconds) / min(self.counts.finished, RECENT)
+
     def forget(self, client: Hashable) -> None:
-        """A request of `client` has ended."""
+        """Free the place of a request of `client` that has ended."""
         self._clients[client] -= 1
         if not self._clients[client]:
             del self._clients[client]
@@ -108,7 +118,3 @@ class Places:
         """Add to the counts of these names."""
         counts = self.counts
         self.counts = replace(counts, **{name: getattr(counts, name) + n for name, n in more.items()})
-
-    def took(self, seconds: float) -> None:
-        """A request has finished, this long after its first forward."""
-        self._seconds += (seconds - self._seconds) / min(self.counts.finished, RECENT)

@@ -13,22 +13,22 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one row feeds into a step, from its cursor on: `known` (pending) tokens, `proposals`, `masks`.
+    """What one row feeds into a step, from its cursor on: `pending` tokens, `proposals`, `masks`.
 
-    The outputs are those of the last known token, of every proposal and of every mask, in this order.
+    The outputs are those of the last pending token, of every proposal and of every mask, in this order.
     """
 
-    known: int
+    pending: int
     proposals: int = 0
     masks: int = 0
 
     @property
     def slots(self) -> int:
-        return self.known + self.proposals + self.masks
+        return self.pending + self.proposals + self.masks
 
     @property
     def outputs(self) -> int:
-        return min(self.known, 1) + self.proposals + self.masks
+        return min(self.pending, 1) + self.proposals + self.masks
 
 
 @dataclass(frozen=True, slots=True)

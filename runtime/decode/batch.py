@@ -47,9 +47,9 @@ class Batch:
     def forward(self, first: int, feeds: Sequence[Feed]) -> StepOutput:
         """Run one step on the active rows first, first + 1, ... with these feeds.
 
-        Output 0 of a row belongs to its last known token; then come its proposals and its masks. The output
+        Output 0 of a row belongs to its last pending token; then come its proposals and its masks. The output
         of a slot predicts the token at the next position. Only the block loop (blocks.py) has rows without
-        known tokens: their outputs are those of their masks.
+        pending tokens: their outputs are those of their masks.
         """
         rows = self.active[first : first + len(feeds)]
         slots = max([feed.slots for feed in feeds])
@@ -58,14 +58,14 @@ class Batch:
         # call of numpy costs microseconds.
         input_ids, output_index, cursors = [], [], []
         for row, feed in zip(rows, feeds, strict=True):
-            known, cursor = feed.known, row.cursor
-            tokens = row.tokens[cursor : cursor + known]
+            pending, cursor = feed.pending, row.cursor
+            tokens = row.tokens[cursor : cursor + pending]
             if feed.proposals:
                 tokens += row.proposals.token_ids[: feed.proposals]
             rest = slots - len(tokens)
             masks = row.draft.ids(cursor + len(tokens), rest) if row.draft else [self.mask_id] * rest
             input_ids.append(tokens + masks)
-            slot_index = list(range(known - 1 if known else 0, feed.slots))
+            slot_index = list(range(pending - 1 if pending else 0, feed.slots))
             output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)
         self.cache.reserve(max(cursors) + slots)
@@ -74,11 +74,11 @@ class Batch:
         return self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
 
     def room(self, row: Row) -> int:
-        """Slots of a step after the row's known tokens; below 0 if these do not fit."""
-        known = row.num_pending
-        room = self.backend.max_capacity - row.cursor - known
+        """Slots of a step after the row's pending tokens; below 0 if these do not fit."""
+        pending = row.num_pending
+        room = self.backend.max_capacity - row.cursor - pending
         if self.backend.max_slots is not None:
-            room = min(room, self.backend.max_slots - known)
+            room = min(room, self.backend.max_slots - pending)
         if self.backend.max_outputs is not None:
             room = min(room, self.backend.max_outputs - 1)
         return room

@@ -58,7 +58,7 @@ class BlockSchedule(Schedule):
 
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> None:
         """A commit: pending tokens are final, and the next prediction is kept."""
-        row.cursor += feed.known
+        row.cursor += feed.pending
         row.stats.forwards += 1
         self._first[row.index] = Predictions.of(output, i, 1, row.config.metric)
 
@@ -89,12 +89,12 @@ class BlockSchedule(Schedule):
         return events
 
     def _inner_feed(self, row: Row) -> Feed:
-        known = row.num_pending
-        return Feed(known, 0, min(row.most_masks(self.block), max(1, self._length(row) - known) - 1))
+        pending = row.num_pending
+        return Feed(pending, 0, min(row.most_masks(self.block), max(1, self._length(row) - pending) - 1))
 
     def _take_inner(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         if feed is UNUSED:
             return None
         row.stats.forwards += 1
         predictions = Predictions.of(output, i, feed.outputs, row.config.metric)
-        return row.accept(predictions if feed.known else self._first[row.index].then(predictions))
+        return row.accept(predictions if feed.pending else self._first[row.index].then(predictions))

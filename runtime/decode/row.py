@@ -210,7 +210,7 @@ class Row:
         return total
 
     def chances(self, block: int, room: int) -> Chances:
-        """What the next step may expect of the row, with `room` slots after its known tokens."""
+        """What the next step may expect of the row, with `room` slots after its pending tokens."""
         proposals, num = self.proposals, self.num_proposals
         hopes = self.hopes.of_all(proposals)[: num + 1]
         ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
@@ -230,11 +230,11 @@ class Row:
     # --- what a step gave ---
 
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        """Take the outputs of `feed`, which are those of batch row `i`. Its known tokens are final now.
+        """Take the outputs of `feed`, which are those of batch row `i`. Its pending tokens are final now.
 
         None, only for a row with a grammar, if nothing can be accepted; the next step tries again.
         """
-        self.cursor += feed.known
+        self.cursor += feed.pending
         self.stats.forwards += 1
         return self.accept(Predictions.of(output, i, feed.outputs, self.config.metric), feed.proposals)
 

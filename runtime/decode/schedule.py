@@ -92,7 +92,7 @@ class Schedule:
     """The rows that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are being
     read, shorter ones before longer ones.
 
-    A decode step feeds [known | proposals | masks] from each row's cursor. The KV entries of known tokens
+    A decode step feeds [pending | proposals | masks] from each row's cursor. The KV entries of pending tokens
     become final in the same forward that verifies the proposals and makes the next predictions (paper:
     "cursor-based cache management"). The last chunk of a prompt has masks too, so that the first step gives
     several tokens. `budget`: of KV memory, None for no limit.
@@ -279,20 +279,20 @@ class Schedule:
         return self._batch.active[: self._num_decoding]
 
     @property
-    def _most_known(self) -> int:
+    def _most_pending(self) -> int:
         """Most tokens of an answer that a step feeds at once."""
         most = max(self.limits.prefill_tokens, 2 * self.block)
         return min(most, self.backend.max_slots or most, self.budget.max_slots or most)
 
     def _must_catch_up(self, row: Row) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
-        return row.num_pending > self._most_known and self._batch.fits(row)
+        return row.num_pending > self._most_pending and self._batch.fits(row)
 
     def _catch_up(self) -> Iterator[list[Accepted]]:
         """Feed a chunk of the first row that must catch up; the other rows decode on."""
         row = next(filter(self._must_catch_up, self._decoding()), None)
         if row is not None:
-            yield self._run([row], [Feed(self._most_known)], _take_forced)
+            yield self._run([row], [Feed(self._most_pending)], _take_forced)
             self._drop_finished()
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
@@ -377,13 +377,13 @@ def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
 
 def _take_chunk(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     """A chunk of a prompt is final; its output is not used."""
-    row.cursor += feed.known
+    row.cursor += feed.pending
     row.stats.prefill_forwards += 1
 
 
 def _take_forced(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     """A chunk of the answer is final; its output is not used."""
-    row.cursor += feed.known
+    row.cursor += feed.pending
     row.stats.forwards += 1
 
 

@@ -137,7 +137,7 @@ class _Gauges(Collector):
             usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
         for name, served in self._models.served.items():
             prefixes = served.session.prefix_stats
-            level.add_metric([name], served.level)
+            level.add_metric([name], served.choose_level())
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
         yield from (loaded, running, waiting, usage, level, queries, hits)

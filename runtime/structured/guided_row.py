@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..decode.config import GenerationConfig
 from ..decode.pace.estimates import Hopes
@@ -12,6 +13,16 @@ from ..decode.row import LEAST, Accepted, Predictions, Row
 from ..decode.sample import Top, top_of
 from ..decode.stats import Stats
 from .guide import SURE, Guide
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A token of a run, with the most likely tokens at its position if the config asks for them."""
+
+    token: int
+    confidence: float
+    top: Top
+    is_forced: bool = False
 
 
 class GuidedRow(Row):
@@ -50,76 +61,72 @@ class GuidedRow(Row):
         if self.guide.begun:
             return None
         self.guide.begun = True
-        forced: list[int] = []
+        run: list[Pick] = []
         while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < most:
-            if (token := self.guide.forced()) is None:
+            if (pick := self._forced()) is None:
                 break
-            self._append(token)
-            forced.append(token)
+            run.append(pick)
+            self._append(pick.token)
             self.stats.tokens += 1
             self.stats.forced += 1
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         elif self.guide.is_over and self.finish_reason is None:
             self.finish_reason = "stop"
-        elif not forced:
+        elif not run:
             return None
-        confidences = (SURE[self.config.metric],) * len(forced)
-        places = tuple(range(len(forced)))
-        tops = self._returned([_sure(token) for token in forced])
-        return Accepted(
-            self.index, tuple(forced), confidences, self.finish_reason, forced=places, top_logprobs=tops
-        )
+        return self._accepted(run)
 
     def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
-        """Append tokens from the left: the forced one, else the one that `_choice` accepts.
+        """Append tokens from the left: the one that the grammar forces, else the one that the model chooses.
 
-        Prediction i is for position i of the run. It counts only while the model saw exactly the tokens that
-        were appended before it (`follows`). The first `num_proposals` positions were fed as proposals;
-        `num_verified` of those were appended. None if no token was appended: the next step returns logits.
+        Prediction i is for position i of the run. The model chooses by it only while `is_seen`: the tokens
+        that were appended before it are those that the model saw. The first `num_proposals` positions were
+        fed as proposals. None if no token was appended: the next step returns logits.
         """
-        config, guide = self.config, self.guide
-        proposals = self.proposals.token_ids[:num_proposals]
-        first, most = len(self.tokens), self.remaining
-        confidences: list[float] = []
-        forced: list[int] = []
-        tops: list[Top] = []
-        num_verified, follows = 0, True
-        while self.finish_reason is None and (i := len(confidences)) < most:
-            token, confidence = guide.forced(), SURE[config.metric]
-            if token is not None:
-                forced.append(i)
-                tops.append(_sure(token))
-            else:
-                choice = self._choice(predictions, i, num_verified, num_proposals) if follows else None
-                if choice is None:
-                    break
-                token, confidence = choice
-                tops += self._top(predictions, i)
-            confidences.append(confidence)
-            self._append(token)
-            if i < num_proposals:
-                follows = follows and token == proposals[i]
-                num_verified += follows
-            elif i in forced[-1:] or not config.host_chooses:
-                follows = follows and i < len(predictions.token_ids) and token == predictions.token_ids[i]
-        self._propose(predictions, self.tokens[first:], num_verified, num_proposals)
-        if guide.is_over and self.finish_reason is None:
+        run: list[Pick] = []
+        most, is_seen, num_verified = self.remaining, True, 0
+        while self.finish_reason is None and len(run) < most:
+            pick = self._forced() or (
+                self._choice(predictions, len(run), num_verified, num_proposals) if is_seen else None
+            )
+            if pick is None:
+                break
+            is_seen = is_seen and self._is_seen(pick, predictions, len(run), num_proposals)
+            num_verified += is_seen and len(run) < num_proposals
+            self._append(pick.token)
+            run.append(pick)
+        self._propose(predictions, [pick.token for pick in run], num_verified, num_proposals)
+        if self.guide.is_over and self.finish_reason is None:
             self.finish_reason = "stop"
-        elif not confidences:
+        elif not run:
             return None
-        if confidences:
-            self.stats.count(len(confidences) - len(forced), len(forced))
+        num_forced = sum(pick.is_forced for pick in run)
+        if run:
+            self.stats.count(len(run) - num_forced, num_forced)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
-        tokens = tuple(self.tokens[first:])
-        how = (None, num_verified, tuple(forced), self._returned(tops))
-        return Accepted(self.index, tokens, tuple(confidences), self.finish_reason, *how)
+        return self._accepted(run, num_verified)
 
-    def _choice(
-        self, predictions: Predictions, i: int, num_verified: int, num_proposals: int
-    ) -> tuple[int, float] | None:
-        """Token and confidence for position i, if the grammar leaves a choice; None ends the run.
+    def _is_seen(self, pick: Pick, predictions: Predictions, i: int, num_proposals: int) -> bool:
+        """Whether later predictions are for a text with `pick` at position i. A proposal was fed there, or a
+        mask: then they are for the model's own token, or for the one that is drawn from its logits.
+        """
+        if i < num_proposals:
+            return pick.token == self.proposals.token_ids[i]
+        if self.config.host_chooses and not pick.is_forced:
+            return True
+        return i < len(predictions.token_ids) and pick.token == int(predictions.token_ids[i])
+
+    def _forced(self) -> Pick | None:
+        """The only token that the grammar allows, if there is only one."""
+        token = self.guide.forced()
+        return (
+            None if token is None else Pick(token, SURE[self.config.metric], ((token, 0.0),), is_forced=True)
+        )
+
+    def _choice(self, predictions: Predictions, i: int, num_verified: int, num_proposals: int) -> Pick | None:
+        """The token for position i, if the grammar leaves a choice; None ends the run.
 
         Prediction `num_verified` is the model's own next token. Later ones are predictions of masks: exact
         mode accepts none of them, a tau those that pass it, up to the number of masks that the model was
@@ -133,23 +140,26 @@ class GuidedRow(Row):
             return None
         penalties = self.penalties.follow(self.tokens)
         choice = self.guide.choose(predictions, i, config, penalties, len(self.tokens), not is_guess)
-        if choice is None or not is_guess:
-            return choice
-        return choice if config.passes(choice[1]) and i - num_proposals <= self.guide.most_masks else None
+        if choice is None:
+            return None
+        if is_guess and not (config.passes(choice[1]) and i - num_proposals <= self.guide.most_masks):
+            return None
+        return Pick(*choice, self._top(predictions, i))
 
-    def _top(self, predictions: Predictions, i: int) -> list[Top]:
+    def _top(self, predictions: Predictions, i: int) -> Top:
         """The most likely tokens of prediction `i`, if the config asks for them."""
         if not self.config.top_logprobs:
-            return []
+            return ()
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
         logits = self.penalties.follow(self.tokens).of(predictions.logits[i])
-        return [top_of(logits, self.config.top_logprobs)]
+        return top_of(logits, self.config.top_logprobs)
 
-    def _returned(self, tops: Sequence[Top]) -> tuple[Top, ...]:
-        if not self.config.top_logprobs:
-            return ()
+    def _accepted(self, run: Sequence[Pick], num_verified: int = 0) -> Accepted:
+        tops = tuple(pick.top for pick in run) if self.config.top_logprobs else ()
         self.top_logprobs += tops
-        return tuple(tops)
+        tokens, confidences = tuple(pick.token for pick in run), tuple(pick.confidence for pick in run)
+        forced = tuple(i for i, pick in enumerate(run) if pick.is_forced)
+        return Accepted(self.index, tokens, confidences, self.finish_reason, None, num_verified, forced, tops)
 
     def _append(self, token: int) -> None:
         self.guide.append(token)
@@ -189,8 +199,3 @@ class GuidedRow(Row):
             confidences = enumerate(predictions.confidences)
             passed = [i < num_appended or self.config.passes(c) for i, c in confidences]
             self.pass_rates.saw(max(num_appended - num_proposals, 0), passed[num_proposals:])
-
-
-def _sure(token: int) -> Top:
-    """The only token that a grammar allows."""
-    return ((token, 0.0),)

@@ -34,7 +34,7 @@ class Policy:
         self._splitter = Splitter(few_sizes)
 
     def feeds(self, rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
-        """The feed of each row, with at most `rooms` slots after its known tokens."""
+        """The feed of each row, with at most `rooms` slots after its pending tokens."""
         feeds = widest_feeds(rows, rooms, block)
         if not any(feed.masks or row.config.exact for feed, row in zip(feeds, rows, strict=True)):
             return feeds  # nothing to choose, and time between two forwards is short
@@ -42,7 +42,7 @@ class Policy:
         if any(feeds[i].masks for i in with_tau):
             masks = self.masks([rows[i] for i in with_tau], [feeds[i].masks for i in with_tau])
             for i, m in zip(with_tau, masks, strict=True):
-                feeds[i] = Feed(feeds[i].known, feeds[i].proposals, m)
+                feeds[i] = Feed(feeds[i].pending, feeds[i].proposals, m)
         exact = [i for i, row in enumerate(rows) if row.config.exact and row.config.window == "auto"]
         if exact:
             others = [feed for i, feed in enumerate(feeds) if i not in exact]
@@ -52,7 +52,7 @@ class Policy:
             for i, feed in zip(exact, splits, strict=True):
                 # No masks whose proposals could not be used any more.
                 most = max(0, rows[i].remaining - feed.proposals - 2)
-                feeds[i] = Feed(feed.known, feed.proposals, min(feed.masks, most))
+                feeds[i] = Feed(feed.pending, feed.proposals, min(feed.masks, most))
         return feeds
 
     def masks(self, rows: Sequence[Row], most: Sequence[int]) -> list[int]:
@@ -98,7 +98,7 @@ def _rate(cost: Cost, expected: Sequence[Sequence[float]], masks: Sequence[int])
 
 
 def widest_feeds(rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
-    """All known tokens of each row, all its proposals, and as many masks as allowed and fit in `rooms`."""
+    """All pending tokens of each row, all its proposals, and as many masks as allowed and fit in `rooms`."""
     feeds = []
     for row, room in zip(rows, rooms, strict=True):
         proposals = max(0, min(row.num_proposals, room))

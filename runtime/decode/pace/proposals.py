@@ -14,7 +14,7 @@ LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; Hope
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Tokens for the positions after a row's last known one, and the source's confidences, 0 to 1.
+    """Tokens for the positions after a row's last pending one, and the source's confidences, 0 to 1.
 
     `forced`: indices of tokens that hold whenever all before them do, because a grammar forces them.
     """

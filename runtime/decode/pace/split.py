@@ -23,14 +23,14 @@ TRIALS = 0.015  # share of the time for more masks than seem to pay
 class Chances:
     """What one row may feed, and what it may expect of that.
 
-    known: tokens that are fed in any case.
+    pending: tokens that are fed in any case.
     hopes: the chance of each proposal to hold if those before it do.
     ending: the same of an end-of-sequence proposal after them, None if there is none.
     worth: worth[m] is the expected number of proposals of m masks that hold, up to the most masks.
-    room: slots after the known tokens.
+    room: slots after the pending tokens.
     """
 
-    known: int
+    pending: int
     hopes: tuple[float, ...]
     ending: float | None
     worth: tuple[float, ...]
@@ -55,11 +55,11 @@ class Splitter:
     def choose(self, cost: Cost, rows: Sequence[Chances], others: int = 0, floor: int = 0) -> list[Feed]:
         """Feeds for `rows`; `others` more rows take part in a step of at least `floor` slots."""
         num = len(rows) + others
-        widest = max(row.known + min(row.room, len(row.hopes) + row.most_masks) for row in rows)
+        widest = max(row.pending + min(row.room, len(row.hopes) + row.most_masks) for row in rows)
         prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
         speed = _speed(cost, rows, num, others)
         splits = [_splits(row, widest, cost, speed, num) for row in rows]
-        least = max(row.known for row in rows)
+        least = max(row.pending for row in rows)
         best, best_value = least, -1e300
         for width in self._widths(least, widest):
             value = reduce(add, (split[width][0] for split in splits)) - speed * prices[width]
@@ -133,17 +133,17 @@ def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> li
     worth = [goes_on * mask_values[m] for m in masks]
 
     def best(space: int) -> tuple[float, Feed]:
-        """The best use of `space` slots after the known tokens; of equal ones, that with fewer proposals."""
+        """The best use of `space` slots after pending tokens; of equal ones, that with fewer proposals."""
         top, proposals = -1e300, 0
         for p in range(min(space, len(row.hopes)) + 1):
             value = tokens[p] + chance[p] * (worth[space - p] + left_out[p])
             if value > top:
                 top, proposals = value, p
-        return top, Feed(row.known, proposals, masks[space - proposals])
+        return top, Feed(row.pending, proposals, masks[space - proposals])
 
-    options = [(tokens[0], Feed(row.known))]
-    options += [best(space) for space in range(1, min(row.room, widest - row.known) + 1)]
-    return [options[min(max(0, width - row.known), len(options) - 1)] for width in range(widest + 1)]
+    options = [(tokens[0], Feed(row.pending))]
+    options += [best(space) for space in range(1, min(row.room, widest - row.pending) + 1)]
+    return [options[min(max(0, width - row.pending), len(options) - 1)] for width in range(widest + 1)]
 
 
 def _mask_values(row: Chances, cost: Cost, speed: float, num: int) -> list[float]:
@@ -171,4 +171,4 @@ def _wider(row: Chances, feed: Feed) -> Feed:
     if row.ending is not None:
         return feed
     masks = min(2 * feed.masks + 1, row.most_masks, row.room - feed.proposals)
-    return Feed(feed.known, feed.proposals, max(masks, feed.masks))
+    return Feed(feed.pending, feed.proposals, max(masks, feed.masks))

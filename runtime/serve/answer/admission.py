@@ -130,7 +130,7 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
         level = EXACT
         # Profiles are calibrated on greedy, unstructured answers.
         if not config.host_chooses and not config.is_structured:
-            level = served.adaptive.names[served.level]
+            level = served.adaptive.names[served.choose_level()]
             config = _with_profile(config, served.levels[level])
     return repeatable(config, has_window="window" in ask.knobs, has_seed=ask.has_seed), level
 

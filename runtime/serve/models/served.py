@@ -160,9 +160,8 @@ class Served:
         if self._waiting.pop(request.number, None) is not None:
             self._tell(request)
 
-    @property
-    def longest_wait(self) -> float:
-        """Seconds that the oldest waiting request has waited."""
+    def watch_waits(self) -> float:
+        """Seconds that the oldest waiting request has waited. Requests that have a row now stop waiting."""
         longest = 0.0
         for number, request in list(self._waiting.items()):
             if request.stats.queue_time or request.finish_reason is not None:
@@ -172,10 +171,9 @@ class Served:
                 longest = max(longest, perf_counter() - request.stats.began)
         return longest
 
-    @property
-    def level(self) -> int:
-        """The level of load for a new request."""
-        return self.adaptive.choose(self.longest_wait) if self.adaptive is not None else 0
+    def choose_level(self) -> int:
+        """The level of load for a new request, after a look at those that wait."""
+        return self.adaptive.choose(self.watch_waits()) if self.adaptive is not None else 0
 
     def _tell(self, request: Request) -> None:
         waited = request.stats.queue_time

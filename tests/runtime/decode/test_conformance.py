@@ -151,4 +151,4 @@ def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
             for row in step["rows"]
         ]
         feeds = splitter.choose(cost, rows, case["others"], case["floor"])
-        assert [[f.known, f.proposals, f.masks] for f in feeds] == step["feeds"]
+        assert [[f.pending, f.proposals, f.masks] for f in feeds] == step["feeds"]

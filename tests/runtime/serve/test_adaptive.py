@@ -168,7 +168,7 @@ def test_the_load_chooses(slow: tuple[Session, Paced], clock: Clock) -> None:
         for number in (1, 2, 3):
             waiting.append(pool.submit(server.chat, max_tokens=4))
             until(lambda n=number: server.batcher.num_waiting == n)  # type: ignore[misc]
-            until(lambda: served.longest_wait > options.high_queue)
+            until(lambda: served.watch_waits() > options.high_queue)
             clock.now += options.hold
         asked = pool.submit(server.chat, max_tokens=4, exact=True)
         drawn = pool.submit(server.chat, max_tokens=4, temperature=1.0)

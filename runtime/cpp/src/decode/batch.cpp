@@ -50,13 +50,13 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
         const Feed& feed = feeds[i];
         row.stats.starts();
         if (row.stem) row.stem->feeds(row.cursor, input_.slots, is_piece);
-        const auto ids = std::copy_n(row.tokens.begin() + row.cursor, feed.known, input_.input_ids.begin() + i * input_.slots);
+        const auto ids = std::copy_n(row.tokens.begin() + row.cursor, feed.pending, input_.input_ids.begin() + i * input_.slots);
         auto mask = std::copy_n(row.proposals.token_ids.begin(), feed.proposals, ids);
         if (row.draft) {
-            std::int64_t position = row.cursor + feed.known + feed.proposals;
+            std::int64_t position = row.cursor + feed.pending + feed.proposals;
             for (const auto end = input_.input_ids.begin() + (i + 1) * input_.slots; mask != end; ++mask) *mask = row.draft->id(position++);
         }
-        const std::int64_t start = std::max(feed.known - 1, std::int64_t{0});
+        const std::int64_t start = std::max(feed.pending - 1, std::int64_t{0});
         for (std::int64_t j = start; j < feed.slots(); ++j)
             input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;
         input_.kv_length.push_back(row.cursor);
@@ -119,9 +119,9 @@ std::vector<std::vector<Row*>> Batch::neighbours(const std::vector<Row*>& rows, 
 std::int64_t Batch::piece() const { return std::min(piece_, backend.max_slots().value_or(piece_)); }
 
 std::int64_t Batch::room(const Row& row) const {
-    const std::int64_t known = row.num_pending();
-    std::int64_t room = backend.max_capacity() - row.cursor - known;
-    if (const auto slots = backend.max_slots()) room = std::min(room, *slots - known);
+    const std::int64_t pending = row.num_pending();
+    std::int64_t room = backend.max_capacity() - row.cursor - pending;
+    if (const auto slots = backend.max_slots()) room = std::min(room, *slots - pending);
     if (const auto outputs = backend.max_outputs()) room = std::min(room, *outputs - 1);
     return room;
 }

@@ -26,7 +26,7 @@ class BlockSchedule : public Schedule {
 
     /// A commit: the pending tokens are final, and the prediction after them is kept.
     std::optional<Accepted> take_first(Row& row, const Predictions& predictions, const Feed& feed) override {
-        row.cursor += feed.known;
+        row.cursor += feed.pending;
         ++row.stats.forwards;
         first_[row.index] = predictions;
         return std::nullopt;
@@ -73,15 +73,15 @@ class BlockSchedule : public Schedule {
             const auto is_row = [&](std::size_t i) { return rows[i] == &row; };
             if (std::none_of(working.begin(), working.end(), is_row)) return std::nullopt;
             ++row.stats.forwards;
-            return row.accept(feed.known > 0 ? made : first_.at(row.index).then(made), 0);
+            return row.accept(feed.pending > 0 ? made : first_.at(row.index).then(made), 0);
         };
         run(span, fed, take_inner, events);
         std::stable_sort(events.begin(), events.end(), [](const Accepted& a, const Accepted& b) { return a.row < b.row; });
     }
 
     Feed inner_feed(const Row& row) const {
-        const std::int64_t known = row.num_pending();
-        return {known, 0, std::min(row.most_masks(block_), std::max(std::int64_t{1}, length(row) - known) - 1)};
+        const std::int64_t pending = row.num_pending();
+        return {pending, 0, std::min(row.most_masks(block_), std::max(std::int64_t{1}, length(row) - pending) - 1)};
     }
 
     const std::int64_t cache_block_;

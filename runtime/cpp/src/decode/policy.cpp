@@ -26,7 +26,7 @@ std::vector<Feed> Policy::feeds(const std::vector<Row*>& rows, const std::vector
         const Row& row = *rows[i];
         if (row.config().is_exact()) continue;
         by_tau.push_back(i);
-        choosers.push_back({&row.pass_rates, feeds[i].known, feeds[i].masks, row.config().window == auto_window});
+        choosers.push_back({&row.pass_rates, feeds[i].pending, feeds[i].masks, row.config().window == auto_window});
     }
     const std::vector<std::int64_t> chosen = masks(choosers);
     for (std::size_t i = 0; i < by_tau.size(); ++i) feeds[by_tau[i]].masks = chosen[i];

@@ -224,7 +224,7 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
 Feed Schedule::first_feed(Row& row) { return widest_feeds({&row}, {batch_->room(row)}, block_).front(); }
 
 std::optional<Accepted> Schedule::take(Row& row, const Predictions& predictions, const Feed& feed) {
-    row.cursor += feed.known;
+    row.cursor += feed.pending;
     ++row.stats.forwards;
     return row.accept(predictions, feed.proposals);
 }

@@ -85,13 +85,13 @@ std::vector<Option> options_of(const Chances& row, std::int64_t widest, const Co
     };
     std::vector<Option> best;
     for (std::int64_t width = 0; width <= widest; ++width) {
-        const std::int64_t space = std::min(width - row.known, row.room);
-        Option option{space <= 0 ? tokens.front() : lowest, {row.known, 0, 0}};
+        const std::int64_t space = std::min(width - row.pending, row.room);
+        Option option{space <= 0 ? tokens.front() : lowest, {row.pending, 0, 0}};
         for (std::int64_t p = 0; space > 0 && p <= std::min(space, row.num_hopes()); ++p) {
             const std::int64_t m = best_masks[static_cast<std::size_t>(std::min(space - p, row.most_masks()))];
             const double future = (1.0 - ending) * later[static_cast<std::size_t>(m)] + ending * left_out(row.num_hopes() - p);
             const double value = tokens[static_cast<std::size_t>(p)] + chances[static_cast<std::size_t>(p)] * future;
-            if (value > option.value) option = {value, {row.known, p, m}};
+            if (value > option.value) option = {value, {row.pending, p, m}};
         }
         best.push_back(option);
     }
@@ -102,7 +102,7 @@ std::vector<Option> options_of(const Chances& row, std::int64_t widest, const Co
 Feed wider(const Chances& row, const Feed& feed) {
     if (row.ending) return feed;
     const std::int64_t masks = std::min({2 * feed.masks + 1, row.most_masks(), row.room - feed.proposals});
-    return {feed.known, feed.proposals, std::max(masks, feed.masks)};
+    return {feed.pending, feed.proposals, std::max(masks, feed.masks)};
 }
 
 std::int64_t width_of(const std::vector<Feed>& feeds, std::int64_t floor) {
@@ -117,8 +117,8 @@ std::vector<Feed> Splitter::choose(const Cost& cost, const std::vector<Chances>&
     const auto price = [&](std::int64_t width) { return cost.of(num * number(std::max(width, floor))); };
     std::int64_t least = 0, widest = 0;
     for (const Chances& row : rows) {
-        least = std::max(least, row.known);
-        widest = std::max({widest, row.known, row.known + std::min(row.room, row.num_hopes() + row.most_masks())});
+        least = std::max(least, row.pending);
+        widest = std::max({widest, row.pending, row.pending + std::min(row.room, row.num_hopes() + row.most_masks())});
     }
     const double speed = speed_of(cost, rows, num, others);
     std::vector<std::vector<Option>> options;

@@ -12,11 +12,11 @@ namespace mars {
 
 /// What one row may feed, and what it may expect of it.
 ///
-/// known: pending tokens, fed in any case. hopes[i]: how likely proposal i is verified if those before it are. ending:
+/// pending: tokens that are fed in any case. hopes[i]: how likely proposal i is verified if those before it are. ending:
 /// the same for an end-of-sequence token proposed right after them, if one was. worth[m]: expected number of verified
 /// proposals of m masks, for 0, 1, ... as many as may be fed. room: slots after the pending tokens.
 struct Chances {
-    std::int64_t known = 0;
+    std::int64_t pending = 0;
     std::vector<double> hopes;
     std::optional<double> ending;
     std::vector<double> worth;
