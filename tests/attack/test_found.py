@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attack.mutators import rehash
+from support.manifests import rehash
 from support.paths import BUNDLE
 from support.tiny import Named
 

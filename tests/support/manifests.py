@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
@@ -64,3 +67,15 @@ GOOD = Manifest(
 def changed(path: str, value: Any, manifest: Manifest = GOOD) -> str:
     """The good manifest (or another) with one field set, as `with_field` does it."""
     return with_field(manifest.to_json(), path, value)
+
+
+def rehash(bundle: Path) -> None:
+    """Sizes, hashes and the checksum as the files are now: an author of a bundle can always do that."""
+    value = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+    for entry in value["files"]:
+        data = (bundle / entry["path"]).read_bytes()
+        entry |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    text = json.dumps(value)
+    (bundle / "manifest.json").write_text(text, encoding="utf-8")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (bundle / "manifest.sha256").write_text(f"{digest}  manifest.json\n", encoding="ascii")

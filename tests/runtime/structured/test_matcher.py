@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attack.schemas import drawn_schema
 from support import tiny
 from support.questions import STOP, WEATHER
+from support.schemas import drawn_schema
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.structured.grammar import Grammars, leaves_a_choice

@@ -1,1 +1,0 @@
-"""Attacks on the runtime and the exporter with random hostile input."""
