@@ -1,4 +1,4 @@
-"""Random schemas, and answers under them, which must parse and satisfy the schema by the jsonschema package."""
+"""Random schemas, and answers under them, which must satisfy the schema by the jsonschema package."""
 
 from __future__ import annotations
 
