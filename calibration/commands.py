@@ -20,6 +20,7 @@ from ..runtime.terminal.options import (
     VariantName,
     at_most_cores,
     listed,
+    option,
     takes_options,
 )
 
@@ -34,11 +35,6 @@ app = typer.Typer()
 ROWS = "Rows and scores"
 RUN = "The run"
 SETTINGS = "Settings to compare"
-
-
-def option(panel: str, text: str, *names: str, **settings: Any) -> Any:
-    """An option that --help shows in a panel with others of its kind."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
 TASK = option(ROWS, "A JSONL file of rows, or a built-in task: assistant, arithmetic.", "--task", "-t")

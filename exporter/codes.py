@@ -11,7 +11,6 @@ import numpy as np
 SCHEMES = ("int4", "int8", "w8a8")
 GROUP_SIZES = (16, 32, 64, 128, 256)
 TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
-SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range, tried by `search`
 LOWEST = {
     ("int4", True): -8,
     ("int7", True): -63,
@@ -33,14 +32,12 @@ class Codec:
     """How the numbers of one weight become codes.
 
     `group_size` inputs share a scale; None means all inputs of a channel. Symmetric codes are signed and have
-    no zero point. `search` tries narrower ranges for each group and keeps the one with the smallest squared
-    error, which clips outliers if the other numbers gain from it.
+    no zero point.
     """
 
     kind: str  # "int4", "int8", or "int7", which is stored as int8
     group_size: int | None
     symmetric: bool = True
-    search: bool = False
 
     @property
     def bits(self) -> int:
@@ -71,19 +68,6 @@ class Codec:
             if not self.symmetric
             else _mirrored(groups)
         )
-        best = self._encode(groups, low, high, scale_dtype)
-        if self.search:
-            worst = best.squared_error(groups)
-            for shrink in SHRINKS[1:]:
-                tried = self._encode(groups, low * np.float32(shrink), high * np.float32(shrink), scale_dtype)
-                error = tried.squared_error(groups)
-                best = best.where(error < worst, tried)
-                worst = np.minimum(error, worst)
-        return best
-
-    def _encode(
-        self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, scale_dtype: np.dtype[Any]
-    ) -> Encoded:
         steps = self.highest - self.lowest if not self.symmetric else 2 * self.highest
         with np.errstate(over="ignore"):
             scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
@@ -117,22 +101,6 @@ class Encoded:
         if self.zeros is not None:
             plain -= self.zeros[..., None]
         return plain * self.scales[..., None].astype(np.float32)
-
-    def squared_error(self, groups: np.ndarray) -> np.ndarray:
-        """[outputs, groups]"""
-        errors: np.ndarray = np.square(self.decoded() - groups).sum(-1, dtype=np.float32)
-        return errors
-
-    def where(self, better: np.ndarray, other: Encoded) -> Encoded:
-        """These codes, with `other`'s in the groups where `better` [outputs, groups] is true."""
-        zeros = (
-            None if self.zeros is None or other.zeros is None else np.where(better, other.zeros, self.zeros)
-        )
-        return Encoded(
-            np.where(better[..., None], other.codes, self.codes),
-            np.where(better, other.scales, self.scales),
-            zeros,
-        )
 
 
 @runtime_checkable
@@ -177,7 +145,6 @@ class Quantization:
     symmetric: bool = True
     head: str = "int8"
     embedding: str = "int8"
-    search: bool = False
 
     def problems(self, inputs: Mapping[str, int]) -> list[str]:
         """What is wrong with these choices; `inputs` are the numbers of inputs of Linear maps, by name."""
@@ -212,7 +179,7 @@ class Quantization:
     def linear(self) -> Codec:
         if self.is_integer:
             return Codec("int7", None)
-        return Codec(self.scheme, self.group_size, self.symmetric, self.search)
+        return Codec(self.scheme, self.group_size, self.symmetric)
 
     def table(self, kind: str) -> Codec | None:
         """The codec of a vocabulary table. int8 tables have one scale for each row, so that a row can be read
@@ -221,5 +188,5 @@ class Quantization:
         if kind == "float":
             return None
         if kind == "int4":
-            return Codec("int4", self.group_size, self.symmetric, self.search)
+            return Codec("int4", self.group_size, self.symmetric)
         return Codec("int7" if self.is_integer else "int8", None)

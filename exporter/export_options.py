@@ -37,10 +37,9 @@ class ExportOptions:
     block: int = 8  # slots of a decode step
     precision: str = "fp32"  # of the weights
     activations: str = "fp32"  # what quantized weights are computed in
-    # The next five are those of Quantization.
+    # The next four are those of Quantization.
     group: int = 32
     asymmetric: bool = False
-    search: bool = False
     head: str = "int8"
     embedding: str = "int8"
     metrics: bool = False  # also return margin and entropy
@@ -66,9 +65,7 @@ class ExportOptions:
     def quantization(self) -> Quantization | None:
         if self.precision not in SCHEMES:
             return None
-        return Quantization(
-            self.precision, self.group, not self.asymmetric, self.head, self.embedding, self.search
-        )
+        return Quantization(self.precision, self.group, not self.asymmetric, self.head, self.embedding)
 
     def quantizer_for(self, checkpoint: Checkpoint) -> Quantizer | None:
         """What chooses the codes; None if the weights are not quantized."""

@@ -123,9 +123,6 @@ class GraphOptions:
     group: Annotated[
         int, option(WEIGHTS, "int4 and int8: group size, the number of inputs that share a scale.")
     ] = 32
-    search: Annotated[
-        bool, option(WEIGHTS, "int4 and int8: try narrower ranges for each group; slower.", "--search")
-    ] = False
     quantizer: Annotated[
         str,
         option(
@@ -173,7 +170,7 @@ class GraphOptions:
         from .export_options import ExportOptions
 
         return ExportOptions(
-            group=self.group, search=self.search, quantizer=self.quantizer,
+            group=self.group, quantizer=self.quantizer,
             calibration_text=self.calibration_text, metrics=self.metrics, logits=self.logits,
             top_k=self.top_k, allow_drift=self.allow_drift, oracle=not self.no_oracle, **options,
         )  # fmt: skip

@@ -22,18 +22,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Message = dict[str, str]
-FENCES = ("'''", '"""')
 HELP = """\
 /exact            verify every token (the default)
 /tau 0.9          faster and riskier: accept predictions with at least this confidence
 /runs             turn marks for tokens that were accepted together on or off
 /undo             remove the last question and its answer
-/edit QUESTION    replace the last question and answer it again
 /system [TEXT]    print the system message, or set it; /system - removes it
 /result TEXT      result of the next call of the last answer; after the last result the model goes on
 /reset            start again, with the same system message
 /quit             leave, like Ctrl-D; Ctrl-C ends an answer only
-A \\ at the end of a line continues it on the next one. ''' begins and ends a text of several lines."""
+A \\ at the end of a line continues it on the next one."""
 
 
 class Talk:
@@ -74,16 +72,14 @@ class Talk:
                 self.runs = not self.runs
                 return f"runs {'on' if self.runs else 'off'}"
             case "/undo":
-                size = len(self.messages)
-                self.messages = self.without_last
-                return "last turn removed" if len(self.messages) < size else "there is no turn to remove"
+                questions = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
+                del self.messages[questions[-1] if questions else len(self.messages) :]
+                return "last turn removed" if questions else "there is no turn to remove"
             case "/system":
                 return self._set_system(value)
             case "/reset":
                 self.messages = self._opening
                 return "chat reset"
-            case "/edit":
-                return "/edit QUESTION replaces the last question; it needs one"
             case "/help":
                 return HELP
             case _:
@@ -118,21 +114,6 @@ class Talk:
         return f"result of {name}{rest}"
 
     @property
-    def without_last(self) -> list[Message]:
-        """The messages before the last question."""
-        questions = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
-        return self.messages[: questions[-1]] if questions else list(self.messages)
-
-    def edited(self, line: str) -> str | None:
-        """The question of an /edit line, else None. Raises MarsError if there is no question to replace."""
-        command, _, question = line.strip().partition(" ")
-        if command != "/edit" or not question.strip():
-            return None
-        if all(m["role"] != "user" for m in self.messages):
-            raise MarsError("/edit: there is no question yet to replace; type one")
-        return question.strip()
-
-    @property
     def _opening(self) -> list[Message]:
         return [m for m in self.messages[:1] if m["role"] == "system"]
 
@@ -160,16 +141,6 @@ def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
     continues the one before it.
     """
     while (line := read(False)) is not None:
-        fence = next((f for f in FENCES if line.lstrip().startswith(f)), None)
-        if fence is not None:
-            text: str | None = line.lstrip().removeprefix(fence)
-            lines = []
-            while text is not None and not text.rstrip().endswith(fence):
-                lines.append(text)
-                text = read(True)
-            last = [] if text is None else [text.rstrip().removesuffix(fence)]
-            yield "\n".join([*lines, *last]).strip("\n")
-            continue
         parts = []
         while line is not None and line.endswith("\\"):
             parts.append(line.removesuffix("\\"))
@@ -264,25 +235,21 @@ class _Chat:
         """Do what a line says: a command, a question, or the result of a call."""
         talk = self._talk
         try:
-            if (question := talk.edited(line)) is not None:
-                self._answer(talk.without_last, question)
-            elif line.startswith("/"):
+            if line.startswith("/"):
                 reply = talk.obey(line)
                 if results := talk.results():
-                    self._answer(talk.messages, results)
+                    self._answer(results)
                 else:
                     err.print(visible(reply), style="dim", markup=False)
             elif line.strip():
-                self._answer(talk.messages, line)
+                self._answer(line)
         except MarsError as error:
             print_error(error, as_json=self._as_json)
 
-    def _answer(self, before: list[Message], new: str | tuple[str, ...]) -> None:
-        """Answer a question, or the results of calls, after the messages `before`. A turn that fails leaves
-        the talk unchanged.
-        """
+    def _answer(self, new: str | tuple[str, ...]) -> None:
+        """Answer a question, or the results of calls, . A turn that fails leaves the talk unchanged."""
         session, talk, conversation = self._session, self._talk, self._conversation
-        conversation.resume(before)
+        conversation.resume(talk.messages)
         has_tools = talk.config.tools is not None
         if isinstance(new, str):
             role, reply = "user", conversation.send(new, talk.config)

@@ -183,20 +183,16 @@ def _serve_replicas(
     replicas: ReplicaOptions,
     server: ServerOptions,
 ) -> None:
-    from ..serve.ray.fleet import ROUTINGS, Fleet
+    from ..serve.ray.fleet import Fleet
     from ..serve.ray.launch import run
     from ..serve.server import bind
 
     if model.strict:
         raise typer.BadParameter("--strict does not work with --ray")
-    if replicas.routing not in ROUTINGS:
-        known = ", ".join(ROUTINGS)
-        raise typer.BadParameter(f"one of {known}, not {replicas.routing!r}", param_hint="--routing")
     key_file = None if access.api_key_file is None else str(access.api_key_file.expanduser().resolve())
     fleet = Fleet(
         tuple(_shares(names, model, replicas.replicas or "1")), options=replace(options, keys=()),
-        routing=replicas.routing, log_level=server.log_level, key_file=key_file,
-        log_format=server.log_format,
+        log_level=server.log_level, log_format=server.log_format, key_file=key_file,
     )  # fmt: skip
     address, host, port = replicas.address, server.host, server.port
     if address is None:

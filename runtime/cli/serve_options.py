@@ -204,15 +204,6 @@ class ReplicaOptions:
             "Deploy to this running Ray cluster and return. By default, Ray runs here until Ctrl-C.",
         ),
     ] = None
-    routing: Annotated[
-        str,
-        option(
-            REPLICAS,
-            "prefix: prefer the replica whose prefix cache has the prompt; even: the less busy of two random"
-            " replicas.",
-            metavar="prefix|even",
-        ),
-    ] = "prefix"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def test_what_holds_for_all_and_what_for_one() -> None:
                 "small": "a.bundle",
                 "large": {"path": "b.bundle", "device": "cuda", "gpus": 0.5, "replicas": 1},
             },
-            "replicas": "2:3", "threads": 4, "max_rows": 5, "queue_timeout": 7.0, "routing": "even",
+            "replicas": "2:3", "threads": 4, "max_rows": 5, "queue_timeout": 7.0,
             "adaptive": ["exact", "fast@0.01"],
         }
     )  # fmt: skip
@@ -137,7 +137,7 @@ def test_what_holds_for_all_and_what_for_one() -> None:
     assert (small.least, small.most, small.threads, small.gpus) == (2, 3, 4, 0.0)
     assert (large.least, large.most, large.device, large.gpus, large.path) == (1, 1, "cuda", 0.5, "b.bundle")
     assert (found.options.limits.max_rows, found.ongoing, found.options.queue_timeout) == (5, 7, 7.0)
-    assert (found.routing, found.most_threads, found.options.adaptive) == ("even", 16, ("exact", "fast@0.01"))
+    assert (found.most_threads, found.options.adaptive) == (16, ("exact", "fast@0.01"))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,6 @@ def test_what_holds_for_all_and_what_for_one() -> None:
         ({"front_cpus": True}, "front_cpus must be"),
         ({"gpus": float("nan")}, "gpus must be"),
         ({"bound": -1}, "bound must be"),
-        ({"routing": "random"}, "routing must be"),
         ({"log_level": "loud"}, "log_level must be"),
         ({"log_format": "yaml"}, "log_format must be"),
         ({"max_rows": 0}, "max_rows must be"),

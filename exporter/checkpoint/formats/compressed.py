@@ -257,8 +257,6 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
             " which bundles do not support. They would be rounded a second time: export with a wider"
             " --precision, or quantize the original without desc_act"
         )
-    if storage.search:
-        problems.append("--search has nothing to choose: the checkpoint's codes are used")
     plain = [name for name, _ in expected_shapes(dims) if is_linear(name) and name not in tensors.packed]
     if plain:
         problems.append(

@@ -132,7 +132,7 @@ def _replicas(share: Share, fleet: Fleet) -> Application:
     )
     router = RequestRouterConfig(
         request_router_class=PrefixRouter,
-        request_router_kwargs={"model": share.name, "bound": fleet.bound, "routing": fleet.routing},
+        request_router_kwargs={"model": share.name, "bound": fleet.bound},
     )
     deployment = serve.deployment(
         Replica,

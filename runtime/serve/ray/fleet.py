@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ...decode.schedule import Limits
 from ...errors import SessionError
@@ -15,8 +15,6 @@ from ..options import ServeOptions
 
 SPARE = 2  # requests beyond its rows that a replica may have, so that no row idles
 AMOUNT = number("a number of 0 or more")
-Routing = Literal["prefix", "even"]
-ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class Fleet:
     key_file: file of API keys, on every machine
     fronts: number of fronts
     front_cpus: CPUs of a front; above 0, fronts are not placed on a head node without CPUs, and outlive it
-    routing: how a replica is chosen
     bound: requests that a replica may have more than the least busy one to get a request for its prefix cache
     log_level, log_format: of the log
     """
@@ -67,7 +64,6 @@ class Fleet:
     key_file: str | None = None
     fronts: int = 1
     front_cpus: float = 0.0
-    routing: Routing = "prefix"
     bound: int = 2
     log_level: str = "info"
     log_format: str = "text"
@@ -108,8 +104,6 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     else:
         shares = [_share(str(name), entry, common, wrong) for name, entry in bundles.items()]
     own = {name: arguments[name] for name in OF_FLEET if name in arguments}
-    if own.get("routing", "prefix") not in ROUTINGS:
-        wrong.append(f"routing must be one of {', '.join(ROUTINGS)}, not {own['routing']!r}")
     for name, least in (("fronts", 1), ("bound", 0)):
         if not is_integer(own.get(name, least), least):
             wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")

@@ -18,8 +18,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     Ray pickles this class by value, so that its helpers must be in other modules, which are pickled by name.
     """
 
-    def initialize_state(self, model: str, bound: int, routing: str) -> None:
-        self._model, self._bound, self._is_even = model, bound, routing == "even"
+    def initialize_state(self, model: str, bound: int) -> None:
+        self._model, self._bound = model, bound
         self._homes, self._draw = Homes(), random.Random()
         self._running: dict[str, str] = {}  # replica of each running request from here
 
@@ -31,7 +31,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         call = _call(pending_request)
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         loads = {name: self._load(replica) for name, replica in replicas.items()}
-        keys = () if self._is_even or call is None else call.keys
+        keys = () if call is None else call.keys
         avoid = call.avoid if call is not None else frozenset()
         ranks = choose(self._homes, keys, loads, avoid, self._bound, self._draw)
         return [[replicas[name] for name in rank] for rank in ranks]

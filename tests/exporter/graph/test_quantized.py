@@ -62,7 +62,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 CHOICES = {
     "int4": {"precision": "int4"},
-    "int4-asymmetric": {"precision": "int4", "asymmetric": True, "search": True},
+    "int4-asymmetric": {"precision": "int4", "asymmetric": True},
     "int4-tables": {"precision": "int4", "head": "int4", "embedding": "float"},
     "int8": {"precision": "int8"},
     "int8-plain-tables": {"precision": "int8", "head": "float", "embedding": "float"},

@@ -39,13 +39,7 @@ def joined(lines: Sequence[str]) -> tuple[list[str], list[bool]]:
         (["a", "b"], ["a", "b"]),
         (["a\\", "b\\", "c", "d"], ["a\nb\nc", "d"]),
         (["a\\"], ["a"]),
-        (["'''", "x", "", "  y", "'''", "z"], ["x\n\n  y", "z"]),
-        (["'''x", "y'''"], ["x\ny"]),
-        (["'''one line'''"], ["one line"]),
-        (['"""', "it's '''", '"""'], ["it's '''"]),
-        (["'''", "no end"], ["no end"]),
         (["", "  "], ["", "  "]),
-        (["'''", "/tau 1", "'''"], ["/tau 1"]),
     ],
 )
 def test_lines_make_questions(lines: list[str], expected: list[str]) -> None:
@@ -88,21 +82,11 @@ def test_the_system_message_stands_first_and_survives_a_reset() -> None:
     assert talk.messages == [{"role": "system", "content": "again"}]
 
 
-def test_turns_are_taken_back_and_asked_anew() -> None:
+def test_turns_are_taken_back() -> None:
     talk = Talk("be kind", GenerationConfig())
     assert talk.obey("/undo") == "there is no turn to remove"
-    with pytest.raises(MarsError, match="no question yet"):
-        talk.edited("/edit what")
     for question, answer in (("hi", "ho"), ("he", "ha")):
         talk.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    assert [talk.edited(line) for line in ("/edit  what now ", "/edit", "/edits x", "edit x")] == [
-        "what now",
-        None,
-        None,
-        None,
-    ]
-    assert [m["content"] for m in talk.without_last] == ["be kind", "hi", "ho"]
-    assert len(talk.messages) == 5, "an edited question is forgotten when its successor is answered"
     assert talk.obey("/undo") == "last turn removed"
     assert [m["content"] for m in talk.messages] == ["be kind", "hi", "ho"]
     talk.obey("/undo")
@@ -135,7 +119,7 @@ def test_drawn_texts_at_a_tau_get_full_windows(
 
 
 def test_a_talk_in_the_shell(bundles: Named) -> None:
-    lines = "/system be kind\nhello \\\nworld\n/edit three\n/undo\nfour\n/dance\n/quit\nnot read\n"
+    lines = "/system be kind\nhello \\\nworld\nthree\n/undo\nfour\n/dance\n/quit\nnot read\n"
     done = run("chat", bundles("qwen2"), "-n", "4", stdin=lines)
     assert done.returncode == 0, done.stderr
     assert "unknown command /dance" in done.stderr

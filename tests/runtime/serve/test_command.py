@@ -231,7 +231,6 @@ def test_replicas_need_ray(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> N
     path = str(bundles("llama"))
     assert run("serve", path, "--replicas", "2").returncode == 2
     assert run("serve", path, "--ray", "--replicas", "2:1").returncode == 2
-    assert run("serve", path, "--ray", "--routing", "random").returncode == 2
     monkeypatch.setitem(sys.modules, "ray", None)
     done = run("serve", path, "--ray", "--port", "0")
     assert done.returncode == 1

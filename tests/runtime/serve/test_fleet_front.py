@@ -17,7 +17,7 @@ from mars_export.runtime.serve.options import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.ray.call import Begun, Call, Lost, Part, Start, Whole, ask, whole  # noqa: E402
 from mars_export.runtime.serve.ray.front import new_front  # noqa: E402
 from mars_export.runtime.serve.ray.front_metrics import FrontCounters  # noqa: E402
-from mars_export.runtime.serve.refusals import busy, error_body  # noqa: E402
+from mars_export.runtime.serve.refusals import error_body  # noqa: E402
 
 JSON = ((b"content-type", b"application/json"),)
 STREAM = ((b"content-type", b"text/event-stream"),)
@@ -169,14 +169,6 @@ async def _parts(front: Fronted, **fields: Any) -> list[Any]:
     return [part async for part in ask(front.door, call)]
 
 
-def test_no_place_is_429_with_retry_after() -> None:
-    pool = Scripted([busy("too many requests wait already", 5.0)])
-    [start, body] = run(lambda: _parts(Fronted(pool)))
-    assert start.status == 429 and (b"retry-after", b"5") in start.headers
-    error = json.loads(body)["error"]
-    assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-
-
 def test_who_waits_too_long_for_a_place_is_told() -> None:
     pool = Scripted([5.0, *answer("late")])
     status, data = Fronted(pool, queue_timeout=0.1).chat()
@@ -225,28 +217,6 @@ def test_what_is_wrong_goes_no_further(fields: dict[str, Any], status: int) -> N
     front = Fronted(pool)
     assert front.chat(**fields)[0] == status
     assert pool.calls == [] and front.count("mars_front_requests", 'outcome="refused"') == 1
-
-
-def test_a_bundle_is_found_by_its_name() -> None:
-    pools = [Scripted(answer("0"), answer("0"), answer("0")), Scripted(answer("1"), answer("1"))]
-    front = Fronted(*pools)
-    for model, number in (
-        (None, "0"),
-        ("tiny", "0"),
-        ("tiny:fast@0.01", "0"),
-        ("model1", "1"),
-        ("model1:x", "1"),
-    ):
-        fields = {} if model is None else {"model": model}
-        assert front.chat(**fields) == (200, json.dumps({"text": number}).encode())
-
-
-def test_texts_and_tokens_go_to_a_replica() -> None:
-    pool = Scripted(answer("t"), answer("ids"))
-    front = Fronted(pool)
-    assert front.call("/v1/completions", {"prompt": "x" * 300})[0] == 200
-    assert front.call("/tokenize", {"content": "x"}) == (200, b'{"text": "ids"}')
-    assert [(call.path, len(call.keys)) for call in pool.calls] == [("/v1/completions", 1), ("/tokenize", 0)]
 
 
 def test_keys_are_looked_at_here_and_passed_on() -> None:

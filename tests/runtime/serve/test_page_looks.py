@@ -1,5 +1,4 @@
-"""The page for all eyes and hands: keyboard, names of controls, shades without colour, themes, small screens,
-less motion."""
+"""The page for all eyes and hands: keyboard, names of controls, themes, small screens."""
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ from support.page import WORDS, Open, ended, write
 need("uvicorn", "serve")
 
 from support.fake_serve import FakeServe, tokens_of  # noqa: E402
-
-HOW = ("next", "accepted", "verified", "forced")
 
 
 def test_by_keyboard_alone(visit: Open) -> None:
@@ -39,24 +36,6 @@ def test_by_keyboard_alone(visit: Open) -> None:
     assert tab.get_by_role("radio", name="Tau").get_attribute("aria-checked") == "true"
     keys.press("[")
     assert tab.get_by_role("slider", name="Tau").input_value() == "0.9"
-
-
-def test_ways_to_stand_differ_without_colour(visit: Open) -> None:
-    """Verified has a line, forced a dotted one, the others none: told apart in grey, too."""
-    tab = visit(FakeServe([tokens_of(WORDS)], forced=True), bypass_csp=True)  # to ask for computed styles
-    write(tab, "go")
-    ended(tab)
-    lines = "(e) => { const s = getComputedStyle(e); return [s.boxShadow != 'none', s.borderBottomStyle]; }"
-    legend = tab.locator("#legend")
-    looks = {how: legend.locator(f".t.{how}").evaluate(lines) for how in HOW}
-    assert looks == {
-        "next": [False, "none"],
-        "accepted": [False, "none"],
-        "verified": [True, "none"],
-        "forced": [False, "dotted"],
-    }
-    counts = [int(words) for words in legend.locator("li > :last-child").all_inner_texts()]
-    assert sum(counts) == 60 and counts[1] == 0 and counts[2] > counts[3] > 0
 
 
 def test_every_control_has_a_name(visit: Open) -> None:
@@ -117,12 +96,3 @@ def test_on_a_phone(visit: Open) -> None:
     box = tab.get_by_role("button", name="Delete chat").bounding_box()
     assert box["x"] + box["width"] <= size["width"], "a long title leaves room for it"
     tab.get_by_role("button", name="Delete chat").click(trial=True)
-
-
-def test_less_motion(visit: Open) -> None:
-    tab = visit(FakeServe([tokens_of(WORDS)]), reduced_motion="reduce")
-    tab.get_by_role("button", name="Compare with one token").click()
-    write(tab, "go")
-    ended(tab)
-    tab.get_by_role("group", name="Comparison").wait_for()
-    assert tab.get_by_role("button", name="Replay together").count() == 0
