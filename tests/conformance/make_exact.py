@@ -178,8 +178,10 @@ class Choice:
             for m in range(min(space - p, len(worth) - 1) + 1):
                 if self.later(row, m, speed, num) > self.later(row, masks, speed, num):
                     masks = m
-            left = len(hopes) - p
-            rest = left - speed * self.cost(num * (1.0 + left)) / num if left else 0.0
+            left, held = len(hopes) - p, 0.0
+            for hope in reversed(hopes[p:]):
+                held = hope * (1.0 + held)
+            rest = held - speed * self.cost(num * (1.0 + left)) / num if left else 0.0
             future = (1.0 - ending) * self.later(row, masks, speed, num) + ending * rest
             value = tokens + chance * future
             if best is None or value > best[0]:

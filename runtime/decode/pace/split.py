@@ -163,8 +163,11 @@ def _left_out_values(row: Chances, cost: Cost, speed: float, num: int) -> list[f
     """
     if not row.ending:
         return [0.0] * (len(row.hopes) + 1)
-    numbers = range(len(row.hopes), 0, -1)
-    return [row.ending * (n - speed * cost.of(num * (1.0 + n)) / num) for n in numbers] + [0.0]
+    values, held = [0.0], 0.0  # held: expected number of those left out that hold
+    for number, hope in enumerate(reversed(row.hopes), 1):
+        held = hope * (1.0 + held)
+        values.append(row.ending * (held - speed * cost.of(num * (1.0 + number)) / num))
+    return values[::-1]
 
 
 def _wider(row: Chances, feed: Feed) -> Feed:

@@ -18,6 +18,7 @@ from support.loops import decode
 from mars_export.runtime.decode.config import GenerationConfig, Window
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
+from mars_export.runtime.decode.pace.split import Chances, Splitter
 from mars_export.runtime.decode.row import Row
 
 BLOCK = 8
@@ -128,6 +129,18 @@ def test_fixed_windows_and_one_token_rows_are_left_alone_and_need_no_costs() -> 
     assert Policy(unknown).masks(rows, [2, 7, 0]) == [2, 7, 0]
     free = Row(3, [1], GenerationConfig(tau=0.5), ())
     assert Policy(lambda: Cost(COSTS["int4"])).masks([*rows, free], [2, 7, 0, 7])[:3] == [2, 7, 0]
+
+
+@pytest.mark.parametrize("hope", [0.7, 0.9])
+def test_a_looked_up_text_is_fed_whether_its_end_is_proposed_or_not(hope: float) -> None:
+    def fed(ending: float | None) -> int:
+        return (
+            Splitter()
+            .choose(Cost(COSTS["flat"]), [Chances(1, (hope,) * 14, ending, (0.0,), 30)])[0]
+            .proposals
+        )
+
+    assert fed(None) == fed(hope) == 14
 
 
 # --- the tokens ---

@@ -80,8 +80,10 @@ std::vector<Option> options_of(const Chances& row, std::int64_t widest, const Co
         tokens.push_back(tokens.back() + chances.back());
     }
     const double ending = row.ending.value_or(0.0);
+    std::vector<double> verified{0.0}; // expected number of verified proposals among the last 0, 1, ...
+    for (auto hope = row.hopes.rbegin(); hope != row.hopes.rend(); ++hope) verified.push_back(*hope * (1.0 + verified.back()));
     const auto left_out = [&](std::int64_t left) {
-        return left > 0 ? number(left) - speed * cost.of(num * (1.0 + number(left))) / num : 0.0;
+        return left > 0 ? verified[static_cast<std::size_t>(left)] - speed * cost.of(num * (1.0 + number(left))) / num : 0.0;
     };
     std::vector<Option> best;
     for (std::int64_t width = 0; width <= widest; ++width) {
