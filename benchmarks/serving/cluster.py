@@ -43,7 +43,7 @@ DEPLOY = """
 import json, sys
 import ray
 from ray import serve
-from mars_export.runtime.serve.ray import build
+from mars_export.runtime.serve.ray.application import build
 ray.init(address="auto")
 serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])}, proxy_location="EveryNode")
 serve.run(build(json.loads(sys.argv[2])), name="mars", route_prefix="/")
