@@ -33,8 +33,6 @@ class Journal:
         without either, or if it is of other work, with what differs.
         """
         head = {"version": VERSION, **identity}
-        if path.is_dir():
-            raise CalibrationError(f"{path}: a directory is where the state file should be")
         if force or not path.exists() or path.stat().st_size == 0:
             path.unlink(missing_ok=True)
             journal = cls(path, {}, 0)

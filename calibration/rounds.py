@@ -66,14 +66,6 @@ def interleaved(settings: Sequence[T], num_slices: int, num_rounds: int) -> Iter
         yield from ((number, at, setting) for setting in (*settings[first:], *settings[:first]))
 
 
-def machine_load() -> float | None:
-    """The mean number of running programs in the last minute."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (AttributeError, OSError):  # not on Windows
-        return None
-
-
 def busy_note(load: float | None) -> str | None:
     """A note for the reader if the machine was busy before the measurement."""
     cores = os.cpu_count() or 1

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
+from ...runtime import machine
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
-from ..rounds import Progress, interleaved, machine_load, slices
+from ..rounds import Progress, interleaved, slices
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task
 from .compare import compare
@@ -33,7 +34,7 @@ def bench(request: BenchRequest, progress: Progress | None = None) -> BenchRepor
 
     Raises CalibrationError for an unsuitable task or option, before anything is measured.
     """
-    busy, tasks, session = machine_load(), request.rows(), request.open()
+    busy, tasks, session = machine.load(), request.rows(), request.open()
     plan = _plan(session, tasks, request.options)
     return _measured(request, session, plan, Measurement(session, request.options, progress), busy)
 

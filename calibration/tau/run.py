@@ -12,13 +12,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ...runtime import machine
 from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
 from ...runtime.bundle.open import open_bundle
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..journal import Journal
-from ..rounds import Progress, machine_load
+from ..rounds import Progress
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task, data_hash
 from . import bounds
@@ -77,30 +78,20 @@ class CalibrationRequest(TaskRequest):
         """The state of this bundle and task in the folder, which is created. It may hold other bundles'
         states.
 
-        Raises CalibrationError for a folder in which a report must not or cannot be written, and as
-        Journal.open does.
+        Raises CalibrationError for a folder with other files and as Journal.open does, OSError for one that
+        cannot be written.
         """
-        self._make_folder()
+        folder = self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self.force and any(folder.iterdir()) and not any(folder.glob(STATE_FILES)):
+            raise CalibrationError(
+                f"{folder}: the folder has other files but no calibration (--force writes to it); choose"
+                " another with --output"
+            )
         key = json.dumps([identity(session), self.task_name], sort_keys=True)
         name = STATE_FILES.replace("*", hashlib.sha256(key.encode()).hexdigest()[:12])
         work = {**identity(session), **work}
-        return Journal.open(self.folder / name, work, resume=self.resume, force=self.force)
-
-    def _make_folder(self) -> None:
-        folder, problem = self.folder, None
-        if folder.exists() and not folder.is_dir():
-            problem = "the report's folder is a file"
-        elif folder.is_dir() and not (self.force or any(folder.glob(STATE_FILES))) and any(folder.iterdir()):
-            problem = "the folder has other files but no calibration (--force writes to it)"
-        else:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                problem = f"the report's folder cannot be created: {error.strerror}"
-            if problem is None and not os.access(folder, os.W_OK):
-                problem = "the report's folder is read-only"
-        if problem is not None:
-            raise CalibrationError(f"{folder}: {problem}; choose another with --output")
+        return Journal.open(folder / name, work, resume=self.resume, force=self.force)
 
 
 def identity(session: Session) -> dict[str, Any]:
@@ -119,7 +110,7 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
     Raises CalibrationError for an unsuitable task, option or state, before anything is decoded.
     """
     require_matplotlib()
-    busy, options = machine_load(), request.options
+    busy, options = machine.load(), request.options
     tasks = request.rows()
     others = _other_rows(request, tasks)
     session = request.open()

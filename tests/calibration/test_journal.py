@@ -74,5 +74,3 @@ def test_something_else_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("dear diary\n")
     with pytest.raises(CalibrationError, match="line 1 is damaged"):
         Journal.open(tmp_path / "notes", WORK, resume=True, force=False)
-    with pytest.raises(CalibrationError, match="a directory is where"):
-        Journal.open(tmp_path, WORK, resume=False, force=True)
