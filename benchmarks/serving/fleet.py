@@ -38,7 +38,7 @@ class Told:
 
 def command(python: str, bundle: Path, replicas: str, threads: int, *more: str) -> list[str]:
     """The command of a fleet; `python` has the extra ray."""
-    words = [python, "-m", "mars_export", "serve", str(bundle), "--port", "{port}", "--ray"]
+    words = [python, "-m", "mars_export.cli", "serve", str(bundle), "--port", "{port}", "--ray"]
     return [*words, "--replicas", replicas, "--threads", str(threads), *more]
 
 

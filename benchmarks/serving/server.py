@@ -109,7 +109,7 @@ class Server:
 
 def ours(bundle: Path, threads: int, max_rows: int, max_waiting: int, *more: str) -> list[str]:
     """The command of a server of ours."""
-    words = [sys.executable, "-m", "mars_export", "serve", str(bundle), "--port", "{port}"]
+    words = [sys.executable, "-m", "mars_export.cli", "serve", str(bundle), "--port", "{port}"]
     words += ["--threads", str(threads), "--max-rows", str(max_rows), "--max-waiting", str(max_waiting)]
     return [*words, *more]
 

@@ -25,7 +25,7 @@ def expected(bundles: Named, tmp_path_factory: pytest.TempPathFactory) -> list[s
     words = [
         PYTHON,
         "-m",
-        "mars_export",
+        "mars_export.cli",
         "serve",
         str(bundles("llama")),
         "--port",
