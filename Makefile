@@ -168,11 +168,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-# CI also tests the lm-evaluation-harness class, half a gigabyte that people are spared, and the page in a browser.
+# CI also tests the lm-evaluation-harness class, half a gigabyte that people are spared, the page in a browser, and traces.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,serve,dev$(if $(CI),$(comma)lm-eval$(comma)browser)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,serve,dev$(if $(CI),$(comma)lm-eval$(comma)browser$(comma)traces)]'
 	touch $@
 
 clean:

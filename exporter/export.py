@@ -285,6 +285,7 @@ def _manifest(
         for v in variants
     ]
     files = [weights if path.name == weights.path else describe(path) for path in sorted(directory.iterdir())]
+    turns = derive_chat_turns(vocabulary)
     return Manifest(
         producer=producer(),
         source=checkpoint.source,
@@ -297,8 +298,8 @@ def _manifest(
             vocabulary.chat_template,
             vocabulary.bos_token,
             vocabulary.eos_token,
-            derive_chat_turns(vocabulary),
-            find_thinking(vocabulary),
+            turns,
+            find_thinking(vocabulary, turns),
         ),
         variants=tuple(judged),
         files=tuple(files),

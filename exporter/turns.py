@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer, models
 
-from ..runtime.bundle.turns import START, ChatTurns, ThinkingMarks
+from ..runtime.bundle.turns import START, SWITCH, ChatTurns, ThinkingMarks
 from ..runtime.errors import BundleError, CheckpointError, SessionError
 from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
@@ -105,14 +105,14 @@ def _derived(render: Render, source: str) -> ChatTurns | None:
     return None
 
 
-def _rendering(text: Text) -> Render:
+def _rendering(text: Text, **template: object) -> Render:
     end = time.monotonic() + SECONDS
 
     def render(messages: Sequence[Mapping[str, str]]) -> str | None:
         if time.monotonic() > end:
             raise _TooSlow
         try:
-            return text.render(messages)
+            return text.render(messages, template=template)
         except SessionError:
             return None
 
@@ -216,12 +216,30 @@ def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:
     return bool(exact) and _agrees(render, turns, exact + longer)
 
 
-def find_thinking(vocabulary: Vocabulary) -> ThinkingMarks | None:
-    """The marks that the template has, if they are part of an answer's text; special tokens are not."""
+def find_thinking(vocabulary: Vocabulary, turns: ChatTurns | None) -> ThinkingMarks | None:
+    """The marks that the template has, if they are part of an answer's text; special tokens are not. `turns`:
+    the template's table.
+    """
     added = Tokenizer.from_str(vocabulary.tokenizer_json).get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special}
     template = vocabulary.chat_template or ""
     for marks in KNOWN_MARKS:
         if all(mark in template for mark in marks) and special.isdisjoint(marks):
-            return ThinkingMarks(*marks)
+            return ThinkingMarks(*marks, *(_after_with(vocabulary, turns, value) for value in (True, False)))
     return None
+
+
+def _after_with(vocabulary: Vocabulary, turns: ChatTurns | None, value: bool) -> Mapping[str, str] | None:
+    """`after` of the table with this value of `enable_thinking`; None if other text depends on it, too."""
+    source = vocabulary.chat_template
+    if turns is None or source is None or SWITCH not in source:
+        return None
+    text = Text(Tokenizer(models.BPE()), source, vocabulary.bos_token, vocabulary.eos_token)
+    render = _rendering(text, **{SWITCH: value})
+    try:
+        found = _observed(render, turns.roles, tuple(turns.after))
+        if found is None or found.between != turns.between:
+            return None
+        return found.after if _is_proven(render, replace(turns, after=found.after), source) else None
+    except _TooSlow:
+        return None

@@ -8,14 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 START = "start"  # the role before the first message
+SWITCH = "enable_thinking"  # the usual variable of chat templates
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """The texts around the thinking at the beginning of an answer."""
+    """The texts around the thinking at the beginning of an answer.
+
+    `on`, `off`: `after` of ChatTurns with `enable_thinking` true and false; None if the template has no such
+    variable, or one that changes other text, too.
+    """
 
     open: str
     close: str
+    on: Mapping[str, str] | None = None
+    off: Mapping[str, str] | None = None
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.open or not self.close:

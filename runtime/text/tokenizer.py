@@ -123,9 +123,15 @@ class Text:
                 return plain.encode(text)
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def render(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        most: int | None = None,
+        tools: str | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> str:
         """The text of `messages` in the chat template. Raises SessionError as `rendered` does."""
-        text = self.rendered(messages, most, tools)
+        text = self.rendered(messages, most, tools, template)
         return text if self._plain is None else self._plain.show(text)
 
     @property

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.manifests import GOOD, changed
-from support.templates import ALL, ALTERNATING, GOOD_ONES, TURNS, WRONG_TABLES, derived, text_of, vocabulary
+from support.templates import (
+    ALL,
+    ALTERNATING,
+    GOOD_ONES,
+    NO_SYSTEM,
+    TURNS,
+    WRONG_TABLES,
+    derived,
+    text_of,
+    vocabulary,
+)
+from tokenizers import Tokenizer, models
 
-from mars_export.exporter.turns import derive_chat_turns
+from mars_export.exporter.turns import derive_chat_turns, find_thinking
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.errors import BundleError, CheckpointError, SessionError
 
@@ -45,6 +56,26 @@ def test_templates_that_are_tables(name: str) -> None:
 @pytest.mark.parametrize("name", BAD_ONES)
 def test_templates_that_are_none(name: str) -> None:
     assert derived(BAD_ONES[name]) is None
+
+
+def test_thinking_that_turns_can_switch() -> None:
+    """Only where nothing but the beginning of the answer depends on it."""
+    marks = "{# <think> </think> #}"
+    off = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    for source, has_on, has_off in (
+        (NO_SYSTEM + off, True, True),
+        (off + NO_SYSTEM, True, False),
+        (NO_SYSTEM, False, False),
+    ):
+        plain = Tokenizer(models.BPE()).to_str()
+        found = dataclasses.replace(vocabulary(marks + source), tokenizer_json=plain)
+        turns = derive_chat_turns(found)
+        assert turns is not None
+        thinking = find_thinking(found, turns)
+        assert thinking is not None
+        assert thinking.on == (turns.after if has_on else None)
+        expected = {role: f"{text}<think></think>" for role, text in turns.after.items()}
+        assert thinking.off == (expected if has_off else None)
 
 
 MESSAGES = st.lists(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...batcher.request import Request
+from ...bundle.turns import SWITCH
 from ...decode.config import GenerationConfig, repeatable
 from ...errors import MarsError
 from ...session.session import Session
@@ -23,8 +24,6 @@ from ..models.models import Models
 from ..models.served import Served
 from ..options import ServeOptions
 from ..refusals import Refused
-
-SWITCH = "enable_thinking"  # the usual variable of chat templates
 
 
 @dataclass(slots=True)

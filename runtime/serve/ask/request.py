@@ -108,6 +108,8 @@ def read_ask(kind: Kind, body: dict[str, Any]) -> Ask:
     knobs = frozenset(name for name in KNOBS if name in values)
     _check_knobs(knobs, settings)
     tools = _tools(values, names)
+    if tools is not None and tools.must:
+        settings.pop("schema", None)  # of the text, and the answer is a call
     # A stored grammar may be compiled from tools, which the prompt then should list.
     if tools is not None and (structured := sorted({"schema", "regex", "choice"} & settings.keys())):
         name = structured[0]

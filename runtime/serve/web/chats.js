@@ -73,7 +73,8 @@ function saveChat(c, now) {
     slimmed.talk[i] = { ...c.talk[i], answers: c.talk[i].answers.map(slim) };
     isKept = keep(local, chatName(c.id), slimmed);
   }
-  const list = [{ id: c.id, title: titleOf(c), at: Date.now() }, ...listChats().filter((other) => other.id !== c.id)];
+  const before = listChats(), named = before.find((other) => other.id === c.id && other.isNamed);
+  const list = [{ title: titleOf(c), ...named, id: c.id, at: Date.now() }, ...before.filter((other) => other.id !== c.id)];
   for (const { id } of list.splice(MOST_CHATS)) { forget(local, chatName(id)); held.delete(id); }
   heldList = list;
   write("mars.chats", list, c.id);
@@ -84,6 +85,11 @@ function deleteChat(id) {
   held.delete(id); forget(local, chatName(id));
   write("mars.chats", heldList, id);
 }
+function renameChat(id, name) {
+  const title = [...name.trim()].slice(0, MOST_TITLE).join(""), first = titleOf(readChat(id));
+  heldList = listChats().map((c) => (c.id === id ? { ...c, title: title || first, isNamed: Boolean(title) } : c));
+  write("mars.chats", heldList, id);
+}
 let chat = readChat(stored(session, "mars.chat", "")) ?? newChat();
 let talk = chat.talk;
 function openChat(c) {
@@ -91,13 +97,26 @@ function openChat(c) {
   chat = c; talk = c.talk; keep(session, "mars.chat", c.id);
   try { drawTalk(); } catch { chat = newChat(); talk = chat.talk; drawTalk(); } // what another version kept
 }
+/* The title or any text of a chat has these words. */
+function isFound(c, title, words) {
+  const texts = [title, ...c.talk.flatMap((t) => [t.user, ...t.answers.map(textOf)])].map((text) => String(text).toLowerCase());
+  return texts.some((text) => text.includes(words));
+}
 function drawChats() {
-  const list = listChats().filter(({ id }) => readChat(id));
-  $("chats-note").textContent = list.length ? `Kept in this browser only, the newest ${MOST_CHATS} at most.` : "No chats yet. They are kept in this browser only.";
+  const words = $("chats-find").value.trim().toLowerCase(), all = listChats().filter(({ id }) => readChat(id));
+  const list = words ? all.filter(({ id, title }) => isFound(readChat(id), title, words)) : all;
+  $("chats-find").hidden = !all.length;
+  $("chats-note").textContent = words && !list.length ? "No chat has this text." : all.length ? `Kept in this browser only, the newest ${MOST_CHATS} at most.` : "No chats yet. They are kept in this browser only.";
   $("chats-list").replaceChildren(...list.map(({ id, title, at }) => {
-    const open = make("button", "open", String(title)), gone = make("button", "icon", "✕"), when = make("time", "", new Date(at).toLocaleDateString());
-    open.type = gone.type = "button"; open.title = String(title); open.dir = "auto";
+    const open = make("button", "open", String(title)), name = make("button", "icon", "✎"), gone = make("button", "icon", "✕"), when = make("time", "", new Date(at).toLocaleDateString());
+    open.type = name.type = gone.type = "button"; open.title = String(title); open.dir = "auto";
     if (id === chat.id) open.setAttribute("aria-current", "true");
+    name.setAttribute("aria-label", `Rename chat: ${title}`); name.title = "Rename";
+    name.addEventListener("click", () => {
+      const given = prompt("Name of the chat (empty: its first line)", title);
+      if (given !== null) { renameChat(id, given); drawChats(); }
+      $("chats-list").children[list.findIndex((c) => c.id === id)]?.querySelector(".open").focus();
+    });
     gone.setAttribute("aria-label", `Delete chat: ${title}`); gone.title = "Delete";
     open.addEventListener("click", () => { $("chats").close(); if (id !== chat.id) openChat(readChat(id) ?? newChat()); });
     gone.addEventListener("click", () => {
@@ -106,8 +125,8 @@ function drawChats() {
       if (id === chat.id) openChat(newChat());
       drawChats(); ($("chats-list").querySelector("button") ?? $("chats-new")).focus();
     });
-    return make("li", "", open, when, gone);
+    return make("li", "", open, when, name, gone);
   }));
 }
-function openChats() { drawChats(); $("chats").showModal(); $("chats-list").querySelector("[aria-current]")?.focus(); }
+function openChats() { $("chats-find").value = ""; drawChats(); $("chats").showModal(); $("chats-list").querySelector("[aria-current]")?.focus(); }
 const startChat = () => { $("chats").close(); openChat(newChat()); $("say").focus(); };

@@ -56,6 +56,10 @@ $("model").addEventListener("change", (e) => { settings.model = e.target.value; 
 $("profile").addEventListener("change", (e) => { settings.profile = e.target.value; saveSettings(); showKnobs(); });
 for (const id of ["new", "chats-new"]) $(id).addEventListener("click", startChat);
 $("open-chats").addEventListener("click", openChats);
+$("chats-find").addEventListener("input", drawChats);
+$("chats-find").addEventListener("keydown", (e) => {
+  if (e.key === "Enter") { e.preventDefault(); $("chats-list").querySelector(".open")?.click(); }
+});
 $("open-settings").addEventListener("click", () => openSettings());
 $("system-now").addEventListener("click", () => { openSettings(); $("system").focus(); });
 document.addEventListener("keydown", (e) => {

@@ -70,6 +70,34 @@ def test_chats_are_kept_switched_and_deleted(visit: Open) -> None:
     assert other.locator("article").count() == 0 and "one?" not in str(other.context.storage_state())
 
 
+def test_chats_are_searched_and_renamed(visit: Open) -> None:
+    tab = visit(FakeServe([tokens_of("Say Ahoy"), tokens_of("plain")]))
+    write(tab, "one")
+    ended(tab)
+    tab.get_by_role("button", name="New chat").click()
+    write(tab, "two")
+    ended(tab)
+    assert titles(tab) == ["two", "one"]
+    find = tab.get_by_role("searchbox", name="Search chats")
+    find.fill("ahoy")
+    assert tab.locator("#chats-list .open").all_inner_texts() == ["one"], "an answer has it"
+    tab.once("dialog", lambda question: question.accept("Ships <b>"))
+    tab.get_by_role("button", name="Rename chat: one").click()
+    assert tab.locator("#chats-list .open").all_inner_texts() == ["Ships <b>"]
+    find.fill("SHIPS")
+    tab.keyboard.press("Enter")
+    assert tab.locator("article .text").all_inner_texts() == ["Say Ahoy"]
+    write(tab, "again")
+    ended(tab)
+    tab.reload()
+    assert titles(tab) == ["Ships <b>", "two"]
+    tab.once("dialog", lambda question: question.accept(" "))
+    tab.get_by_role("button", name="Rename chat: Ships <b>").click()
+    assert tab.locator("#chats-list .open").all_inner_texts() == ["one", "two"]
+    find.fill("nothing")
+    assert "No chat has this text" in tab.locator("#chats-note").inner_text()
+
+
 def test_a_full_storage_keeps_texts_and_then_the_newest(visit: Open) -> None:
     """What 5 MB do not hold: steps of older chats go first, then the oldest chats."""
     tab = visit(FakeServe([tokens_of(WORDS)]))

@@ -137,6 +137,8 @@ def test_calls(choice: Any, client: openai.OpenAI) -> None:
     need("llguidance", "grammar")
     asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice, "max_output_tokens": 300}
     answer = respond(client, **asked)
+    form = {"format": {"type": "json_schema", "name": "text", "schema": CITY}}  # as instructor sends it
+    assert respond(client, **asked, text=form).output[0].arguments == answer.output[0].arguments
     calls = [item for item in answer.output if item.type == "function_call"]
     assert calls and {call.name for call in calls} == {"weather"}
     assert answer.tool_choice == choice or answer.tool_choice.name == "weather"
@@ -167,6 +169,7 @@ def test_a_conversation_with_calls_goes_on(client: openai.OpenAI, session: Sessi
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        ({"tools": [WEATHER], "text": {"format": {"type": "json_object"}}}, "invalid_value", "text"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),
