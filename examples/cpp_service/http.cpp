@@ -231,6 +231,7 @@ int Server::bind(const std::string& host, int port) {
     const int on = 1;
     listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    errno = EINVAL; // for a port out of range
     const bool good = port >= 0 && port < 65536 && inet_pton(AF_INET, host.c_str(), &address.sin_addr) == 1 &&
                       ::bind(listener_, where, size) == 0 && ::listen(listener_, SOMAXCONN) == 0 &&
                       getsockname(listener_, where, &size) == 0;

@@ -171,6 +171,25 @@ std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Lim
     return prompts;
 }
 
+/// `enable_thinking`, the only variable of the chat template that can be set, or an effort of "none".
+void read_thinking(Fields& fields, Ask& ask) {
+    static const std::set<std::string> efforts{"none", "minimal", "low", "medium", "high", "xhigh"};
+    if (const auto effort = fields.text("reasoning_effort")) {
+        if (efforts.count(*effort) == 0) wrong("reasoning_effort", "none, minimal, low, medium, high or xhigh", *effort);
+        ask.thinking_field = "reasoning_effort";
+        if (*effort == "none") ask.thinking = false;
+    }
+    const auto variables = fields.any("chat_template_kwargs");
+    if (!variables) return;
+    ask.thinking_field = "chat_template_kwargs";
+    if (!variables->is_object()) wrong(ask.thinking_field, "an object", *variables);
+    for (const auto& [name, value] : variables->items()) {
+        if (name != "enable_thinking" || !value.is_boolean())
+            throw Refused(400, "chat_template_kwargs: only enable_thinking, true or false, is supported here", ask.thinking_field);
+        ask.thinking = value.get<bool>();
+    }
+}
+
 /// The older endpoint takes a number of alternatives; only the chosen token's is known here.
 bool text_logprobs(Fields& fields) {
     const auto number = fields.integer("logprobs");
@@ -249,6 +268,7 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
         const auto new_most = fields.integer("max_completion_tokens");
         ask.max_tokens = new_most ? new_most : old_most;
         ask.logprobs = fields.flag("logprobs").value_or(false);
+        read_thinking(fields, ask);
     } else {
         ask.prompts = prompts_of(fields.any("prompt"), limits);
         ask.max_tokens = fields.integer("max_tokens").value_or(text_tokens);
@@ -302,6 +322,16 @@ std::optional<double> read_steer(const std::string& body) {
     return tau;
 }
 
+void switch_thinking(const mars::Session& session, Ask& ask) {
+    if (!ask.thinking) return;
+    const mars::SessionInfo info = session.info();
+    if (info.switches_thinking)
+        ask.prompts.front() = mars::Prompt(*ask.prompts.front().messages(), ask.thinking);
+    else if (ask.thinking_field == "chat_template_kwargs" || *ask.thinking != info.has_thinking)
+        throw Refused(400, "this bundle cannot turn thinking on or off without its chat template", ask.thinking_field,
+                      "unsupported_by_model");
+}
+
 void check(const mars::Session& session, const Ask& ask) {
     if (ask.logprobs && ask.config.metric != mars::Metric::probability)
         throw Refused(400, "logprobs are of probabilities, not of the " + std::string(to_string(ask.config.metric)), "logprobs");
@@ -316,8 +346,9 @@ void check(const mars::Session& session, const Ask& ask) {
 Json models(const mars::Session& session, const std::string& name, std::int64_t created) {
     const mars::SessionInfo info = session.info();
     const bool samples = std::count(info.outputs.begin(), info.outputs.end(), "logits") > 0;
-    const Json mars{{"block", info.block}, {"precision", info.precision}, {"context", info.context_length}, {"profiles", info.profiles},
-                    {"sampling", samples}, {"structured", false},         {"variant", info.variant},        {"backend", info.backend}};
+    const Json mars{{"block", info.block},           {"precision", info.precision}, {"context", info.context_length},
+                    {"profiles", info.profiles},     {"sampling", samples},         {"structured", false},
+                    {"thinking", info.has_thinking}, {"variant", info.variant},     {"backend", info.backend}};
     Json list = Json::array();
     std::vector<std::string> names{name};
     for (const std::string& profile : info.profiles) names.push_back(name + ":" + profile);

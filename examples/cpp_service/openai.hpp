@@ -36,13 +36,15 @@ struct Limits {
 enum class Kind { chat, text };
 
 /// One request: `n` answers to each prompt. `max_tokens`: no value means as many as fit. `profile` may also come from
-/// the model's name, NAME:PROFILE.
+/// the model's name, NAME:PROFILE. `thinking`: whether the model is to think, set by the field `thinking_field`.
 struct Ask {
     Kind kind = Kind::chat;
     std::optional<std::string> model, profile;
     std::vector<mars::Prompt> prompts;
     mars::GenerationConfig config;
     std::optional<std::int64_t> max_tokens;
+    std::optional<bool> thinking;
+    std::string thinking_field;
     std::int64_t n = 1;
     bool stream = false, include_usage = false, return_steps = false, logprobs = false, names_knob = false, has_seed = false,
          has_window = false;
@@ -54,6 +56,9 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits);
 /// Parses {"tau": NUMBER} or {"exact": true}, which steer a running stream. Returns the tau, or no value for exact
 /// mode. Throws Refused.
 std::optional<double> read_steer(const std::string& body);
+
+/// Turns thinking on or off in the prompt. Throws Refused if the bundle cannot.
+void switch_thinking(const mars::Session& session, Ask& ask);
 
 /// Checks a request as the session does. Throws Refused that names the field.
 void check(const mars::Session& session, const Ask& ask);

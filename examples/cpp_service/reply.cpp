@@ -25,8 +25,10 @@ Json shown(const std::vector<Step>& steps) {
     Json list = Json::array();
     for (const Step& step : steps) {
         Json tokens = Json::array();
-        for (const Token& token : step.tokens)
+        for (const Token& token : step.tokens) {
             tokens.push_back({{"id", token.id}, {"text", token.text}, {"p", rounded(token.p, 1e6)}, {"how", token.how}});
+            if (token.is_thinking) tokens.back()["thinking"] = true;
+        }
         list.push_back({{"step", step.number}, {"tokens", std::move(tokens)}});
     }
     return list;
@@ -96,14 +98,14 @@ bool Reply::is_over() const {
 Json Reply::body() const {
     Json entries = Json::array();
     for (const Choice& choice : choices) {
-        const mars::Completion done = choice.request.completion();
         Json made{{"index", choice.index}};
         if (is_chat())
-            made["message"] = {{"role", "assistant"}, {"content", done.text}, {"refusal", nullptr}};
+            made["message"] = {{"role", "assistant"}, {"content", choice.said.text}, {"refusal", nullptr}};
         else
-            made["text"] = done.text;
+            made["text"] = choice.said.text;
+        if (!choice.said.thinking.empty()) made["message"]["reasoning_content"] = choice.said.thinking;
         made["logprobs"] = logprobs(choice.made, 0);
-        made["finish_reason"] = reason_of(done.finish_reason);
+        made["finish_reason"] = reason_of(*choice.reason);
         if (ask_.return_steps) made["steps"] = shown(choice.made);
         entries.push_back(std::move(made));
     }
@@ -117,27 +119,42 @@ std::vector<Json> Reply::opening() const {
     std::vector<Json> made;
     for (const Choice& choice : choices) {
         if (!is_chat()) break;
-        Json begun = entry(choice, nullptr, {});
+        Json begun = entry(choice, {}, {});
         begun["delta"] = {{"role", "assistant"}, {"content", ""}};
         made.push_back(chunk(std::move(begun)));
     }
     return made;
 }
 
-void Reply::push(Choice& choice, const mars::Event& event) const {
-    if (choice.steps)
-        for (Step& step : choice.steps->push(event)) choice.made.push_back(std::move(step));
+mars::ThinkingStream::Piece Reply::push(Choice& choice, const mars::Event& event) const {
+    mars::ThinkingStream::Piece said{"", event.text};
+    if (choice.thinking) {
+        said = choice.thinking->push(event.text);
+        const mars::ThinkingStream::Piece rest = event.finish_reason ? choice.thinking->finish() : mars::ThinkingStream::Piece();
+        said = {said.thinking + rest.thinking, said.text + rest.text};
+    }
+    choice.said = {choice.said.thinking + said.thinking, choice.said.text + said.text};
+    std::vector<Step> steps = choice.steps ? choice.steps->push(event) : std::vector<Step>();
+    for (Step& step : steps) {
+        for (Token& token : step.tokens) {
+            token.is_thinking = choice.thinking && choice.num_spelled < choice.thinking->size();
+            choice.num_spelled += token.text.size();
+            choice.num_thinking += token.is_thinking ? 1 : 0;
+        }
+        if (ask_.return_steps || ask_.logprobs) choice.made.push_back(std::move(step));
+    }
     choice.reason = event.finish_reason;
+    return said;
 }
 
 std::vector<Json> Reply::chunks(Choice& choice, const mars::Event& event) {
-    push(choice, event);
+    const mars::ThinkingStream::Piece said = push(choice, event);
     const std::vector<Step> steps = std::exchange(choice.made, {});
     std::vector<Json> made;
-    if (!event.text.empty() || !steps.empty()) made.push_back(chunk(entry(choice, &event.text, steps)));
-    choice.num_shown += characters(event.text);
+    if (!said.text.empty() || !said.thinking.empty() || !steps.empty()) made.push_back(chunk(entry(choice, said, steps)));
+    choice.num_shown += characters(said.text);
     if (choice.reason) {
-        Json end = entry(choice, nullptr, {});
+        Json end = entry(choice, {}, {});
         end["finish_reason"] = reason_of(*choice.reason);
         made.push_back(chunk(std::move(end)));
     }
@@ -178,12 +195,15 @@ Json Reply::chunk(Json entry) const {
 }
 
 /// One choice of a chunk, without text if it only begins or ends the answer.
-Json Reply::entry(const Choice& choice, const std::string* text, const std::vector<Step>& steps) const {
+Json Reply::entry(const Choice& choice, const mars::ThinkingStream::Piece& said, const std::vector<Step>& steps) const {
     Json made{{"index", choice.index}};
-    if (is_chat())
-        made["delta"] = text != nullptr && !text->empty() ? Json{{"content", *text}} : Json::object();
-    else
-        made["text"] = text != nullptr ? *text : "";
+    if (is_chat()) {
+        made["delta"] = Json::object();
+        if (!said.text.empty()) made["delta"]["content"] = said.text;
+        if (!said.thinking.empty()) made["delta"]["reasoning_content"] = said.thinking;
+    } else {
+        made["text"] = said.text;
+    }
     made["logprobs"] = steps.empty() ? Json() : logprobs(steps, choice.num_shown);
     made["finish_reason"] = nullptr;
     if (ask_.return_steps && !steps.empty()) made["steps"] = shown(steps);
@@ -216,7 +236,7 @@ Json Reply::logprobs(const std::vector<Step>& steps, std::size_t offset) const {
 
 /// OpenAI's counts. A prompt counts once, however many answers it gets.
 Json Reply::usage() const {
-    std::int64_t prompt = 0, cached = 0, tokens = 0, verified = 0, rejected = 0;
+    std::int64_t prompt = 0, cached = 0, tokens = 0, thinking = 0, verified = 0, rejected = 0;
     for (const Choice& choice : choices) {
         const mars::Stats stats = choice.request.completion().stats;
         if (choice.index % ask_.n == 0) {
@@ -224,6 +244,7 @@ Json Reply::usage() const {
             cached += stats.cached_tokens;
         }
         tokens += stats.tokens;
+        thinking += choice.num_thinking;
         verified += stats.verified;
         rejected += stats.rejected();
     }
@@ -231,7 +252,8 @@ Json Reply::usage() const {
             {"completion_tokens", tokens},
             {"total_tokens", prompt + tokens},
             {"prompt_tokens_details", {{"cached_tokens", cached}}},
-            {"completion_tokens_details", {{"accepted_prediction_tokens", verified}, {"rejected_prediction_tokens", rejected}}}};
+            {"completion_tokens_details",
+             {{"reasoning_tokens", thinking}, {"accepted_prediction_tokens", verified}, {"rejected_prediction_tokens", rejected}}}};
 }
 
 /// The settings used and the times; for several answers the sums of counts and the longest times.

@@ -18,6 +18,7 @@ struct Token {
     std::string text;
     double p;
     const char* how; ///< "accepted", "verified" after it was proposed, or "forced" by a grammar
+    bool is_thinking = false;
 };
 
 /// `number` counts from 0; `end` is where the step's text ends in the answer's.
@@ -49,7 +50,11 @@ class Steps {
 struct Choice {
     std::int64_t index;
     mars::Request request;
-    std::optional<Steps> steps = std::nullopt; ///< set if steps or log probabilities are requested
+    std::optional<Steps> steps = std::nullopt;                   ///< set if steps or log probabilities are requested, or for thinking
+    std::optional<mars::ThinkingStream> thinking = std::nullopt; ///< set if the answer may begin with thinking
+    mars::ThinkingStream::Piece said = {};                       ///< the whole answer so far
+    std::size_t num_spelled = 0;                                 ///< bytes of the tokens of all steps
+    std::int64_t num_thinking = 0;                               ///< tokens
     std::vector<Step> made = {};
     std::size_t num_shown = 0;                               ///< characters of the text in earlier chunks
     std::optional<mars::FinishReason> reason = std::nullopt; ///< set when it is over
@@ -74,8 +79,8 @@ class Reply {
     /// The chunks of an event, possibly none; the last chunks at the end.
     std::vector<Json> chunks(Choice& choice, const mars::Event& event);
 
-    /// Add an event of an answer that is not streamed.
-    void push(Choice& choice, const mars::Event& event) const;
+    /// Add an event of an answer; returns what it says.
+    mars::ThinkingStream::Piece push(Choice& choice, const mars::Event& event) const;
 
     /// The current settings: exact, tau, metric, profile, window, level.
     Json settings() const;
@@ -84,7 +89,7 @@ class Reply {
     bool is_chat() const { return ask_.kind == Kind::chat; }
     Json head(const char* object, Json entries) const;
     Json chunk(Json entry) const;
-    Json entry(const Choice& choice, const std::string* text, const std::vector<Step>& steps) const;
+    Json entry(const Choice& choice, const mars::ThinkingStream::Piece& said, const std::vector<Step>& steps) const;
     Json logprobs(const std::vector<Step>& steps, std::size_t offset) const;
     Json usage() const;
     void record(Json& target) const;

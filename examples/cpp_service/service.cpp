@@ -4,8 +4,10 @@
 // and are then cut short and sent. An example, not a product: no TLS.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <mutex>
@@ -183,6 +185,7 @@ class Service {
         if (ask.config.temperature > 0 && !ask.has_seed) ask.config.seed = fresh() >> 1U;
         ask.config = ask.config.repeatable(ask.has_window, ask.has_seed);
         openai::check(session_, ask);
+        openai::switch_thinking(session_, ask);
         const auto box = std::make_shared<Mailbox>();
         openai::Reply reply(fresh_id(), ask.model.value_or(name_), ask);
         enter(reply, ask, box, key.value_or(exchange.address));
@@ -232,7 +235,9 @@ class Service {
                     // If the settings are valid, the prompt must be wrong.
                     throw openai::Refused(400, problem.what(), ask.kind == openai::Kind::chat ? "messages" : "prompt");
                 }
-                if (counts_steps && session_.has_text()) reply.choices.back().steps.emplace(session_.text_stream());
+                openai::Choice& choice = reply.choices.back();
+                if (ask.config.grammar.empty()) choice.thinking = session_.thinking_stream(prompt);
+                if ((counts_steps || choice.thinking) && session_.has_text()) choice.steps.emplace(session_.text_stream());
             }
     }
 
@@ -336,10 +341,11 @@ int main(int argc, char** argv) {
             service.stop();
         });
         const bool served = service.listen("127.0.0.1", options.port);
+        const int reason = errno;
         pthread_kill(waiter.native_handle(), SIGTERM); // wake it, if no signal did
         waiter.join();
         if (served) return 0;
-        std::cerr << "error: cannot listen on port " << options.port << "\n";
+        std::cerr << "error: cannot listen on port " << options.port << ": " << std::strerror(reason) << "\n";
     } catch (const std::exception& error) {
         std::cerr << "error: " << error.what() << "\n";
     }

@@ -1,6 +1,6 @@
 // Answers questions about text, one JSON object a line on standard input, one line each on standard output.
-// In tests/runtime/cpp, test_cpp_tokenizer.py, test_cpp_tokenizer_json.py, test_cpp_text_stream.py and
-// test_cpp_turns.py compare its answers with Hugging Face `tokenizers`, jinja2 and runtime/text/tokenizer.py.
+// In tests/runtime/cpp, test_cpp_tokenizer.py, test_cpp_tokenizer_json.py, test_cpp_text_stream.py,
+// test_cpp_turns.py and test_cpp_thinking.py compare its answers with Hugging Face `tokenizers`, jinja2 and runtime/text/tokenizer.py.
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -44,6 +44,15 @@ Json stream(const mars::Text& text, const Json& asked) {
     return {{"pieces", pieces}, {"text", stream.text()}, {"taken", taken}};
 }
 
+Json thinking(const Json& asked) {
+    mars::ThinkingStream stream(asked.at("open"), asked.at("close"), asked.at("is_open"));
+    mars::ThinkingStream::Piece all;
+    const auto add = [&](const mars::ThinkingStream::Piece& piece) { all = {all.thinking + piece.thinking, all.text + piece.text}; };
+    for (const std::string piece : asked.at("pieces")) add(stream.push(piece));
+    add(stream.finish());
+    return {all.thinking, all.text, stream.size()};
+}
+
 Json render(const Json& asked) {
     std::vector<mars::Message> messages;
     for (const Json& message : asked.at("messages")) messages.push_back({message.at("role"), message.at("content")});
@@ -61,6 +70,7 @@ Json answer(const mars::Text& text, const Json& asked) {
     }
     if (op == "stream") return stream(text, asked);
     if (op == "render") return render(asked);
+    if (op == "thinking") return thinking(asked);
     if (op == "nfc") {
         const auto before = asked.at("text").get<std::string>();
         return mars::to_nfc(before).value_or(before);

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.cabi import build
 from support.cpp_service import ASK, post, raw, read_all, text_of
+from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session
 
@@ -67,6 +70,15 @@ def test_mistakes_of_a_client(port: int, body: Any, status: int, message: str) -
         return
     assert made == status
     assert message in text
+
+
+def test_a_port_in_use_is_named(port: int, bundles: Named) -> None:
+    program = [build() / "examples/cpp_service/service", bundles("llama"), str(port), "1"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: cannot listen on port {port}: Address already in use\n",
+    )
 
 
 def test_a_client_that_goes_away_and_one_that_says_nothing(port: int) -> None:

@@ -28,6 +28,8 @@ class Prompt {
     Prompt(std::string text) : value_(std::move(text)) {}
     Prompt(const char* text) : value_(std::string(text)) {}
     Prompt(std::vector<Message> messages) : value_(std::move(messages)) {}
+    /// `thinking`: the chat template's `enable_thinking`; SessionInfo::switches_thinking says whether it can be given.
+    Prompt(std::vector<Message> messages, std::optional<bool> thinking) : value_(std::move(messages)), thinking_(thinking) {}
     Prompt(std::initializer_list<Message> messages) : value_(std::vector<Message>(messages)) {}
     Prompt(std::vector<std::int64_t> token_ids) : value_(std::move(token_ids)) {}
     Prompt(std::initializer_list<std::int64_t> token_ids) : value_(std::vector<std::int64_t>(token_ids)) {}
@@ -37,8 +39,11 @@ class Prompt {
     const std::vector<Message>* messages() const { return std::get_if<std::vector<Message>>(&value_); }
     const std::vector<std::int64_t>* token_ids() const { return std::get_if<std::vector<std::int64_t>>(&value_); }
 
+    std::optional<bool> thinking() const { return thinking_; }
+
   private:
     std::variant<std::string, std::vector<Message>, std::vector<std::int64_t>> value_;
+    std::optional<bool> thinking_;
 };
 
 /// The cache loop: cursor (default), or block with blocks of `cache_block` tokens (the paper's loop).
@@ -91,6 +96,8 @@ struct SessionInfo {
     std::vector<std::int64_t> eos_ids;
     std::vector<std::string> profiles;       ///< profiles that are valid for the running variant
     bool has_text = false;                   ///< whether prompts may be text
+    bool has_thinking = false;               ///< whether the chat template marks thinking
+    bool switches_thinking = false;          ///< whether a prompt of messages can turn it on and off
     std::optional<std::int64_t> max_rows;    ///< most sequences in one forward, if an engine limits them
     std::vector<std::string> draft_adapters; ///< names for GenerationConfig::draft
 };
@@ -175,6 +182,9 @@ class MARS_API Session {
 
     /// A decoder of token ids as they come. Throws SessionError for a bundle without a tokenizer.
     TextStream text_stream() const;
+
+    /// A splitter of the answer to a prompt of messages; no value if the chat template marks no thinking.
+    std::optional<ThinkingStream> thinking_stream(const Prompt& prompt) const;
 
     /// Properties of the running variant and its model.
     SessionInfo info() const;

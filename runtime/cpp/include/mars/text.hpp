@@ -57,4 +57,38 @@ class MARS_API TextStream {
     bool stopped_ = false;
 };
 
+/// Splits a growing answer into the thinking at its beginning and the text after it, created by
+/// Session::thinking_stream.
+///
+/// The thinking is between the marks. Everything else is text, also later marks. The marks, with the white space next to
+/// them, belong to neither.
+class MARS_API ThinkingStream {
+  public:
+    struct Piece {
+        std::string thinking, text;
+    };
+
+    /// `is_open`: the prompt ends with the opening mark.
+    ThinkingStream(std::string open, std::string close, bool is_open);
+
+    /// What `text`, whole characters of the answer, adds.
+    Piece push(std::string_view text);
+
+    /// The held-back rest, at the end of the answer.
+    Piece finish();
+
+    /// Bytes at the beginning of the answer that are thinking or marks, as far as it is known.
+    std::size_t size() const;
+
+  private:
+    enum class Place { start, begun, thinking, closed, text };
+
+    std::string think();
+
+    std::string open_, close_;
+    Place place_;
+    std::string held_;
+    std::size_t pushed_ = 0, size_ = 0;
+};
+
 } // namespace mars

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,11 +37,19 @@ struct DraftInfo {
     std::int64_t low = 0, high = 0;
 };
 
+/// The texts around the thinking at the beginning of an answer. `on`, `off`: what follows the last message, by its role,
+/// with `enable_thinking` true and false; no value if the turns do not express it.
+struct ThinkingInfo {
+    std::string open, close;
+    std::optional<std::map<std::string, std::string>> on, off;
+};
+
 /// How text becomes token ids. `tokenizer` is a file of the bundle, `chat_template` is jinja2, `chat` is JSON for
 /// ChatTurns.
 struct TextInfo {
     std::string tokenizer;
     std::optional<std::string> chat_template, bos_token, eos_token, chat;
+    std::optional<ThinkingInfo> thinking;
 };
 
 /// One executable form of the model. `batch`, `slots` and `capacity` have no value if they are symbolic in the graph.

@@ -47,11 +47,25 @@ ModelInfo read_model(Fields fields) {
     return model;
 }
 
+ThinkingInfo read_thinking(Fields fields) {
+    ThinkingInfo info{fields.text("open"), fields.text("close"), std::nullopt, std::nullopt};
+    if (fields.has("on")) info.on = fields.named_texts("on");
+    if (fields.has("off")) info.off = fields.named_texts("off");
+    if (info.open.empty() || info.close.empty()) fields.wrong("", "two texts are expected that are not empty");
+    return info;
+}
+
 TextInfo read_text(Fields fields) {
     std::optional<std::string> chat;
+    std::optional<ThinkingInfo> thinking;
+    if (fields.has("thinking")) thinking = read_thinking(fields.object("thinking"));
     if (fields.has("chat")) chat = fields.object("chat").dump();
-    return {fields.text("tokenizer"), fields.optional_text("chat_template"), fields.optional_text("bos_token"),
-            fields.optional_text("eos_token"), chat};
+    return {fields.text("tokenizer"),
+            fields.optional_text("chat_template"),
+            fields.optional_text("bos_token"),
+            fields.optional_text("eos_token"),
+            chat,
+            thinking};
 }
 
 Extent read_extent(Fields fields) {

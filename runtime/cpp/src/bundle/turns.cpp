@@ -19,23 +19,6 @@ using Texts = std::map<std::string, std::string>;
 
 const std::string start = "start"; // stands for the role before the first message
 
-/// What Python's str.strip() removes, which the template's `trim` uses.
-bool is_python_space(char32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-std::string_view stripped(std::string_view text) {
-    std::size_t from = text.size(), to = 0;
-    for (std::size_t at = 0; at < text.size();) {
-        const std::size_t begin = at;
-        if (is_python_space(utf8::next(text, at))) continue;
-        from = std::min(from, begin);
-        to = at;
-    }
-    return from < to ? text.substr(from, to - from) : std::string_view();
-}
-
 [[noreturn]] void refuse(const std::string& what) {
     throw SessionError(what + "; render the prompt with the jinja2 template yourself and pass it as one text");
 }
@@ -58,7 +41,12 @@ ChatTurns ChatTurns::from_json(std::string_view chat_json, std::string_view wher
     return chat;
 }
 
-Rendered ChatTurns::render(const std::vector<Message>& messages) const {
+void ChatTurns::set_thinking(std::optional<Texts> on, std::optional<Texts> off) {
+    on_ = std::move(on);
+    off_ = std::move(off);
+}
+
+Rendered ChatTurns::render(const std::vector<Message>& messages, std::optional<bool> thinking) const {
     if (!is_usable()) refuse("this bundle has no chat template, or one that needs jinja2");
     if (messages.empty()) throw SessionError("messages must be a non-empty list of {role, content}");
     Rendered prompt;
@@ -76,14 +64,15 @@ Rendered ChatTurns::render(const std::vector<Message>& messages) const {
                 refuse("the chat template treats `" + word + "` inside message " + std::to_string(i) + " in its own way");
         prompt.text += opening->second;
         const std::size_t begin = prompt.text.size();
-        prompt.text += std::count(trimmed_.begin(), trimmed_.end(), role) > 0 ? stripped(content) : std::string_view(content);
+        prompt.text += std::count(trimmed_.begin(), trimmed_.end(), role) > 0 ? utf8::stripped(content) : std::string_view(content);
         if (prompt.text.size() > begin) prompt.contents.emplace_back(begin, prompt.text.size());
         previous = &role;
     }
-    const auto last = after_.find(*previous);
-    if (last == after_.end())
-        refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + joined(after_, ", ", &Texts::value_type::first) +
-               ")");
+    if (thinking && !switches_thinking()) refuse("this bundle cannot switch thinking without its chat template");
+    const Texts& after = !thinking ? after_ : *thinking ? *on_ : *off_;
+    const auto last = after.find(*previous);
+    if (last == after.end())
+        refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + joined(after, ", ", &Texts::value_type::first) + ")");
     prompt.text += last->second;
     return prompt;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,13 +33,20 @@ class ChatTurns {
     /// Whether `render` can be used.
     bool is_usable() const { return !between_.empty(); }
 
-    /// The prompt of `messages`, up to the beginning of an answer. Throws SessionError for conversations that need the
-    /// jinja2 template itself.
-    Rendered render(const std::vector<Message>& messages) const;
+    /// What follows the last message, by its role, with `enable_thinking` true and false; no value if it is not known.
+    void set_thinking(std::optional<std::map<std::string, std::string>> on, std::optional<std::map<std::string, std::string>> off);
+
+    /// Whether `render` can be asked for `thinking`.
+    bool switches_thinking() const { return is_usable() && on_ && off_; }
+
+    /// The prompt of `messages`, up to the beginning of an answer; `thinking`: `enable_thinking`, no value for the
+    /// template's own choice. Throws SessionError for conversations that need the jinja2 template itself.
+    Rendered render(const std::vector<Message>& messages, std::optional<bool> thinking = std::nullopt) const;
 
   private:
     std::map<std::string, std::map<std::string, std::string>> between_;
     std::map<std::string, std::string> after_;
+    std::optional<std::map<std::string, std::string>> on_, off_; // as after_
     std::vector<std::string> trimmed_;
     std::vector<std::string> reserved_;
 };

@@ -96,7 +96,7 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
     if (const auto* given = prompt.token_ids())
         ids = *given;
     else if (const auto* messages = prompt.messages())
-        ids = needs_text().encode(*messages);
+        ids = needs_text().encode(*messages, prompt.thinking());
     else
         ids = needs_text().encode(*prompt.text());
     if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");

@@ -28,7 +28,9 @@ std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
     const std::filesystem::path file = bundle.path / info.tokenizer;
     const std::optional<std::string> json = read_file(file);
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
-    return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")), parse_special);
+    ChatTurns turns = ChatTurns::from_json(info.chat.value_or("null"));
+    if (info.thinking) turns.set_thinking(info.thinking->on, info.thinking->off);
+    return Text(Tokenizer::from_json(*json, file.string()), std::move(turns), parse_special);
 }
 
 void check_safe(const Bundle& bundle, const Variant& variant) {

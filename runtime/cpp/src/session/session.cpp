@@ -5,6 +5,7 @@
 
 #include "bundle/profiles.hpp"
 #include "session/answers.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
@@ -48,6 +49,16 @@ void Session::check(const GenerationConfig& config) const { opened_->check(confi
 
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
+std::optional<ThinkingStream> Session::thinking_stream(const Prompt& prompt) const {
+    const std::optional<TextInfo>& info = opened_->bundle.manifest.text;
+    if (prompt.messages() == nullptr || !info || !info->thinking) return std::nullopt;
+    const std::string rendered = opened_->needs_text().render(*prompt.messages(), prompt.thinking()).text;
+    const std::string_view said = utf8::right_stripped(rendered);
+    const std::string& open = info->thinking->open;
+    const bool is_open = said.size() >= open.size() && said.substr(said.size() - open.size()) == open;
+    return ThinkingStream(open, info->thinking->close, is_open);
+}
+
 SessionInfo Session::info() const {
     const Manifest& manifest = opened_->bundle.manifest;
     const Variant& variant = opened_->runs();
@@ -64,6 +75,8 @@ SessionInfo Session::info() const {
     if (manifest.draft) info.draft_adapters = manifest.draft->adapters;
     info.eos_ids = manifest.tokens.eos;
     info.has_text = has_text();
+    info.has_thinking = info.has_text && manifest.text->thinking;
+    info.switches_thinking = info.has_text && opened_->needs_text().switches_thinking();
     if (variant.engine) info.max_rows = variant.engine->max_rows();
     std::set<std::string> names; // variants may have profiles of the same name
     for (const Profile& profile : manifest.profiles) {

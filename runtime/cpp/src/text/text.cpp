@@ -20,7 +20,9 @@ Text::Text(Tokenizer tokenizer, ChatTurns chat, bool parse_special)
 
 std::vector<std::int64_t> Text::encode(std::string_view prompt) const { return tokenizer_.encode(prompt, true); }
 
-std::vector<std::int64_t> Text::encode(const std::vector<Message>& messages) const { return encode(render(messages)); }
+std::vector<std::int64_t> Text::encode(const std::vector<Message>& messages, std::optional<bool> thinking) const {
+    return encode(render(messages, thinking));
+}
 
 std::vector<std::int64_t> Text::encode(const Rendered& prompt, std::size_t from) const {
     Spans plain;
@@ -31,7 +33,7 @@ std::vector<std::int64_t> Text::encode(const Rendered& prompt, std::size_t from)
 
 std::string Text::spelled(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size(), false); }
 
-Rendered Text::render(const std::vector<Message>& messages) const { return chat_.render(messages); }
+Rendered Text::render(const std::vector<Message>& messages, std::optional<bool> thinking) const { return chat_.render(messages, thinking); }
 
 std::string Text::decode(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size()); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +24,7 @@ class Text {
     std::vector<int64_t> encode(std::string_view prompt) const;
 
     /// Token ids of messages in the chat template, ready for the answer. Throws SessionError as ChatTurns::render does.
-    std::vector<int64_t> encode(const std::vector<Message>& messages) const;
+    std::vector<int64_t> encode(const std::vector<Message>& messages, std::optional<bool> thinking = std::nullopt) const;
 
     /// Token ids of rendered messages from byte `from` on.
     std::vector<int64_t> encode(const Rendered& prompt, std::size_t from = 0) const;
@@ -31,8 +32,11 @@ class Text {
     /// The text of ids, special tokens included.
     std::string spelled(const std::vector<int64_t>& ids) const;
 
-    /// The chat template's text for `messages` and the beginning of an answer.
-    Rendered render(const std::vector<Message>& messages) const;
+    /// The chat template's text for `messages` and the beginning of an answer; `thinking` as in ChatTurns::render.
+    Rendered render(const std::vector<Message>& messages, std::optional<bool> thinking = std::nullopt) const;
+
+    /// Whether `thinking` can be given.
+    bool switches_thinking() const { return chat_.switches_thinking(); }
 
     /// The text of ids, special tokens left out.
     std::string decode(const std::vector<int64_t>& ids) const;

@@ -1,6 +1,9 @@
 // Well-formed byte sequences of the Unicode standard (chapter 3.9).
 #include "text/utf8.hpp"
 
+#include <algorithm>
+#include <utility>
+
 namespace mars::utf8 {
 
 namespace {
@@ -26,7 +29,37 @@ Sequence sequence(std::string_view bytes) {
     return {length, true};
 }
 
+/// What Python's str.strip() removes.
+bool is_python_space(char32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+/// Where the text without white space at its ends begins and ends; equal for white space only.
+std::pair<std::size_t, std::size_t> inside(std::string_view text) {
+    std::size_t from = text.size(), to = 0;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t begin = at;
+        if (is_python_space(next(text, at))) continue;
+        from = std::min(from, begin);
+        to = at;
+    }
+    return {from, std::max(from, to)};
+}
+
 } // namespace
+
+std::string_view stripped(std::string_view text) {
+    const auto [from, to] = inside(text);
+    return text.substr(from, to - from);
+}
+
+std::string_view left_stripped(std::string_view text) { return text.substr(inside(text).first); }
+
+std::string_view right_stripped(std::string_view text) {
+    const auto [from, to] = inside(text);
+    return text.substr(0, from == to ? 0 : to);
+}
 
 void append(std::string& text, char32_t code_point) {
     const auto put = [&](char32_t byte) { text += static_cast<char>(byte); };

@@ -32,6 +32,13 @@ inline bool is_valid(std::string_view text) { return valid_prefix(text) == text.
 /// `bytes` with each invalid sequence replaced by one U+FFFD; a valid beginning of a character counts as one sequence.
 std::string lossy(std::string_view bytes);
 
+/// `text`, valid UTF-8, without white space at its ends, as Python's str.strip() removes it.
+std::string_view stripped(std::string_view text);
+
+/// The same at the beginning only, and at the end only.
+std::string_view left_stripped(std::string_view text);
+std::string_view right_stripped(std::string_view text);
+
 /// Whether `text` ends in U+FFFD, which more bytes may complete.
 inline bool ends_broken(std::string_view text) { return text.size() >= 3 && text.substr(text.size() - 3) == "\xEF\xBF\xBD"; }
 
