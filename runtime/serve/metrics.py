@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ..batcher.request import Request
 from ..session.answer import Event
-from .answer.admission import Admitted
 from .models.models import Models
 from .models.served import Served
 
@@ -85,14 +85,17 @@ class Metrics:
             for _ in range(number):
                 between.observe(seconds / number)
 
-    def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
-        """Count a request that ended `seconds` after its arrival."""
-        name = admitted.served.name
-        self._requests.labels(name, outcome, admitted.level or "").inc()
+    def ended(
+        self, name: str, requests: Sequence[Request], n: int, level: str, outcome: str, seconds: float
+    ) -> None:
+        """Count what the model `name` was asked, which ended `seconds` after its arrival: `n` requests for
+        each prompt.
+        """
+        self._requests.labels(name, outcome, level).inc()
         self._histograms["whole"].labels(name).observe(seconds)
-        for i, request in enumerate(admitted.requests):
+        for i, request in enumerate(requests):
             stats = request.stats
-            if i % admitted.ask.n == 0:
+            if i % n == 0:
                 self._counters["prompt"].labels(name).inc(stats.prompt_tokens)
             for key in ("proposed", "verified", "forced", "forwards"):
                 self._counters[key].labels(name).inc(getattr(stats, key))

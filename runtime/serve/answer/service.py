@@ -113,7 +113,9 @@ class Answering:
         if self.reply is not None and self.has_begun:
             seconds = perf_counter() - self._came
             self._service.streams.drop(self.reply)
-            self._service.metrics.ended(self._admitted, self._outcome, seconds)
+            name, requests = self._admitted.served.name, self._admitted.requests
+            level = self._admitted.level or ""
+            self._service.metrics.ended(name, requests, self._ask.n, level, self._outcome, seconds)
             self._log(self.reply, seconds)
 
     def __enter__(self) -> Answering:
