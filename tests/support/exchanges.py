@@ -63,8 +63,26 @@ def check_stream(chunks: list[Any], pattern: dict[str, Any]) -> None:
         assert hows <= {"accepted", "verified", "forced"}
 
 
+def check_events(events: list[Any], patterns: list[Any]) -> None:
+    """Assert that the events of a typed stream are as `patterns` say; "..." is more of the last type."""
+    left = list(events)
+    for i, pattern in enumerate(patterns):
+        if pattern != "...":
+            like(left.pop(0), pattern, f"event {i}")
+            continue
+        while left and left[0]["type"] == patterns[i - 1]["type"]:
+            like(left.pop(0), patterns[i - 1], f"event {i}")
+    assert not left, left
+
+
 def content(answer: Any) -> str:
-    """Of the first choice: of a whole body, or joined of chunks."""
+    """The text of the first choice, or of a response or a message: of a whole body, or joined of chunks."""
+    if isinstance(answer, list) and "type" in answer[0]:
+        deltas = [event["delta"] for event in answer if event["type"].endswith("delta")]
+        return "".join(delta if isinstance(delta, str) else delta.get("text", "") for delta in deltas)
+    if isinstance(answer, dict) and "choices" not in answer:
+        blocks = answer["content"] if "content" in answer else answer["output"][0]["content"]
+        return "".join(block["text"] for block in blocks)
     choices = (
         [chunk["choices"][0] for chunk in answer if chunk["choices"]] if isinstance(answer, list) else None
     )

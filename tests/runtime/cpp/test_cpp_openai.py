@@ -27,7 +27,7 @@ from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import store
 
-LACKS = {"structured"}  # docs/cpp.md
+LACKS = {"structured", "responses", "messages"}  # docs/cpp.md
 GIVEN = [name for name, exchange in NAMED.items() if not LACKS & set(exchange.get("needs", ()))]
 HELLO = [{"role": "user", "content": "hi there"}]
 

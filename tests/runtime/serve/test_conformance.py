@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.agreement import MAIN
-from support.exchanges import NAMED, check_stream, content, like, named, sent
+from support.exchanges import NAMED, check_events, check_stream, content, like, named, sent
 from support.fixtures import Sessions
 from support.missing import need
 
@@ -29,6 +30,8 @@ def call(server: Serving, exchange: dict[str, Any]) -> Answer:
 
 
 def chunks_of(answer: Answer) -> list[Any]:
+    if answer.data.startswith(b"event:"):
+        return [json.loads(line[6:]) for line in answer.data.splitlines() if line.startswith(b"data: ")]
     *chunks, done = answer.chunks
     assert done == "[DONE]"
     return chunks
@@ -50,6 +53,8 @@ def test_exchange(name: str, server: Serving) -> None:
         like(answer.json, exchange["reply"])
     if "stream" in exchange:
         check_stream(chunks_of(answer), exchange["stream"])
+    if "events" in exchange:
+        check_events(chunks_of(answer), exchange["events"])
     if "same_text_as" in exchange:
         assert text_of(answer) == text_of(call(server, NAMED[exchange["same_text_as"]]))
 
