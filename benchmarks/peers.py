@@ -4,6 +4,7 @@
     python benchmarks/peers.py --setup
     python benchmarks/peers.py --authors MARS_CHECKOUT    # make the models that are absent, then measure
     python benchmarks/peers.py --turns 1000 --rounds 9    # the second turn of a talk, beside llama.cpp
+    python benchmarks/peers.py --prompts 128 1000 4000    # how fast each reads a prompt
     python benchmarks/peers.py --memory                   # what each has in memory
 
 Each peer runs in its own environment under --venvs and answers through benchmarks/peers/; absent ones are
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, machine, measure, models, resident, rows, turns
+from peers import catalog, machine, measure, models, prefill, resident, rows, turns
 from peers.catalog import Entry, Program
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -56,8 +57,8 @@ def set_up(venvs: Path, names: list[str]) -> None:
 
 def start(program: Program, args: argparse.Namespace) -> Process:
     model = program.model / program.options["file"] if "file" in program.options else program.model
-    keeping = turns.KEEPING if args.turns else {}
-    options = {**program.options, **keeping, "model": str(model), "threads": args.threads}
+    longer = turns.KEEPING if args.turns else {"context": max(args.prompts) + 16} if args.prompts else {}
+    options = {**program.options, **longer, "model": str(model), "threads": args.threads}
     command = [catalog.python_of(args.venvs, program.environment), "-m", f"peers.{program.module}"]
     threads = {"OMP_NUM_THREADS": str(args.threads), "ORT_DISABLE_TELEMETRY": "1"}
     return Process(command, options, args.work / "logs" / f"{program.name}.log", threads)
@@ -219,6 +220,13 @@ def compare_turns(args: argparse.Namespace, processes: dict[str, Process], about
     print(turns.table(found))
 
 
+def compare_prompts(args: argparse.Namespace, processes: dict[str, Process], about: dict[str, Any]) -> None:
+    prompts = rows.read("assistant", 12, args.work / "fp32.bundle")
+    found = prefill.measure(processes, prompts, args.prompts, args.rounds)
+    save(args, "prompts", about, found)
+    print(prefill.table(found))
+
+
 def weigh(args: argparse.Namespace, processes: dict[str, Process], about: dict[str, Any]) -> None:
     """Each process behind its first short answers. `own` holds Python and the libraries, too."""
     found = {name: Resident.of(process.pid) for name, process in processes.items()}
@@ -268,6 +276,14 @@ def main() -> None:
         " written to turns.json beside --json",
     )
     parser.add_argument(
+        "--prompts",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="TOKENS",
+        help="instead: tokens/s of prompts of these lengths to the first token; prompts.json beside --json",
+    )
+    parser.add_argument(
         "--memory",
         action="store_true",
         help="instead: what each process has in memory behind a first answer; memory.json beside --json",
@@ -303,6 +319,9 @@ def main() -> None:
             sys.exit("error: our own fp32 bundle does not run, so there is nothing to compare with")
         if args.turns:
             compare_turns(args, processes, about)
+            return
+        if args.prompts:
+            compare_prompts(args, processes, about)
             return
         warm_up(processes, rows.read("assistant", 1, args.work / "fp32.bundle"), absent)
         if args.memory:
