@@ -203,6 +203,16 @@ def bench(
     rounds: Annotated[int, option(RUN, "How often each setting decodes the rows.")] = 3,
     cursor: Annotated[int, option(RUN, "Tokens in the cache when the cost of a step is measured.")] = 256,
     variant: VariantName = None,
+    store: Annotated[
+        str | None,
+        option(
+            RUN,
+            "Store the fastest draft adapter in the bundle as this profile, if it is faster than one-token"
+            " mode.",
+            "--store",
+            metavar="NAME",
+        ),
+    ] = None,
     *,
     options: TaskOptions,
     as_json: Json = False,
@@ -220,9 +230,9 @@ def bench(
     comparison = BenchOptions(
         taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), windows=_windows(window),
         commits=listed(commit), cache_block=cache_block, rounds=rounds, limit=limit, cursor=cursor,
-        exact=exact, drafts=adapters if len(adapters) > 1 else (None,),
+        exact=exact, drafts=adapters if len(adapters) > 1 or (adapters and store) else (None,),
     )  # fmt: skip
-    request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison)
+    request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison, store=store)
     with progress_bars() as bars:
         report = measure(request, advance(bars))
     _print_result(report, as_json, _print_bench)

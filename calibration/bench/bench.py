@@ -1,18 +1,23 @@
-"""Runs a benchmark: times steps, decodes rows in interleaved rounds into a report."""
+"""Runs a benchmark: times steps, decodes rows in interleaved rounds into a report, and stores the fastest
+draft adapter as a profile.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ...runtime import machine
+from ...runtime.bundle import profiles
+from ...runtime.bundle.manifest import Profile
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..rounds import Progress, interleaved, slices
 from ..rows import Plan, TaskRequest, make_plan
-from ..tasks.tasks import Task
-from .compare import compare
+from ..tasks.tasks import Task, data_hash
+from .compare import Comparison, compare
 from .laps import Lap, serve
 from .report import BenchReport
 from .settings import BenchOptions, Setting
@@ -24,19 +29,28 @@ STEPS, ANSWERS = "cost of a step", "answers"  # phases of the progress
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest(TaskRequest):
-    """A request of `mars-export bench`."""
+    """A request of `mars-export bench`. `store`: name of a profile for the fastest draft adapter."""
 
     options: BenchOptions = field(default_factory=BenchOptions)
+    store: str | None = None
 
 
 def bench(request: BenchRequest, progress: Progress | None = None) -> BenchReport:
     """Measure the cost of a step and all settings.
 
-    Raises CalibrationError for an unsuitable task or option, before anything is measured.
+    The fastest draft adapter is stored in the bundle as the profile `request.store`, if it is faster than
+    one-token mode. Raises CalibrationError for an unsuitable task or option, before anything is measured.
     """
     busy, tasks, session = machine.load(), request.rows(), request.open()
     plan = _plan(session, tasks, request.options)
-    return _measured(request, session, plan, Measurement(session, request.options, progress), busy)
+    if request.store is not None:
+        _check_store(request)
+    report = _measured(request, session, plan, Measurement(session, request.options, progress), busy)
+    best = report.fastest_adapter
+    if request.store is None or best is None or best.speed_up.median <= 1:
+        return report
+    profiles.store(request.bundle, _profile(request, request.store, session, plan, report, best))
+    return replace(report, stored=request.store)
 
 
 class Measurement:
@@ -88,6 +102,41 @@ def _plan(session: Session, tasks: Sequence[Task], options: BenchOptions) -> Pla
             " leave out --commit block"
         )
     return plan
+
+
+def _check_store(request: BenchRequest) -> None:
+    if not any(setting.draft for setting in request.options.settings):
+        raise CalibrationError(
+            f"{request.bundle}: --store stores the fastest draft adapter as a profile, and no setting has"
+            f" one; to store a tau: mars-export calibrate {request.bundle} --task {request.task}"
+        )
+    if not os.access(request.bundle, os.W_OK):
+        raise CalibrationError(
+            f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; leave out"
+            " --store"
+        )
+
+
+def _profile(
+    request: BenchRequest, name: str, session: Session, plan: Plan, report: BenchReport, best: Comparison
+) -> Profile:
+    """The setting of `best` as a profile of the bundle."""
+    setting = best.setting
+    evidence = {
+        "task": report.task,
+        "data_sha256": data_hash(plan.tasks),
+        "num_rows": report.num_rows,
+        "speed_up": best.speed_up.median,
+        "tokens_per_forward": best.tokens_per_forward,
+        "tokens_per_second": best.tokens_per_second.median,
+        "batch": setting.batch,
+        "device": request.device,
+        "block": report.block,
+        "date": report.date,
+        "notes": report.notes,
+    }
+    settings = {"tau": None, "metric": "probability", "window": setting.window, "draft": setting.draft}
+    return profiles.of_variant(session.bundle.manifest, session.variant, name, evidence, **settings)
 
 
 def _measured(

@@ -17,7 +17,9 @@ COMPUTED = ("curves", "compared", "options")  # fields that are written in anoth
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """The figures of a report. `machine` describes the machine, `load` what else was running on it."""
+    """The figures of a report. `machine` describes the machine, `load` what else was running on it, `stored`
+    is the name of the profile that was stored.
+    """
 
     task: str
     bundle: str
@@ -36,6 +38,7 @@ class BenchReport:
     capacity: int
     curves: tuple[CostCurve, ...]
     compared: tuple[Comparison, ...]
+    stored: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `bench --json` prints; docs/bench.md describes it."""
@@ -100,21 +103,30 @@ class BenchReport:
         low, high = self.prompt_tokens
         return [
             *(_break_even_line(batch, window, k) for batch, window, k in self.break_evens),
-            *self._fastest_adapter,
+            *self._adapter_line,
             f"{self.num_rows} rows, {rounds}, judged by {self.judges}; prompts of {low} to {high} tokens",
             f"{self.bundle}, variant {self.variant}, {self.precision}, block {self.block}; {self.machine}",
             *(f"note: {note}" for note in self.notes),
         ]
 
     @property
-    def _fastest_adapter(self) -> list[str]:
-        """The draft adapter to choose, if there are several."""
-        lines = [line for line in self.compared if line.setting.draft is not None]
-        if not lines:
+    def fastest_adapter(self) -> Comparison | None:
+        """The fastest setting that names a draft adapter."""
+        lines = (line for line in self.compared if line.setting.draft is not None)
+        return max(lines, key=lambda line: line.speed_up.median, default=None)
+
+    @property
+    def _adapter_line(self) -> list[str]:
+        """The draft adapter to choose."""
+        best = self.fastest_adapter
+        if best is None:
             return []
-        best = max(lines, key=lambda line: line.speed_up.median)
-        name, gain = best.setting.draft, best.tokens_per_forward
-        return [f"fastest draft adapter: {name} ({gain:.2f} tokens/forward); choose it with --draft {name}"]
+        name, gain, option = best.setting.draft, best.tokens_per_forward, f"--draft {best.setting.draft}"
+        if self.stored is not None:
+            option = f"--profile {self.stored}, which was stored"
+        elif best.speed_up.median <= 1:
+            option += "; it is not faster than one-token mode"
+        return [f"fastest draft adapter: {name} ({gain:.2f} tokens/forward); choose it with {option}"]
 
     @property
     def notes(self) -> list[str]:

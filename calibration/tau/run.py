@@ -71,6 +71,7 @@ class CalibrationRequest(TaskRequest):
                 f"{self.bundle}: no tau can be calibrated: this bundle {kind}, which was never trained to"
                 " accept tokens without verification. Use exact mode, the default, which keeps the stock"
                 f" model's text; to measure it: mars-export bench {self.bundle} --task {self.task}"
+                f"{' --store NAME, which stores the fastest adapter' if manifest.draft else ''}"
             )
         return TaskRequest.open(self)
 
@@ -222,8 +223,6 @@ def _other_rows(request: CalibrationRequest, tasks: Sequence[Task]) -> list[Task
 def _profile(request: CalibrationRequest, session: Session, result: Calibration, plan: Plan) -> Profile:
     """The choice as a profile of the bundle; tau 1 if no other could be shown."""
     manifest, variant = session.bundle.manifest, session.variant
-    graph = profiles.sha256_of(manifest, variant.file)
-    assert graph is not None, "an opened bundle lists its graph"
     choice, options = result.chosen, result.options
     point, exact = choice.measured if choice else result.one_token, result.exact
     assert exact is not None, "a calibration always measures it"
@@ -255,14 +254,6 @@ def _profile(request: CalibrationRequest, session: Session, result: Calibration,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "notes": [exact.verdict, *result.notes],
     }
-    return Profile(
-        name=request.profile_name,
-        tau=point.tau,
-        metric=point.metric,
-        variant=variant.name,
-        variant_sha256=graph,
-        evidence=evidence,
-        weights_sha256=profiles.sha256_of(manifest, variant.weights),
-        precision=variant.precision,
-        accuracy_level=variant.accuracy_level,
+    return profiles.of_variant(
+        manifest, variant, request.profile_name, evidence, tau=point.tau, metric=point.metric
     )

@@ -346,9 +346,10 @@ void check(const mars::Session& session, const Ask& ask) {
 Json models(const mars::Session& session, const std::string& name, std::int64_t created) {
     const mars::SessionInfo info = session.info();
     const bool samples = std::count(info.outputs.begin(), info.outputs.end(), "logits") > 0;
-    const Json mars{{"block", info.block},           {"precision", info.precision}, {"context", info.context_length},
-                    {"profiles", info.profiles},     {"sampling", samples},         {"structured", false},
-                    {"thinking", info.has_thinking}, {"variant", info.variant},     {"backend", info.backend}};
+    Json mars{{"block", info.block},           {"precision", info.precision}, {"context", info.context_length},
+              {"profiles", info.profiles},     {"sampling", samples},         {"structured", false},
+              {"thinking", info.has_thinking}, {"variant", info.variant},     {"backend", info.backend}};
+    if (!info.draft_adapters.empty()) mars["drafts"] = info.draft_adapters;
     Json list = Json::array();
     std::vector<std::string> names{name};
     for (const std::string& profile : info.profiles) names.push_back(name + ":" + profile);

@@ -210,10 +210,7 @@ class Service {
             throw openai::Refused(404, "no such model (GET /v1/models lists them)", "model", "model_not_found");
         if (!ask.profile) return;
         try {
-            const mars::GenerationConfig found = session_.config_of_profile(*ask.profile);
-            ask.config.tau = found.tau;
-            ask.config.metric = found.metric;
-            ask.config.window = found.window;
+            ask.config = ask.config.with_profile(session_.config_of_profile(*ask.profile));
         } catch (const mars::SessionError& problem) {
             throw openai::Refused(400, problem.what(), "profile");
         }

@@ -221,10 +221,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A calibrated tau for one task, valid for the graph and the weights that it was measured on.
+    """A calibrated tau or draft adapter for one task, valid for the graph and the weights that it was
+    measured on.
 
     name: of the task
-    tau: the confidence that a prediction needs
+    tau: the confidence that a prediction needs; None for a draft adapter, which runs in exact mode
     metric: the confidence metric that tau bounds
     variant: the variant it was measured on
     variant_sha256: the hash of the variant's graph
@@ -233,10 +234,11 @@ class Profile:
     precision: of the variant; None if it is unknown
     window: the most predictions of a step: "auto", "full" (the bundle's block) or their number
     accuracy_level: of the variant
+    draft: the draft adapter
     """
 
     name: str
-    tau: float
+    tau: float | None
     metric: Annotated[str, Bounds(choices=METRICS)]
     variant: str
     variant_sha256: str
@@ -245,6 +247,11 @@ class Profile:
     precision: str | None = None
     window: Annotated[WindowSize, Bounds(1, absent="full")] = "full"
     accuracy_level: int | None = None
+    draft: str | None = None
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if (self.tau is None) == (self.draft is None):
+            yield "tau", "a finite number is expected, or null and the name of a draft adapter in `draft`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +287,7 @@ class Manifest:
     text: how text becomes token ids; None for a bundle of token ids only
     variants: executable forms of the model
     files: every file of the bundle but the manifest and its checksum
-    profiles: calibrated taus
+    profiles: calibrated taus and draft adapters
     grammars: automata for structured answers
     masks: the most masks of a step; None for the block's
     draft: the draft adapters, if it has any
@@ -378,6 +385,13 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
     for profile in manifest.profiles:
         if profile.variant not in variants:
             yield f"{where}: profile `{profile.name}` is for variant `{profile.variant}`, which is not there"
+        adapters = manifest.draft.adapters if manifest.draft is not None else ()
+        if profile.draft is not None and profile.draft not in adapters:
+            known = ", ".join(adapters) or "none"
+            yield (
+                f"{where}: profile `{profile.name}` is for the draft adapter `{profile.draft[:60]}`, which is"
+                f" not there (there are: {known})"
+            )
     for name, count in sorted(Counter(g.name for g in manifest.grammars).items()):
         if count > 1:
             yield f"{where}: grammar `{name[:60]}` is there twice"

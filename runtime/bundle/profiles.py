@@ -1,4 +1,4 @@
-"""The profiles of a bundle: reading, checking, storing and removing calibrated taus."""
+"""The profiles of a bundle: reading, checking, storing and removing calibrated settings."""
 
 from __future__ import annotations
 
@@ -55,8 +55,11 @@ def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[st
 
 
 def renewal(bundle: Path, profile: Profile) -> str:
-    """The command that calibrates the profile again. The evidence has the task's file without its folder."""
+    """The command that measures the profile again. The evidence has the task's file without its folder."""
     task, drop = profile.evidence.get("task", "TASK.jsonl"), profile.evidence.get("max_drop", 0.02)
+    if profile.draft is not None:
+        options = ["--task", str(task), "--store", profile.name]
+        return shlex.join(["mars-export", "bench", str(bundle), *options])
     options = ["--task", str(task), "--max-drop", str(drop), "--name", profile.name]
     return shlex.join(["mars-export", "calibrate", str(bundle), *options])
 
@@ -94,10 +97,10 @@ class ProfileState:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Name, tau, metric, variant, rows, bound, date and state, as text."""
+        """Name, setting, metric, variant, rows, bound, date and state, as text."""
         p = self.profile
         evidence = (str(p.evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
-        return (p.name, f"{p.tau:g}", p.metric, p.variant, *evidence, self.state)
+        return (p.name, setting(p), "-" if p.tau is None else p.metric, p.variant, *evidence, self.state)
 
 
 def states(path: str | Path, name: str | None = None) -> list[ProfileState]:
@@ -112,6 +115,29 @@ def states(path: str | Path, name: str | None = None) -> list[ProfileState]:
         )
         for p in profiles
     ]
+
+
+def setting(profile: Profile) -> str:
+    """Its tau or draft adapter, as text."""
+    return f"draft {profile.draft}" if profile.tau is None else f"{profile.tau:g}"
+
+
+def of_variant(
+    manifest: Manifest, variant: Variant, name: str, evidence: Mapping[str, Any], **settings: Any
+) -> Profile:
+    """A profile with these settings, valid for `variant` as it is now."""
+    graph = sha256_of(manifest, variant.file)
+    assert graph is not None, "an opened bundle lists its graph"
+    return Profile(
+        name=name,
+        variant=variant.name,
+        variant_sha256=graph,
+        evidence=evidence,
+        weights_sha256=sha256_of(manifest, variant.weights),
+        precision=variant.precision,
+        accuracy_level=variant.accuracy_level,
+        **settings,
+    )
 
 
 def shown(value: Any) -> str:

@@ -93,7 +93,8 @@ def inspect(
         files.add_row(entry.path, f"{entry.size / 1e6:.1f}", escape(visible(entry.sha256[:16])))
     out.print(files)
     for profile in manifest.profiles:
-        say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+        what = f"tau {profile.tau} ({profile.metric})" if profile.draft is None else f"draft {profile.draft}"
+        say(f"profile   {profile.name}: {what} on {profile.variant}")
 
 
 def _codes_of(quantizer: Any) -> str:
@@ -169,7 +170,7 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     """List the profiles of a bundle, and which are stale."""
     from ..bundle.profiles import states
 
-    columns = ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state")
+    columns = ("profile", "setting", "metric", "variant", "rows", "drop below", "date", "state")
     none = "no profiles; `mars-export calibrate` makes one"
     print_list(states(bundle), columns, none, as_json=as_json)
 

@@ -67,7 +67,10 @@ class AnswerOptions:
     profile: Annotated[
         str | None,
         option(
-            DECODING, "Use tau, metric and window of this calibrated profile.", "--profile", metavar="NAME"
+            DECODING,
+            "Use tau, metric and window, or the draft adapter, of this calibrated profile.",
+            "--profile",
+            metavar="NAME",
         ),
     ] = None
     window: Annotated[
@@ -199,8 +202,7 @@ class AnswerOptions:
         from ..decode.config import repeatable
 
         if self.profile is not None:
-            profile = session.profile(self.profile)
-            config = config.with_values(tau=profile.tau, metric=profile.metric, window=profile.window)
+            config = config.with_profile(session.profile(self.profile))
         return repeatable(config, has_window=self.has_window, has_seed=self.seed is not None)
 
     def _acceptance(self) -> dict[str, Any]:

@@ -187,6 +187,13 @@ class GenerationConfig:
             changes["tau"] = None
         return replace(self, **changes)
 
+    def with_profile(self, profile: GenerationConfig) -> GenerationConfig:
+        """A copy with what a profile sets: tau or exact mode, metric, window, and the draft adapter unless
+        this config has one.
+        """
+        draft = self.draft or profile.draft
+        return self.with_values(tau=profile.tau, metric=profile.metric, window=profile.window, draft=draft)
+
 
 def repeatable(config: GenerationConfig, *, has_window: bool, has_seed: bool = False) -> GenerationConfig:
     """`config` with a full window if its text would otherwise depend on measured costs: if it has a tau,

@@ -284,13 +284,15 @@ class Session:
         return self._guides.of(config)
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings of a calibrated profile of the bundle: tau, metric and window.
+        """The settings of a profile of the bundle: tau, metric and window, or a draft adapter and its window.
 
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights
         or another precision.
         """
         profile = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window)
+        config = GenerationConfig(
+            tau=profile.tau, metric=profile.metric, window=profile.window, draft=profile.draft
+        )
         self.check(config)
         return config
 

@@ -132,10 +132,10 @@ class CSession:
         self.library.call("session_forget_prefixes", self.handle)
 
     def profile(self, name: str) -> dict[str, Any]:
-        """tau, metric and window of a profile."""
+        """tau, metric, window and draft adapter of a profile."""
         made = self.library.config({})
         self.library.call("config_of_profile", self.handle, name.encode(), c.byref(made))
-        return {"tau": made.tau, "metric": made.metric, "window": made.window}
+        return {name: getattr(made, name) for name in ("tau", "metric", "window", "draft")}
 
     def encode(self, prompt: str | Sequence[Any]) -> list[int]:
         made, count = self.library.prompt(prompt), c.c_size_t()

@@ -104,12 +104,7 @@ int answer(const Options& options) {
     const mars::Prompt prompt = prompt_of(options);
     const mars::Session session = mars::Session::open(options.bundle, options.session);
     mars::GenerationConfig config = options.config;
-    if (options.profile) {
-        const mars::GenerationConfig found = session.config_of_profile(*options.profile);
-        config.tau = found.tau;
-        config.metric = found.metric;
-        config.window = found.window;
-    }
+    if (options.profile) config = config.with_profile(session.config_of_profile(*options.profile));
     config = config.repeatable(options.has_window || options.profile, options.has_seed);
     mars::Stream stream = session.stream(prompt, config, options.commit);
     std::signal(SIGINT, interrupt);

@@ -21,7 +21,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --exact                 several tokens a step, and the text of one token a step: the default
       --tau NUMBER            a confidence bound instead: 1 is one token a step, lower is faster and riskier
       --metric NAME           what tau is compared with: probability, margin or entropy [probability]
-      --profile NAME          the tau, metric and window of a calibrated profile of the bundle
+      --profile NAME          the tau, metric and window, or the draft adapter, of a calibrated profile of the bundle
   -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
       --lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]

@@ -122,7 +122,7 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
     level = None
     if profile is not None:
         try:
-            config = _with_profile(config, session.profile(profile))
+            config = config.with_profile(session.profile(profile))
         except MarsError as error:
             raise Refused.of(error, "profile") from None
     elif served.adaptive is not None and not ask.knobs:
@@ -130,14 +130,8 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
         # Profiles are calibrated on greedy, unstructured answers.
         if not config.host_chooses and not config.is_structured:
             level = served.adaptive.names[served.choose_level()]
-            config = _with_profile(config, served.levels[level])
+            config = config.with_profile(served.levels[level])
     return repeatable(config, has_window="window" in ask.knobs, has_seed=ask.has_seed), level
-
-
-def _with_profile(config: GenerationConfig, profile: GenerationConfig) -> GenerationConfig:
-    if profile.exact:
-        return config
-    return config.with_values(tau=profile.tau, metric=profile.metric, window=profile.window)
 
 
 def _check(session: Session, options: ServeOptions, ask: Ask, config: GenerationConfig) -> None:

@@ -2,78 +2,46 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 from support.cabi import Library, MarsStatusError, build
 from support.cabi_session import CSession
+from support.cpp_service import start
+from support.drafting import NAMES, profile_of, with_adapters
 from support.fixtures import Named
+from support.tiny import without_mask
 from support.twins import PROMPT, SAMPLINGS
 
-from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import DraftInfo, Manifest
+from mars_export import BundleError, GenerationConfig, Session, SessionError
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
+from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
-NAMES = ("one", "two")
 CHAT = [{"role": "user", "content": "the éclair"}]
-
-
-def changed(source: Path, target: Path, change: Callable[[Manifest], Manifest]) -> Path:
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(".*"))
-    manifest = change(open_bundle(source).manifest)
-    write_manifest(
-        target, replace(manifest, files=tuple(describe(target / entry.path) for entry in manifest.files))
-    )
-    return target
-
-
-def drafting(path: Path, vocab_size: int) -> None:
-    """Have the graph take draft slots: one of adapter k sees the token k + 1 after that of its id."""
-    model = onnx.load(path, load_external_data=False)
-    for node in model.graph.node:
-        node.input[:] = ["draft.token" if name == "input_ids" else name for name in node.input]
-    model.graph.initializer.append(numpy_helper.from_array(np.array(vocab_size, np.int64), "draft.size"))
-    nodes = [
-        helper.make_node("Div", ["input_ids", "draft.size"], ["draft.owner"]),
-        helper.make_node("Add", ["input_ids", "draft.owner"], ["draft.shifted"]),
-        helper.make_node("Mod", ["draft.shifted", "draft.size"], ["draft.token"]),
-    ]
-    for node in reversed(nodes):
-        model.graph.node.insert(0, node)
-    onnx.save(model, path)
 
 
 @pytest.fixture(scope="module", params=["mask", "noise"])
 def gated(request: pytest.FixtureRequest, bundles: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, target = bundles("llama"), tmp_path_factory.mktemp("gated") / "bundle"
-
-    def change(manifest: Manifest) -> Manifest:
-        for name in manifest.graphs:
-            drafting(target / name, manifest.model.vocab_size)
-        low, high = (7, 8) if request.param == "mask" else (3, manifest.model.vocab_size)
-        tokens = replace(manifest.tokens, mask=None)
-        return replace(manifest, tokens=tokens, masks=5, draft=DraftInfo(NAMES, low, high))
-
-    return changed(source, target, change)
+    low, high = (7, 8) if request.param == "mask" else (3, None)
+    return with_adapters(bundles("llama"), tmp_path_factory.mktemp("gated") / "bundle", low, high)
 
 
 @pytest.fixture(scope="module")
-def maskless(bundles: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return changed(
-        bundles("llama"),
-        tmp_path_factory.mktemp("maskless") / "bundle",
-        lambda manifest: replace(manifest, tokens=replace(manifest.tokens, mask=None), masks=0),
-    )
+def maskless(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with `--no-masks`."""
+    root = tmp_path_factory.mktemp("maskless")
+    stock = without_mask(shutil.copytree(checkpoints("llama"), root / "stock"))
+    export_onnx(open_checkpoint(str(stock), masks=False), root / "bundle", ExportOptions())
+    return root / "bundle"
 
 
 def run(*arguments: object) -> dict[str, Any]:
@@ -120,6 +88,58 @@ def test_mars_run_names_an_adapter(gated: Path) -> None:
         assert (made["token_ids"], made["text"]) == (list(wanted.token_ids), wanted.text)
 
 
+@pytest.fixture
+def profiled(gated: Path, tmp_path: Path) -> Path:
+    path = shutil.copytree(gated, tmp_path / "bundle")
+    profiles.store(path, profile_of(path))
+    return path
+
+
+def test_a_profile_chooses_the_adapter(profiled: Path, library: Library) -> None:
+    steps = {}
+    for name in NAMES:
+        config = GenerationConfig(max_new_tokens=20, draft=name, window=3)
+        steps[name] = Session.open(profiled, threads=1, cache_bytes=0).generate(CHAT, config).stats.proposed
+    assert steps["one"] != steps["two"]
+    asked = ("-p", "the éclair", "--max-new-tokens", 20, "--profile", "words")
+    assert run(profiled, *asked)["stats"]["proposed"] == steps["two"]
+    assert run(profiled, *asked, "--draft", "one")["stats"]["proposed"] == steps["one"]
+    with CSession(library, profiled, threads=1) as session:
+        assert session.profile("words") == {"tau": -1.0, "metric": 0, "window": 3, "draft": b"two"}
+    process, port = start(profiled)
+    try:
+        models = called(port, "GET", "/v1/models")["data"]
+        assert [model["id"].partition(":")[2] for model in models] == ["", "words"]
+        assert models[0]["mars"]["drafts"] == [*NAMES]
+        body = {"model": models[1]["id"], "messages": CHAT, "max_tokens": 20}
+        answer = called(port, "POST", "/v1/chat/completions", json.dumps(body))
+        tokens = answer["usage"]["completion_tokens_details"]
+        assert sum(tokens.values()) == steps["two"]
+        assert (answer["mars"]["exact"], answer["mars"]["profile"]) == (True, "words")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def called(port: int, method: str, path: str, body: str | None = None) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, body)
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+def test_a_profile_of_an_adapter_that_is_not_there(gated: Path, tmp_path: Path, library: Library) -> None:
+    path = shutil.copytree(gated, tmp_path / "bundle")
+    manifest = open_bundle(path).manifest
+    write_manifest(path, replace(manifest, profiles=(profile_of(path, "three"),)))
+    words = r"profile `words` is for the draft adapter `three`, which is not there \(there are: one, two\)"
+    with pytest.raises(BundleError, match=words):
+        Session.open(path)
+    with pytest.raises(MarsStatusError, match=words), CSession(library, path):
+        pass
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -151,6 +171,12 @@ def test_a_bundle_without_masks_gives_the_one_token_text(maskless: Path, library
                 wanted = python.generate(prompt, GenerationConfig(window="full", **asked))  # type: ignore[arg-type]
                 assert made.token_ids == tuple(wanted.token_ids) == one.token_ids
                 assert (made.forwards, made.proposed) == (wanted.stats.forwards, wanted.stats.proposed)
+        config = GenerationConfig(max_new_tokens=20, lookup=1, window="full")
+        alone = python.generate(CHAT, config)
+        asked = ("-p", "the éclair", "--max-new-tokens", 20, "--lookup", 1, "--window", "full")
+        found = run(maskless, *asked)
+        assert (found["token_ids"], found["text"]) == (list(alone.token_ids), alone.text)
+        assert found["stats"]["proposed"] == alone.stats.proposed
         with pytest.raises(MarsStatusError, match="no draft adapter 'one'; it has none"):
             session.generate(PROMPT, draft="one")
         with pytest.raises(MarsStatusError, match="exported without masks"):

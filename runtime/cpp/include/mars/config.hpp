@@ -81,6 +81,10 @@ struct GenerationConfig {
     /// This config with a full window if its text would otherwise depend on measured costs: sampling or a seed, at a
     /// tau, without a window chosen by the user. Exact mode does not depend on windows.
     MARS_API GenerationConfig repeatable(bool has_window, bool has_seed) const;
+
+    /// This config with what a profile sets: tau or exact mode, metric, window, and the draft adapter unless this config
+    /// has one.
+    MARS_API GenerationConfig with_profile(const GenerationConfig& profile) const;
 };
 
 } // namespace mars

@@ -173,7 +173,8 @@ typedef struct mars_config {
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
-/* Set tau, metric and window from a calibrated profile. A stale profile is an error that says how to renew it. */
+/* Set tau, metric and window from a calibrated profile, and its draft adapter if `config` has none (its name lives as
+ * long as the session). A stale profile is an error that says how to renew it. */
 MARS_API mars_status mars_config_of_profile(const mars_session* session, const char* name, mars_config* config, mars_error** error);
 
 /* A prompt: exactly one of text, messages and token_ids is not NULL. */

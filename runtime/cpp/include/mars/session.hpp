@@ -189,8 +189,8 @@ class MARS_API Session {
     /// Properties of the running variant and its model.
     SessionInfo info() const;
 
-    /// The settings of a calibrated profile: tau, metric and window. Throws SessionError for an unknown profile, and
-    /// for a stale one, which was made for another graph, other weights or another precision.
+    /// The settings of a profile: tau, metric and window, or a draft adapter and its window. Throws SessionError for an
+    /// unknown profile, and for a stale one, which was made for another graph, other weights or another precision.
     GenerationConfig config_of_profile(const std::string& name) const;
 
     /// Most tokens of a row, prompt and answer together.

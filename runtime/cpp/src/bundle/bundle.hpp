@@ -73,16 +73,17 @@ struct FileEntry {
     std::string sha256;
 };
 
-/// A calibrated tau for a task. `variant_sha256` is the hash of the graph it was measured on; `evidence` is a JSON
-/// object.
+/// A calibrated tau or draft adapter for a task. `variant_sha256` is the hash of the graph it was measured on;
+/// `evidence` is a JSON object.
 struct Profile {
     std::string name;
-    double tau = 0.0;
+    std::optional<double> tau; ///< no value: `draft` in exact mode
     Metric metric = Metric::probability;
     std::int64_t window = full_window;
     std::string variant, variant_sha256, evidence;
     std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; no value: unknown
     std::optional<std::int64_t> accuracy_level = std::nullopt;
+    std::optional<std::string> draft = std::nullopt; ///< the draft adapter
 };
 
 /// A grammar as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).

@@ -8,6 +8,7 @@
 #include "bundle/bundle.hpp"
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
@@ -125,7 +126,10 @@ Profile read_profile(Fields& fields) {
     Profile profile;
     profile.evidence = fields.evidence("evidence");
     profile.name = fields.text("name");
-    profile.tau = fields.number("tau");
+    profile.draft = fields.optional_text("draft");
+    if (fields.has("tau")) profile.tau = fields.number("tau");
+    if (fields.has("tau") == profile.draft.has_value())
+        fields.wrong("tau", "a finite number is expected, or null and the name of a draft adapter in `draft`");
     const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
     profile.metric = metric == "margin" ? Metric::margin : metric == "entropy" ? Metric::entropy : Metric::probability;
     // Profiles of format 1.1 and older omit the window if it is full.
@@ -226,9 +230,14 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         if (listed.count(path) == 0) problems.push_back(where + ": " + user + " uses " + quoted(path) + ", which `files` does not list");
     for (const auto& [name, count] : names)
         if (count > 1) problems.push_back(where + ".variants: `" + name + "` is there twice");
-    for (const Profile& profile : manifest.profiles)
+    const std::vector<std::string> adapters = manifest.draft ? manifest.draft->adapters : std::vector<std::string>();
+    for (const Profile& profile : manifest.profiles) {
         if (names.count(profile.variant) == 0)
             problems.push_back(where + ": profile `" + profile.name + "` is for variant `" + profile.variant + "`, which is not there");
+        if (profile.draft && std::find(adapters.begin(), adapters.end(), *profile.draft) == adapters.end())
+            problems.push_back(where + ": profile `" + profile.name + "` is for the draft adapter `" + profile.draft->substr(0, 60) +
+                               "`, which is not there (there are: " + (adapters.empty() ? "none" : joined(adapters)) + ")");
+    }
     const ModelInfo& model = manifest.model;
     if (model.num_heads % model.num_kv_heads != 0)
         problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +

@@ -29,13 +29,16 @@ std::string quoted(const std::string& word) {
 
 std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "None"; }
 
-/// The command that calibrates the same profile again.
+/// The command that measures the same profile again.
 std::string renewal(const std::filesystem::path& bundle, const Profile& profile) {
     const nlohmann::json evidence = nlohmann::json::parse(profile.evidence, nullptr, false);
     const auto value = [&](const char* name, const char* otherwise) -> std::string {
         if (!evidence.is_object() || !evidence.contains(name)) return otherwise;
         return evidence[name].is_string() ? evidence[name].get<std::string>() : evidence[name].dump();
     };
+    if (profile.draft)
+        return "mars-export bench " + quoted(bundle.string()) + " --task " + quoted(value("task", "TASK.jsonl")) + " --store " +
+               quoted(profile.name);
     return "mars-export calibrate " + quoted(bundle.string()) + " --task " + quoted(value("task", "TASK.jsonl")) + " --max-drop " +
            quoted(value("max_drop", "0.02")) + " --name " + quoted(profile.name);
 }

@@ -161,11 +161,15 @@ mars_status mars_session_forget_prefixes(const mars_session* session, mars_error
 
 mars_status mars_config_of_profile(const mars_session* session, const char* name, mars_config* config, mars_error** error) {
     return guarded(error, [&] {
-        const mars::GenerationConfig found = needed(session, "session").session.config_of_profile(&needed(name, "name"));
+        const mars_session& opened = needed(session, "session");
+        const mars::GenerationConfig found = opened.session.config_of_profile(&needed(name, "name"));
         mars_config values = known(&needed(config, "config"), default_config(), "config");
-        values.tau = found.bound();
+        values.tau = found.is_exact() ? MARS_EXACT : found.bound();
         values.metric = static_cast<int32_t>(found.metric);
         values.window = found.window;
+        const auto& own = opened.draft_adapters;
+        if (values.draft == nullptr)
+            if (const auto at = std::find(own.begin(), own.end(), found.draft); at != own.end()) values.draft = *at;
         fill(config, values, "config");
     });
 }

@@ -30,6 +30,16 @@ GenerationConfig GenerationConfig::repeatable(bool has_window, bool has_seed) co
     return same;
 }
 
+GenerationConfig GenerationConfig::with_profile(const GenerationConfig& profile) const {
+    GenerationConfig set = *this;
+    set.tau = profile.tau;
+    set.exact = profile.exact;
+    set.metric = profile.metric;
+    set.window = profile.window;
+    if (draft.empty()) set.draft = profile.draft;
+    return set;
+}
+
 void GenerationConfig::check() const {
     std::ostringstream wrong;
     const auto check = [&](const char* name, bool good, const char* what, auto value) {

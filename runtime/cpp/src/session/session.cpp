@@ -96,6 +96,7 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
     config.tau = found.tau;
     config.metric = found.metric;
     config.window = found.window;
+    config.draft = found.draft.value_or("");
     opened_->check(config);
     return config;
 }
