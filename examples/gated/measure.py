@@ -37,6 +37,7 @@ def main() -> None:
         Session.open(path, threads=args.threads, cache_bytes=0) for path in (args.stock, args.gated)
     )
     settings = {"stock, one token": (stock, {}), "stock, lookup 3": (stock, {"lookup": 3})}
+    settings["drafts, one token"] = (gated, {"tau": 1.0})
     for name in args.windows.split(","):
         window = int(name) if name.isdecimal() else name
         settings[f"drafts, window {name}"] = (gated, {"window": window})
