@@ -89,19 +89,19 @@ def test_mars_run_names_an_adapter(gated: Path) -> None:
 
 
 @pytest.fixture
-def profiled(gated: Path, tmp_path: Path) -> Path:
-    path = shutil.copytree(gated, tmp_path / "bundle")
+def profiled(bundles: Named, tmp_path: Path) -> Path:
+    path = with_adapters(bundles("llama"), tmp_path / "bundle")
     profiles.store(path, profile_of(path))
     return path
 
 
 def test_a_profile_chooses_the_adapter(profiled: Path, library: Library) -> None:
-    steps = {}
+    steps, chat = {}, [{"role": "user", "content": "the apple"}]
     for name in NAMES:
         config = GenerationConfig(max_new_tokens=20, draft=name, window=3)
-        steps[name] = Session.open(profiled, threads=1, cache_bytes=0).generate(CHAT, config).stats.proposed
+        steps[name] = Session.open(profiled, threads=1, cache_bytes=0).generate(chat, config).stats.proposed
     assert steps["one"] != steps["two"]
-    asked = ("-p", "the éclair", "--max-new-tokens", 20, "--profile", "words")
+    asked = ("-p", "the apple", "--max-new-tokens", 20, "--profile", "words")
     assert run(profiled, *asked)["stats"]["proposed"] == steps["two"]
     assert run(profiled, *asked, "--draft", "one")["stats"]["proposed"] == steps["one"]
     with CSession(library, profiled, threads=1) as session:
@@ -111,7 +111,7 @@ def test_a_profile_chooses_the_adapter(profiled: Path, library: Library) -> None
         models = called(port, "GET", "/v1/models")["data"]
         assert [model["id"].partition(":")[2] for model in models] == ["", "words"]
         assert models[0]["mars"]["drafts"] == [*NAMES]
-        body = {"model": models[1]["id"], "messages": CHAT, "max_tokens": 20}
+        body = {"model": models[1]["id"], "messages": chat, "max_tokens": 20}
         answer = called(port, "POST", "/v1/chat/completions", json.dumps(body))
         tokens = answer["usage"]["completion_tokens_details"]
         assert sum(tokens.values()) == steps["two"]
@@ -129,14 +129,13 @@ def called(port: int, method: str, path: str, body: str | None = None) -> Any:
     return answer
 
 
-def test_a_profile_of_an_adapter_that_is_not_there(gated: Path, tmp_path: Path, library: Library) -> None:
-    path = shutil.copytree(gated, tmp_path / "bundle")
-    manifest = open_bundle(path).manifest
-    write_manifest(path, replace(manifest, profiles=(profile_of(path, "three"),)))
+def test_a_profile_of_an_adapter_that_is_not_there(profiled: Path, library: Library) -> None:
+    manifest = open_bundle(profiled).manifest
+    write_manifest(profiled, replace(manifest, profiles=(profile_of(profiled, "three"),)))
     words = r"profile `words` is for the draft adapter `three`, which is not there \(there are: one, two\)"
     with pytest.raises(BundleError, match=words):
-        Session.open(path)
-    with pytest.raises(MarsStatusError, match=words), CSession(library, path):
+        Session.open(profiled)
+    with pytest.raises(MarsStatusError, match=words), CSession(library, profiled):
         pass
 
 
