@@ -82,7 +82,8 @@ TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal_with("/variants/1", valid()["variants"][0]), "`onnx-fp32` is there twice"));
     CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));
     CHECK(says(refusal_with("/profiles/0/variant", "x"), "profile `p` is for variant `x`, which is not there"));
-    CHECK(says(refusal_with("/profiles/0/tau", nullptr), "profiles[0].tau: a finite number is expected, or null and the name of a draft adapter"));
+    CHECK(says(refusal_with("/profiles/0/tau", nullptr),
+               "profiles[0].tau: a finite number is expected, or null and the name of a draft adapter"));
     CHECK(says(refusal_with("/text", "words"), "manifest.json.text: an object is expected"));
     for (const char* path : {"../model.onnx", "/etc/passwd", "a/b", ".hidden", "", "a\\b", "C:x", "model.onnx\n"})
         CHECK_MESSAGE(!refusal_with("/files/0/path", path).empty(), path);
