@@ -29,7 +29,7 @@ ROLE_SETS = (
     ("user",),
 )
 LONGEST_PATTERN = 4  # messages; every sequence of roles up to this length is rendered
-SECONDS = 60.0  # time limit of a derivation; usual templates take one second
+SECONDS = 60.0  # processor time limit of a derivation; usual templates take one second
 NUM_RANDOM, LONGEST_RANDOM = 300, 10
 SPACED = "\u00a0 \n{}\t \n\u2028"
 STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -106,10 +106,10 @@ def _derived(render: Render, source: str) -> ChatTurns | None:
 
 
 def _rendering(text: Text, **template: object) -> Render:
-    end = time.monotonic() + SECONDS
+    end = time.thread_time() + SECONDS
 
     def render(messages: Sequence[Mapping[str, str]]) -> str | None:
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             raise _TooSlow
         try:
             return text.render(messages, template=template)
@@ -177,7 +177,7 @@ def _with_trimmed(render: Render, turns: ChatTurns) -> ChatTurns | None:
 
 def _with_reserved(render: Render, turns: ChatTurns, source: str) -> ChatTurns | None:
     """Add the template's strings that change its behaviour if they are part of a content."""
-    patterns = list(_patterns(turns, 3))
+    patterns = list(_patterns(turns, 2))  # `_is_proven` tries the words in longer ones
     for word in _literals(source):
         contents = (f"a{word}b", f"{word}b", f"a{word}", f"a{word}b{word}c")
         used = (_with(p, role, c) for p in patterns for role in dict.fromkeys(p) for c in contents)
