@@ -12,14 +12,14 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_t
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check check-fast docs format lint types test programs processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
+.PHONY: demo check check-fast docs format lint types test programs kernels processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
 
 demo: $(STAMP)
 	$(BIN)/mars-export demo
 
 # In CI the builds with sanitizers and the emulated processors share the cores with the Python tests. Some of
 # tests/runtime/cpp run those builds.
-check: lint types docs cpp programs
+check: lint types docs cpp kernels programs
 ifdef CI
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan processors-few
 	$(MAKE) --no-print-directory PYTEST=tests/runtime/cpp test
@@ -60,6 +60,12 @@ programs:
 cpp: $(STAMP)
 	@if runtime/cpp/setup.sh $(BIN)/python; then $(MAKE) --no-print-directory cpp-release; \
 	elif [ -n "$$CI" ]; then exit 1; else echo "NOT CHECKED: the C++ runtime, because of the above (docs/cpp.md)"; fi
+
+# mars-export-kernels for its own tests, outside of the environment: all other tests run without it.
+kernels: $(STAMP)
+	@if runtime/cpp/setup.sh $(BIN)/python; then \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/kernels ./kernels; \
+	elif [ -n "$$CI" ]; then exit 1; else echo "NOT CHECKED: kernels/, because of the above (docs/cpp.md)"; fi
 
 # The library for 64-bit Arm, its tests run by qemu-user. Not part of `check` outside CI: two compilers more.
 cpp-aarch64: $(STAMP)

@@ -54,7 +54,8 @@ KINDS = {
     "Transpose": "copies",
     "Split": "copies",
 }
-QUANTIZING = ("_abs", "_row", "_unit", "_codes")  # ends of the names of nodes of w8a8 products
+# Ends of the names of nodes of w8a8 products, which have those of a function and not of their layer.
+QUANTIZING = ("_abs", "_row", "_unit", "_codes", "_y")
 PREDICTIONS = ("allowed", "best", "argmax", "top_logit", "shifted", "weights", "partition", "confidence_node")
 PROMPT = [1 + i % 200 for i in range(CURSOR)]
 
@@ -171,10 +172,7 @@ def kind_of(name: str, operator: str) -> str:
         return "head" if name.startswith("lm_head") else "products"
     if name in PREDICTIONS:
         return "predictions"
-    scales_product = operator == "Mul" and name.endswith(
-        ("qkv", "attention_output", "gate_up", "down", "product")
-    )
-    if scales_product or name.endswith(QUANTIZING):
+    if name.endswith(QUANTIZING):
         return "quantizing"
     return KINDS.get(operator, "elementwise" if name.startswith("layers.") else "rest")
 

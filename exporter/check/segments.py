@@ -124,7 +124,9 @@ def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) 
     results = [known.get(name) or helper.make_tensor_value_info(name, kind, None) for name in outputs]
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
     part = helper.make_graph(nodes, "segment", entries, results, weights)
-    return helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return helper.make_model(
+        part, functions=model.functions, opset_imports=model.opset_import, ir_version=model.ir_version
+    )
 
 
 class _Rows:

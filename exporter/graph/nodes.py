@@ -16,6 +16,7 @@ class Nodes:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
+        self.functions: dict[str, onnx.FunctionProto] = {}
         self._scope = ""
 
     def scope(self, name: str) -> None:

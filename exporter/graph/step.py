@@ -78,9 +78,12 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         writer.outputs(),
         [*writer.nodes.constants.values(), *(w.initializer(location) for w in weights.values())],
     )
+    functions = [*writer.nodes.functions.values()]
+    domains = {"": spec.versions[0]} | {function.domain: 1 for function in functions}
     model = helper.make_model(
         graph,
-        opset_imports=[helper.make_opsetid("", spec.versions[0])],
+        functions=functions,
+        opset_imports=[helper.make_opsetid(*item) for item in domains.items()],
         ir_version=spec.versions[1],
         producer_name="mars-export",
         producer_version=version,
@@ -289,7 +292,7 @@ class _Writer:
         if codec is None:
             return self.nodes.add("MatMul", x, weight, name=name)
         if self.spec.quantization is not None and self.spec.quantization.is_integer:
-            return quantized.integer_product(self.nodes, x, weight, name)
+            return quantized.integer_product(self.nodes, x, weight, name, self.spec.versions[0])
         return quantized.dequantized(self.nodes, x, weight, codec, name)
 
     def norm(self, x: str, module: str, name: str, stored: str | None = "") -> str:

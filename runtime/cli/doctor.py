@@ -17,6 +17,7 @@ from ..bundle.open import Bundle, open_bundle
 from ..decode.config import GenerationConfig
 from ..decode.pace import cost
 from ..device.name import DeviceName
+from ..device.ort import kernels
 from ..device.ort.library import PROVIDERS, version_and_devices
 from ..device.variants import Host, choose, inspect_host, why_not
 from ..errors import MarsError
@@ -74,6 +75,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
         Finding("cpu", "good", f"{processor() or 'unknown'}, byte products: {byte_products()}"),
         _package("mars-export", None),
         _onnxruntime(),
+        _kernels(),
         *(_device(name) for name in PROVIDERS),
         *(_package(name, hint) for name, hint in OPTIONAL.items()),
         *(_tensorrt(name, hint, host) for name, hint in TENSORRT.items()),
@@ -114,6 +116,18 @@ def _onnxruntime() -> Finding:
             "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'",
         )
     return Finding("onnxruntime", "good", installed[0])
+
+
+def _kernels() -> Finding:
+    package = kernels.installed()
+    if package is not None:
+        return Finding("mars-export-kernels", "good", f"{package.version}, with {package.instructions}")
+    return Finding(
+        "mars-export-kernels",
+        "absent",
+        f"not installed, turned off by {kernels.VARIABLE}, or without code for this processor; for faster"
+        " w8a8 steps on a CPU: pip install ./kernels, in a clone",
+    )
 
 
 def _device(name: str) -> Finding:

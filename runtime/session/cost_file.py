@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import machine
 from ..bundle.files import read_small, write_whole
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
 from ..decode.pace.cost import Cost
+from ..device.ort import kernels
 from .fingerprint import fingerprint
 
 VERSION = 3
@@ -38,7 +40,9 @@ class CostFile:
         cache = machine.cache_dir()
         if cache is None:
             return None
-        more = (VERSION, bundle.manifest.block, threads, machine.cores())
+        more: list[Any] = [VERSION, bundle.manifest.block, threads, machine.cores()]
+        if variant.precision == kernels.PRECISION and (package := kernels.installed()):
+            more += [package.version, package.instructions]
         name = fingerprint(bundle, variant, device, options, *more)
         return cls(cache / "costs" / f"{name}.json")
 

@@ -19,7 +19,7 @@ from ..failures import RESTART, first_line, is_lasting, memory_advice
 from ..kv import KvRows
 from ..memory import HostMemory, Memory, require
 from ..name import DeviceName, GpuOptions
-from . import library
+from . import kernels, library
 from .binding import Binding, StepInput
 from .cuda_memory import CudaMemory
 from .products import require_exact
@@ -101,7 +101,11 @@ class OrtBackend:
             provider_options["user_compute_stream"] = str(int(memory.stream))
         providers, remedy = [(provider, provider_options)], GPU_ADVICE if is_gpu else ""
         threads = threads or machine.default_threads()
-        self._session = library.open_session(ort, graph, providers, entries, threads, remedy=remedy)
+        package = kernels.installed() if variant.precision == kernels.PRECISION and not is_gpu else None
+        operators = None if package is None else package.library
+        self._session = library.open_session(
+            ort, graph, providers, entries, threads, operators=operators, remedy=remedy
+        )
         if provider not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {provider} and would compute on the CPU{GPU_ADVICE}"

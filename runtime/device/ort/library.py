@@ -145,9 +145,11 @@ def open_session(
     threads: int | None = None,
     *,
     arena: bool = True,
+    operators: Path | None = None,
     remedy: str = "",
 ) -> Any:
-    """An InferenceSession with these configuration entries. Raises SessionError that ends with `remedy`.
+    """An InferenceSession with these configuration entries, and the operators of a library. Raises
+    SessionError that ends with `remedy`.
 
     Without `arena`, memory on the CPU is freed as soon as it is unused.
     """
@@ -157,6 +159,8 @@ def open_session(
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
+        if operators is not None:
+            options.register_custom_ops_library(str(operators))
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         # The fallback to the CPU is off: it prints to standard output, and tries the same again.

@@ -25,7 +25,10 @@ def run_nodes(nodes: Nodes, opset: int, feeds: dict[str, np.ndarray], *outputs: 
     ]
     results = [onnx.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph(nodes.nodes, "few", infos, results, [*nodes.constants.values()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+    functions = [*nodes.functions.values()]
+    domains = {"": opset} | {function.domain: 1 for function in functions}
+    opsets = [helper.make_opsetid(*item) for item in domains.items()]
+    model = helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=11)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     made: list[np.ndarray] = session.run(list(outputs), feeds)
     return made
@@ -41,7 +44,7 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None
     codes = draw.integers(-63, 64, (32, 8)).astype(np.int8)
     scales = np.full(8, 0.01, np.float32)
     nodes = Nodes()
-    nodes.add("Identity", integer_product(nodes, "x", "w", "product"), name="y")
+    nodes.add("Identity", integer_product(nodes, "x", "w", "product", 24), name="y")
     [y] = run_nodes(nodes, 24, {"x": x, "w": codes, "w_scale": scales}, "y")
     exact = x @ (codes * scales)
     assert (y[0, 1] == 0).all() and (y[0, 5] == 0).all()

@@ -1,0 +1,19 @@
+"""Where the library with the operator `mars_export::QuantizedMatMul` is, and what it runs on here."""
+
+from ctypes import CDLL, c_char_p
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+LIBRARY = Path(__file__).with_name("libmars_export_kernels.so")
+PORTABLE = "portable"
+
+
+def instructions() -> str:
+    """The instruction set that products are computed with: the one that MARS_EXPORT_KERNELS names if this
+    processor has it, else the fastest here; "portable" is slower than ONNX Runtime's own products.
+    """
+    function = CDLL(str(LIBRARY)).mars_export_kernels_instructions
+    function.restype = c_char_p
+    name: bytes = function()
+    return name.decode()

@@ -1,0 +1,51 @@
+#include <immintrin.h>
+
+#include "quantize_avx2.hpp"
+#include "tile.hpp"
+
+namespace {
+
+struct Avx512Vnni {
+    static constexpr size_t COLUMNS = 32, INPUTS = 4, MOST_ROWS = 14;
+    static constexpr bool ADDS_IN_16_BITS = false;
+    struct Sums {
+        __m512i left, right;
+    };
+    using Weights = Sums;
+
+    static Weights load(const int8_t* block) { return {_mm512_load_si512(block), _mm512_load_si512(block + 64)}; }
+
+    static void add(Sums& sums, const Weights& weights, const uint8_t* codes) {
+        const __m512i x = _mm512_set1_epi32(four(codes));
+        sums.left = _mm512_dpbusd_epi32(sums.left, x, weights.left);
+        sums.right = _mm512_dpbusd_epi32(sums.right, x, weights.right);
+    }
+
+    static void store(const Sums& sums, const int32_t* middles, const float* steps, float largest, float* out) {
+        half(sums.left, middles, steps, largest, out);
+        half(sums.right, middles + 16, steps + 16, largest, out + 16);
+    }
+
+    static void half(__m512i sums, const int32_t* middles, const float* steps, float largest, float* out) {
+        const __m512 units = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_loadu_si512(middles)));
+        _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_mul_ps(units, _mm512_loadu_ps(steps)), _mm512_set1_ps(largest)));
+    }
+};
+
+bool is_here() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+} // namespace
+
+namespace mars::kernels {
+const InstructionSet avx512_vnni{"avx512_vnni",
+                                 is_here,
+                                 Avx512Vnni::COLUMNS,
+                                 Avx512Vnni::INPUTS,
+                                 Avx512Vnni::MOST_ROWS,
+                                 false,
+                                 quantize_avx2<Avx512Vnni::INPUTS>,
+                                 multiply_panels<Avx512Vnni>};
+}

@@ -1,0 +1,88 @@
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "product.hpp"
+#include "quantize.hpp"
+
+namespace mars::kernels {
+
+namespace {
+
+constexpr int MOST_WEIGHT = 32767 / 255; // of the weights that are added in one number of 16 bits
+constexpr size_t GROUP = 4, LINE = 64;
+
+using Block = std::vector<int8_t>; // [groups, columns, 4]
+
+// One of the 1 << `halvings` shares of a block, which add up to it.
+Block share(const Block& block, int index, int halvings) {
+    Block part(block.size());
+    for (size_t i = 0; i < block.size(); ++i) part[i] = static_cast<int8_t>((block[i] + index) >> halvings);
+    return part;
+}
+
+// Whether the sums of the two groups of each share fit into 16 bits, whatever the codes are. Pairs of weights have one sum.
+bool fits(const Block& block, int halvings) {
+    const size_t half = block.size() / 2;
+    for (size_t pair = 0; pair < half; pair += 2) {
+        int positive = 0, negative = 0;
+        for (const size_t i : {pair, pair + 1, half + pair, half + pair + 1})
+            (block[i] > 0 ? positive : negative) += (std::abs(block[i]) + (1 << halvings) - 1) >> halvings;
+        if (std::max(positive, negative) > MOST_WEIGHT) return false;
+    }
+    return true;
+}
+
+} // namespace
+
+Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float* scales, size_t num_inputs, size_t num_outputs)
+    : set(chosen), inputs(num_inputs), outputs(num_outputs), blocks(nullptr, std::free), middles(num_panels() * set.columns),
+      steps(num_panels() * set.columns) {
+    std::vector<int8_t> packed;
+    packed.reserve(padded_inputs() * middles.size() / 16 * 17);
+    Block block(set.inputs * set.columns);
+    for (size_t panel = 0; panel < num_panels(); ++panel) {
+        first.push_back(static_cast<uint32_t>(packed.size() / block.size()));
+        const size_t from = panel * set.columns, columns = std::min(set.columns, outputs - from);
+        for (size_t input = 0; input < inputs; input += set.inputs) {
+            std::fill(block.begin(), block.end(), int8_t{0});
+            for (size_t i = 0; i < std::min(set.inputs, inputs - input); ++i)
+                for (size_t column = 0; column < columns; ++column) {
+                    const int8_t weight = weights[(input + i) * outputs + from + column];
+                    block[(i / GROUP * set.columns + column) * GROUP + i % GROUP] = weight;
+                    middles[from + column] += 128 * weight;
+                }
+            int halvings = 0;
+            while (set.adds_in_16_bits && !fits(block, halvings)) ++halvings;
+            for (int index = 0; index < 1 << halvings; ++index) {
+                const Block part = share(block, index, halvings);
+                packed.insert(packed.end(), part.begin(), part.end());
+                if (set.adds_in_16_bits) place.push_back(static_cast<uint16_t>(input / set.inputs));
+            }
+        }
+    }
+    first.push_back(static_cast<uint32_t>(packed.size() / block.size()));
+    const size_t bytes = (packed.size() + LINE - 1) / LINE * LINE;
+    blocks.reset(static_cast<int8_t*>(std::aligned_alloc(LINE, bytes)));
+    if (!blocks) throw std::bad_alloc();
+    std::memcpy(blocks.get(), packed.data(), packed.size());
+    for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
+}
+
+const InstructionSet& choose(const char* name) {
+    static const InstructionSet* const sets[] = {
+#ifdef __x86_64__
+        &avx512_vnni, &avx_vnni, &avx2,
+#endif
+        &portable};
+    const InstructionSet* best = nullptr;
+    for (const InstructionSet* set : sets) {
+        if (!set->is_here()) continue;
+        if (name && std::strcmp(set->name, name) == 0) return *set;
+        if (!best) best = set;
+    }
+    return *best;
+}
+
+} // namespace mars::kernels

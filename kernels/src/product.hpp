@@ -1,0 +1,77 @@
+// The product of rows that are quantized on the way and int8 weights, for one instruction set.
+//
+// Weights are packed in panels of `columns` columns. A panel is a list of blocks of `inputs` inputs; a block has groups of four inputs, of
+// each column one group, because instructions for byte products add four. Columns and inputs that are missing are zeros. Rows become
+// unsigned codes around 128, in tiles of a few rows: for each block the codes of the first row, of the second, and so on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace mars::kernels {
+
+struct Packed;
+
+// Sizes that an instruction set works with, and its code.
+struct InstructionSet {
+    const char* name;
+    bool (*is_here)();                 // whether this processor has it
+    size_t columns, inputs, most_rows; // of a panel, of a block, of a tile
+    bool adds_in_16_bits;              // the products of the two groups of a block
+    // Codes of a tile of rows [rows, inputs], and the largest number of each row.
+    void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
+    // Panels `from` to `to` of `rows` rows. out is [rows, outputs].
+    void (*multiply)(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to);
+};
+
+extern const InstructionSet portable;
+#ifdef __x86_64__
+extern const InstructionSet avx512_vnni, avx_vnni, avx2;
+#endif
+
+// The set called `name` if this processor has it, else the fastest that it has.
+const InstructionSet& choose(const char* name);
+
+struct Packed {
+    // weights [inputs, outputs], one scale for each output
+    Packed(const InstructionSet& set, const int8_t* weights, const float* scales, size_t inputs, size_t outputs);
+
+    size_t num_panels() const { return (outputs + set.columns - 1) / set.columns; }
+    size_t padded_inputs() const { return (inputs + set.inputs - 1) / set.inputs * set.inputs; }
+    size_t num_tiles(size_t rows) const { return (rows + set.most_rows - 1) / set.most_rows; }
+    size_t first_row(size_t tile, size_t rows) const { return rows * tile / num_tiles(rows); }
+
+    const InstructionSet& set;
+    const size_t inputs, outputs;
+    std::unique_ptr<int8_t, void (*)(void*)> blocks;
+    std::vector<uint32_t> first;  // block of each panel; the last is the number of blocks
+    std::vector<uint16_t> place;  // of each block in a row, if the set adds in 16 bits
+    std::vector<int32_t> middles; // of each column: its product with codes that are all 128
+    std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
+};
+
+// out [rows, outputs] = x [rows, inputs] times the weights. `run(count, part)` calls part(0) to part(count - 1), on several threads.
+template <class Run>
+void multiply(const Packed& weights, const float* x, size_t rows, float* out, Run run) {
+    static thread_local std::vector<uint8_t> code_memory;
+    static thread_local std::vector<float> largest_memory;
+    const InstructionSet& set = weights.set;
+    const size_t width = weights.padded_inputs(), panels = weights.num_panels();
+    code_memory.resize(rows * width);
+    largest_memory.resize(rows);
+    uint8_t* codes = code_memory.data();
+    float* largest = largest_memory.data();
+    for (size_t tile = 0; tile < weights.num_tiles(rows); ++tile) {
+        const size_t from = weights.first_row(tile, rows), to = weights.first_row(tile + 1, rows);
+        set.quantize(x + from * weights.inputs, to - from, weights.inputs, codes + from * width, largest + from);
+    }
+    const size_t panel_bytes = width * set.columns, part = 1 + 16384 / panel_bytes; // enough work to be worth a call
+    run((panels + part - 1) / part, [&weights, codes, largest, rows, out, part, panels](size_t index) {
+        const size_t to = (index + 1) * part;
+        weights.set.multiply(weights, codes, largest, rows, out, index * part, to < panels ? to : panels);
+    });
+}
+
+} // namespace mars::kernels

@@ -1,0 +1,80 @@
+// A product in tiles of rows and panels of columns whose sums stay in registers. `Isa` has the instructions. Included by one file for each
+// instruction set, which is compiled for it; nothing here may be shared among them.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "product.hpp"
+
+namespace {
+
+using mars::kernels::Packed;
+
+constexpr size_t AHEAD = 4096; // bytes of weights that are fetched before they are needed
+
+struct Panel {
+    const int8_t* blocks;
+    const uint16_t* place;
+    size_t num_blocks;
+    const int32_t* middles;
+    const float* steps;
+};
+
+// out [Rows, Isa::COLUMNS] with rows `stride` apart
+template <class Isa, size_t Rows, bool IsFirst>
+void tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
+    typename Isa::Sums sums[Rows] = {};
+    const int8_t* block = panel.blocks;
+    for (size_t i = 0; i < panel.num_blocks; ++i, block += Isa::INPUTS * Isa::COLUMNS) {
+        const uint8_t* row = codes + (Isa::ADDS_IN_16_BITS ? panel.place[i] : i) * Isa::INPUTS * Rows;
+        const auto weights = Isa::load(block);
+        if (IsFirst)
+            for (size_t line = 0; line < Isa::INPUTS * Isa::COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
+#pragma GCC unroll 16
+        for (size_t r = 0; r < Rows; ++r) Isa::add(sums[r], weights, row + r * Isa::INPUTS);
+    }
+    for (size_t r = 0; r < Rows; ++r) Isa::store(sums[r], panel.middles, panel.steps, largest[r], out + r * stride);
+}
+
+template <class Isa, bool IsFirst, size_t... Less>
+void tile_of(size_t rows, const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride,
+             std::index_sequence<Less...>) {
+    using Tile = void (*)(const Panel&, const uint8_t*, const float*, float*, size_t);
+    static constexpr Tile tiles[] = {tile<Isa, Less + 1, IsFirst>...};
+    tiles[rows - 1](panel, codes, largest, out, stride);
+}
+
+template <class Isa>
+void multiply_panels(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
+    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows);
+    const auto sizes = std::make_index_sequence<Isa::MOST_ROWS>();
+    float edge[Isa::MOST_ROWS * Isa::COLUMNS];
+    for (size_t p = from; p < to; ++p) {
+        const size_t block = weights.first[p], column = p * Isa::COLUMNS, columns = weights.outputs - column;
+        const Panel panel{weights.blocks.get() + block * Isa::INPUTS * Isa::COLUMNS,
+                          weights.place.data() + (Isa::ADDS_IN_16_BITS ? block : 0), weights.first[p + 1] - block,
+                          weights.middles.data() + column, weights.steps.data() + column};
+        for (size_t t = 0; t < tiles; ++t) {
+            const size_t row = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - row;
+            float* place = out + row * weights.outputs + column;
+            const bool is_whole = columns >= Isa::COLUMNS;
+            float* written = is_whole ? place : edge;
+            const size_t stride = is_whole ? weights.outputs : Isa::COLUMNS;
+            if (t == 0)
+                tile_of<Isa, true>(count, panel, codes + row * width, largest + row, written, stride, sizes);
+            else
+                tile_of<Isa, false>(count, panel, codes + row * width, largest + row, written, stride, sizes);
+            if (!is_whole)
+                for (size_t r = 0; r < count; ++r) std::memcpy(place + r * weights.outputs, edge + r * stride, columns * sizeof(float));
+        }
+    }
+}
+
+inline int32_t four(const uint8_t* codes) {
+    int32_t group;
+    std::memcpy(&group, codes, sizeof group);
+    return group;
+}
+
+} // namespace

@@ -1,0 +1,154 @@
+"""mars-export-kernels: its products have the bits of the standard nodes, with every instruction set of this
+processor. `make kernels` builds the package; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from support.fixtures import Named
+from support.paths import ROOT
+
+from mars_export import GenerationConfig, Session
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
+from mars_export.exporter.graph.nodes import Nodes
+from mars_export.exporter.graph.quantized import DOMAIN, PRODUCT, integer_product
+from mars_export.runtime.device.ort import kernels
+from mars_export.runtime.device.ort.library import open_session
+from mars_export.runtime.session.cost_file import CostFile
+
+BUILT = ROOT / "build" / "kernels"
+SETS = ("avx512_vnni", "avx_vnni", "avx2", "portable")
+SHAPES = [(1, 1), (3, 5), (8, 8), (17, 33), (64, 48), (130, 100), (576, 65)]
+
+
+@pytest.fixture(params=SETS)
+def instructions(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[kernels.Kernels]:
+    """The package with an instruction set. Other tests do not find it."""
+    monkeypatch.syspath_prepend(BUILT)
+    monkeypatch.setenv(kernels.VARIABLE, request.param)
+    package = kernels.installed()
+    if package is None:
+        pytest.skip("make kernels has not been run")
+    if package.instructions != request.param:
+        pytest.skip(f"this processor has no {request.param}")
+    yield package
+    del sys.modules["mars_export_kernels"]
+
+
+def write_product(path: Path, weight: np.ndarray, scale: np.ndarray) -> Path:
+    """A graph of one product, x [1, rows, inputs] -> y."""
+    nodes = Nodes()
+    nodes.add("Identity", integer_product(nodes, "x", "w", "product", 24), name="y")
+    graph = helper.make_graph(
+        nodes.nodes,
+        "product",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, "rows", len(weight)])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, "rows", len(scale)])],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "w_scale")],
+    )
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(
+        graph, functions=[*nodes.functions.values()], opset_imports=opsets, ir_version=11
+    )
+    onnx.save(model, path)
+    return path
+
+
+def run(graph: Path, x: np.ndarray, operators: Path | None, threads: int) -> np.ndarray:
+    session = open_session(
+        onnxruntime, graph, ["CPUExecutionProvider"], {}, threads=threads, operators=operators
+    )
+    [y] = session.run(None, {"x": x[None]})
+    return np.asarray(y[0])
+
+
+def slow_product(x: np.ndarray, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The operations of the standard nodes, one after the other."""
+    step = np.float32(1 / 127)
+    with np.errstate(invalid="ignore"):
+        largest = np.abs(x).max(1, keepdims=True)
+        units = np.rint(x / largest / step)
+        codes = np.where(np.isnan(units), -128, units).astype(np.int64)  # 0 / 0 has the lowest code
+        return (codes @ weight.astype(np.int64)).astype(np.float32) * (scale * step) * largest
+
+
+@pytest.mark.parametrize("most", [63, 127])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def test_a_product_is_that_of_the_standard_nodes(
+    instructions: kernels.Kernels, shape: tuple[int, int], most: int, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(0)
+    weight = draw.integers(-most, most + 1, shape).astype(np.int8)
+    weight[:, 0] = most  # with the highest codes this is the largest sum
+    weight[:, -1] = -most
+    scale = draw.uniform(0.001, 0.1, shape[1]).astype(np.float32)
+    graph = write_product(tmp_path / "product.onnx", weight, scale)
+    for rows in (1, 2, 3, 6, 7, 10, 11, 15, 29, 40):
+        x = draw.normal(0, 1, (rows, shape[0])).astype(np.float32)
+        x[0] = 1
+        x[rows // 2] = 0
+        x[-1] *= np.float32(1e-37)
+        y = run(graph, x, instructions.library, threads=1 + rows % 2)
+        np.testing.assert_array_equal(y, slow_product(x, weight, scale))
+        if most == 63:
+            np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
+
+
+def test_rows_with_infinite_numbers_are_those_of_the_standard_nodes(
+    instructions: kernels.Kernels, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(0)
+    weight = draw.integers(-63, 64, (70, 40)).astype(np.int8)
+    graph = write_product(tmp_path / "product.onnx", weight, np.full(40, 0.01, np.float32))
+    x = draw.normal(0, 1, (3, 70)).astype(np.float32)
+    x[0, 5], x[2, 69] = np.inf, -np.inf
+    y = run(graph, x, instructions.library, threads=1)
+    np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
+
+
+@pytest.mark.usefixtures("instructions")
+def test_a_bundle_has_the_same_steps_with_and_without(
+    checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ExportOptions(block=6, precision="w8a8", logits=True)
+    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "w8a8", options)
+    config = GenerationConfig(max_new_tokens=24, tau=0.3)
+
+    def answer() -> tuple[list[int], list[float], CostFile | None]:
+        session = Session.open(tmp_path / "w8a8", threads=1, cache_bytes=0)
+        completion = session.generate([5, 17, 99], config)
+        file = CostFile.of(session.bundle, session.variant, "cpu", 1)
+        return completion.token_ids, completion.confidences, file
+
+    ids, confidences, file = answer()
+    monkeypatch.setenv(kernels.VARIABLE, kernels.OFF)
+    plain_ids, plain_confidences, plain_file = answer()
+    assert (ids, confidences) == (plain_ids, plain_confidences)
+    assert file is not None and plain_file is not None and file.path != plain_file.path
+
+
+def test_the_operator_replaces_all_standard_nodes(instructions: kernels.Kernels, tmp_path: Path) -> None:
+    weight = np.ones((8, 8), np.int8)
+    graph = write_product(tmp_path / "product.onnx", weight, np.ones(8, np.float32))
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(instructions.library))
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session.run(None, {"x": np.ones((1, 2, 8), np.float32)})
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    nodes = {event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}
+    assert nodes == {PRODUCT}
