@@ -39,13 +39,15 @@ def instructions(
     """The package with an instruction set. Other tests do not find it."""
     monkeypatch.syspath_prepend(BUILT)
     monkeypatch.setenv(kernels.VARIABLE, request.param)
-    package = kernels.installed()
-    if package is None:
-        pytest.skip("make kernels has not been run")
-    if package.instructions != request.param:
-        pytest.skip(f"this processor has no {request.param}")
-    yield package
-    del sys.modules["mars_export_kernels"]
+    try:
+        package = kernels.installed()
+        if package is None:
+            pytest.skip("make kernels has not been run")
+        if package.instructions != request.param:
+            pytest.skip(f"this processor has no {request.param}")
+        yield package
+    finally:
+        sys.modules.pop("mars_export_kernels", None)
 
 
 def write_product(path: Path, weight: np.ndarray, scale: np.ndarray) -> Path:
