@@ -153,8 +153,7 @@ def _serve_here(
 ) -> None:
     from ..serve import app as new_app
     from ..serve.logs import listen
-    from ..serve.server import bind, new_server, run
-    from ..serve.traces import traced
+    from ..serve.server import bind, new_server, run, traced
 
     listening = bind(server.host, server.port)
     with listening:
