@@ -98,10 +98,10 @@ std::vector<std::string> gpus_for(const mars::EngineRecipe& recipe) {
         throw mars::SessionError("the recipe " + recipe.name() + " is for " + recipe.backend() + ", this program was built with " +
                                  mars::tensorrt_flavor());
     if (mars::builds_for_others()) return recipe.compute_capabilities();
-    const auto found = mars::find_gpu();
+    const auto gpu_or_reason = mars::find_gpu();
     const std::string needs = "full TensorRT builds on the GPU it is for (" + known + ")";
-    if (const auto* none = std::get_if<std::string>(&found)) throw mars::SessionError(needs + ", and " + *none);
-    const mars::Gpu& gpu = std::get<mars::Gpu>(found);
+    if (const auto* none = std::get_if<std::string>(&gpu_or_reason)) throw mars::SessionError(needs + ", and " + *none);
+    const mars::Gpu& gpu = std::get<mars::Gpu>(gpu_or_reason);
     for (const std::string& each : recipe.compute_capabilities())
         if (each == gpu.capability) return {each};
     throw mars::SessionError(needs + "; this machine has " + gpu.name + " (" + gpu.capability + ")");
@@ -137,7 +137,7 @@ void write(const fs::path& path, std::string_view content) {
 }
 
 /// Write the bundle with the engine to a sibling directory, then rename it.
-void put(const fs::path& path, const mars::EngineRecipe& recipe, const mars::BuiltBy& built, const mars::BuiltEngine& engine,
+void put(const fs::path& path, const mars::EngineRecipe& recipe, const mars::BuiltBy& built, std::string_view engine,
          const mars::FileEntry& file) {
     const std::string manifest = with_engine(path, recipe, built, file);
     const fs::path bundle = fs::canonical(path);
@@ -152,7 +152,7 @@ void put(const fs::path& path, const mars::EngineRecipe& recipe, const mars::Bui
             fs::create_hard_link(fs::canonical(bundle / each.path), next / each.path, error);
             if (error) fs::copy_file(bundle / each.path, next / each.path);
         }
-        write(next / file.path, {static_cast<const char*>(engine.data()), engine.size()});
+        write(next / file.path, engine);
         write(next / "manifest.json", manifest);
         write(next / "manifest.sha256", mars::sha256(manifest) + "  manifest.json\n");
         fs::remove_all(before);
@@ -194,15 +194,15 @@ void run(const Arguments& given) {
         return;
     }
     const auto begun = std::chrono::steady_clock::now();
-    const mars::BuiltEngine engine =
-        mars::build_engine(bundle.path / variant.engine->graph, variant, bundle.manifest.model, show, given.workspace);
+    const auto memory = mars::build_engine(bundle.path / variant.engine->graph, variant, bundle.manifest.model, show, given.workspace);
     if (isatty(STDERR_FILENO) != 0) std::cerr << "\n";
     built.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     rusage usage_now{};
     getrusage(RUSAGE_SELF, &usage_now);
     built.peak_memory = std::int64_t{usage_now.ru_maxrss} * 1024;
+    const std::string_view engine(static_cast<const char*>(memory->data()), memory->size());
     file.size = static_cast<std::int64_t>(engine.size());
-    file.sha256 = mars::sha256({static_cast<const char*>(engine.data()), engine.size()});
+    file.sha256 = mars::sha256(engine);
     put(bundle.path, recipe, built, engine, file);
     std::cout << "built: " << file.path << ", " << file.size / 1000000 << " MB with " << recipe.backend() << " " << built.version << " in "
               << static_cast<std::int64_t>(built.seconds) << " s\n";

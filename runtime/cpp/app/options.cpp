@@ -6,8 +6,10 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 const char* const usage = R"(usage: mars-run BUNDLE [OPTIONS]
 
@@ -50,20 +52,16 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
 
 namespace {
 
-std::string quoted(const std::string& name, const std::string& value) { return name + " needs a number, not `" + value + "`"; }
-
-std::int64_t integer(const std::string& name, const std::string& value, std::int64_t low) {
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc() || end != value.data() + value.size()) throw UsageError(quoted(name, value));
-    if (number < low) throw UsageError(name + " must be " + std::to_string(low) + " or more, not " + value);
-    return number;
+[[noreturn]] void refuse_number(const std::string& name, const std::string& value) {
+    throw UsageError(name + " needs a number, not `" + value + "`");
 }
 
-std::uint64_t seed_of(const std::string& name, const std::string& value) {
-    std::uint64_t number = 0;
+template <typename Integer = std::int64_t>
+Integer integer(const std::string& name, const std::string& value, std::int64_t low) {
+    Integer number = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc() || end != value.data() + value.size()) throw UsageError(quoted(name, value));
+    if (error != std::errc() || end != value.data() + value.size()) refuse_number(name, value);
+    if (number < static_cast<Integer>(low)) throw UsageError(name + " must be " + std::to_string(low) + " or more, not " + value);
     return number;
 }
 
@@ -77,7 +75,7 @@ int threads_of(const std::string& name, const std::string& value) {
 double number(const std::string& name, const std::string& value) {
     char* end = nullptr;
     const double parsed = std::strtod(value.c_str(), &end);
-    if (value.empty() || *end != '\0') throw UsageError(quoted(name, value));
+    if (value.empty() || *end != '\0') refuse_number(name, value);
     return parsed;
 }
 
@@ -98,74 +96,65 @@ mars::Commit::Kind commit_of(const std::string& value) {
     throw UsageError("--commit must be one of cursor, block, not `" + value + "`");
 }
 
-} // namespace
+using Name = const std::string&;
+using Value = const std::string&;
 
-Options parse_options(int argc, char** argv) {
-    Options options;
+std::map<std::string, std::function<void(Name, Value)>> settings_of(Options& options) {
     auto& config = options.config;
-    bool exact = false, metric = false;
-    using Value = const std::string&;
-    const std::map<std::string, std::function<void(Value, Value)>> values{
-        {"--prompt", [&](Value, Value v) { options.prompt = v; }},
-        {"--file", [&](Value, Value v) { options.file = v; }},
-        {"--system", [&](Value, Value v) { options.system = v; }},
-        {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
-        {"--lookup", [&](Value n, Value v) { config.lookup = integer(n, v, 0); }},
-        {"--draft", [&](Value, Value v) { config.draft = v; }},
-        {"--grammar", [&](Value, Value v) { config.grammar = v; }},
-        {"--metric",
-         [&](Value, Value v) {
-             config.metric = metric_of(v);
-             metric = true;
-         }},
-        {"--profile", [&](Value, Value v) { options.profile = v; }},
-        {"--variant", [&](Value, Value v) { options.session.variant = v; }},
-        {"--min-p", [&](Value n, Value v) { config.min_p = number(n, v); }},
-        {"--cache-bytes", [&](Value n, Value v) { options.session.cache_bytes = integer(n, v, 0); }},
-        {"--max-new-tokens", [&](Value n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
-        {"--window",
-         [&](Value, Value v) {
-             config.window = window_of(v);
-             options.has_window = true;
-         }},
-        {"--temperature", [&](Value n, Value v) { config.temperature = number(n, v); }},
-        {"--top-k", [&](Value n, Value v) { config.top_k = integer(n, v, 0); }},
-        {"--top-p", [&](Value n, Value v) { config.top_p = number(n, v); }},
-        {"--seed",
-         [&](Value n, Value v) {
-             config.seed = seed_of(n, v);
-             options.has_seed = true;
-         }},
-        {"--repetition-penalty", [&](Value n, Value v) { config.repetition_penalty = number(n, v); }},
-        {"--stop", [&](Value, Value v) { config.stop.push_back(v); }},
-        {"--commit", [&](Value, Value v) { options.commit.kind = commit_of(v); }},
-        {"--cache-block", [&](Value n, Value v) { options.commit.cache_block = integer(n, v, 1); }},
-        {"--device", [&](Value, Value v) { options.session.device = v; }},
-        {"--threads", [&](Value n, Value v) { options.session.threads = threads_of(n, v); }},
+    auto& session = options.session;
+    auto& commit = options.commit;
+    return {
+        {"--prompt", [&](Name, Value v) { options.prompt = v; }},
+        {"--file", [&](Name, Value v) { options.file = v; }},
+        {"--system", [&](Name, Value v) { options.system = v; }},
+        {"--profile", [&](Name, Value v) { options.profile = v; }},
+        {"--tau", [&](Name n, Value v) { config.tau = number(n, v); }},
+        {"--metric", [&](Name, Value v) { config.metric = metric_of(v); }},
+        {"--max-new-tokens", [&](Name n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
+        {"--window", [&](Name, Value v) { config.window = window_of(v); }},
+        {"--lookup", [&](Name n, Value v) { config.lookup = integer(n, v, 0); }},
+        {"--draft", [&](Name, Value v) { config.draft = v; }},
+        {"--grammar", [&](Name, Value v) { config.grammar = v; }},
+        {"--temperature", [&](Name n, Value v) { config.temperature = number(n, v); }},
+        {"--top-k", [&](Name n, Value v) { config.top_k = integer(n, v, 0); }},
+        {"--top-p", [&](Name n, Value v) { config.top_p = number(n, v); }},
+        {"--min-p", [&](Name n, Value v) { config.min_p = number(n, v); }},
+        {"--seed", [&](Name n, Value v) { config.seed = integer<std::uint64_t>(n, v, 0); }},
+        {"--repetition-penalty", [&](Name n, Value v) { config.repetition_penalty = number(n, v); }},
+        {"--stop", [&](Name, Value v) { config.stop.push_back(v); }},
+        {"--commit", [&](Name, Value v) { commit.kind = commit_of(v); }},
+        {"--cache-block", [&](Name n, Value v) { commit.cache_block = integer(n, v, 1); }},
+        {"--device", [&](Name, Value v) { session.device = v; }},
+        {"--variant", [&](Name, Value v) { session.variant = v; }},
+        {"--threads", [&](Name n, Value v) { session.threads = threads_of(n, v); }},
+        {"--cache-bytes", [&](Name n, Value v) { session.cache_bytes = integer(n, v, 0); }},
     };
-    const std::map<std::string, bool*> switches{
-        {"--raw", &options.raw},
-        {"--json", &options.json},
-        {"--runs", &options.runs},
-        {"--exact", &exact},
-        {"--parse-special", &options.session.parse_special},
-        {"--help", &options.help},
-        {"--version", &options.version},
-        {"--token-ids", &options.token_ids},
-        {"--safe", &options.session.safe},
-        {"--strict", &options.session.strict},
-    };
-    const std::map<std::string, std::string> shorts{
-        {"-p", "--prompt"},
-        {"-f", "--file"},
-        {"-h", "--help"},
-        {"-n", "--max-new-tokens"},
-        {"--max-tokens", "--max-new-tokens"},
-        {"-t", "--threads"},
-        {"--temp", "--temperature"},
-    };
-    for (int i = 1; i < argc; ++i) {
-        std::string name = argv[i];
+}
+
+std::map<std::string, bool*> switches_of(Options& options) {
+    return {{"--raw", &options.raw},
+            {"--json", &options.json},
+            {"--runs", &options.runs},
+            {"--exact", &options.exact},
+            {"--help", &options.help},
+            {"--version", &options.version},
+            {"--token-ids", &options.token_ids},
+            {"--parse-special", &options.session.parse_special},
+            {"--safe", &options.session.safe},
+            {"--strict", &options.session.strict}};
+}
+
+/// Read the words into `options`; returns the names of the settings among them.
+std::set<std::string> read(const std::vector<std::string>& words, Options& options) {
+    static const std::map<std::string, std::string> shorts{{"-p", "--prompt"},         {"-f", "--file"},
+                                                           {"-h", "--help"},           {"-n", "--max-new-tokens"},
+                                                           {"-t", "--threads"},        {"--max-tokens", "--max-new-tokens"},
+                                                           {"--temp", "--temperature"}};
+    const auto settings = settings_of(options);
+    const auto switches = switches_of(options);
+    std::set<std::string> names;
+    for (auto word = words.begin(); word != words.end(); ++word) {
+        std::string name = *word;
         std::optional<std::string> value;
         if (name.rfind("--", 0) == 0 && name.find('=') != std::string::npos) {
             value = name.substr(name.find('=') + 1);
@@ -174,9 +163,10 @@ Options parse_options(int argc, char** argv) {
         if (const auto full = shorts.find(name); full != shorts.end()) name = full->second;
         if (const auto at = switches.find(name); at != switches.end() && !value) {
             *at->second = true;
-        } else if (const auto setting = values.find(name); setting != values.end()) {
-            if (!value && ++i == argc) throw UsageError(name + " needs a value");
-            setting->second(name, value ? *value : argv[i]);
+        } else if (const auto setting = settings.find(name); setting != settings.end()) {
+            if (!value && ++word == words.end()) throw UsageError(name + " needs a value");
+            setting->second(name, value ? *value : *word);
+            names.insert(name);
         } else if (name.size() > 1 && name.front() == '-') {
             throw UsageError("no such option: " + name);
         } else if (options.bundle.empty()) {
@@ -185,14 +175,26 @@ Options parse_options(int argc, char** argv) {
             throw UsageError("only one BUNDLE can be given, not also `" + name + "`");
         }
     }
-    if (exact && config.tau) {
+    return names;
+}
+
+} // namespace
+
+Options parse_options(int argc, char** argv) {
+    Options options;
+    const auto& config = options.config;
+    const std::set<std::string> names = read({argv + 1, argv + argc}, options);
+    options.has_window = names.count("--window") > 0;
+    options.has_seed = names.count("--seed") > 0;
+    const bool has_metric = names.count("--metric") > 0;
+    if (options.exact && config.tau) {
         std::ostringstream text;
         text << "--exact gives the one-token text whatever is likely, --tau " << *config.tau << " accepts what is likely; give one of them";
         throw mars::Error(text.str());
     }
-    if (metric && !config.tau)
+    if (has_metric && !config.tau)
         throw mars::Error("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
-    if (options.profile && (exact || config.tau || metric || options.has_window))
+    if (options.profile && (options.exact || config.tau || has_metric || options.has_window))
         throw mars::Error("a profile sets tau, metric and window; give either --profile or these options");
     if (options.bundle.empty() && !options.help && !options.version) throw UsageError("a BUNDLE is missing");
     return options;

@@ -17,7 +17,8 @@ struct Options {
     std::filesystem::path bundle;
     std::optional<std::string> prompt, system, profile;
     std::optional<std::filesystem::path> file;
-    bool has_window = false, has_seed = false, raw = false, json = false, runs = false, help = false, version = false, token_ids = false;
+    bool has_window = false, has_seed = false, exact = false, raw = false, json = false, runs = false, help = false, version = false,
+         token_ids = false;
     mars::GenerationConfig config;
     mars::Commit commit;
     mars::Session::Options session;

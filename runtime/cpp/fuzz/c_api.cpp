@@ -2,7 +2,6 @@
 // versions and handles that have ended. Each call must return a true status, and its results must be readable to their
 // end.
 #include <cmath>
-#include <memory>
 #include <thread>
 
 #include <mars/mars.h>

@@ -8,6 +8,9 @@
 
 namespace mars {
 
+/// Whether `token` is among `tokens`.
+bool is_one_of(std::int64_t token, const std::vector<std::int64_t>& tokens);
+
 /// Whether `tau` means exactly one token a step, so that no masks are fed: tau >= 1, or tau <= 0 for entropy.
 ///
 /// A rule of its own, because a confident probability is rounded to exactly 1.0 in floating point (paper: tau = 1.0 is

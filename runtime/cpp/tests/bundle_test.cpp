@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
-#include <vector>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,5 @@
 // Conversations, and messages as prompts, over a fake model with a small tokenizer; the C interface used rightly on the same session.
 #include <string>
-#include <vector>
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,6 @@
 // A manifest with an engine in it, and the engine's file as tests/trt_stub reads it.
 #pragma once
 
-#include <algorithm>
 #include <string>
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,4 @@
 // Exact mode: tests/conformance/exact.json and splits.json exactly, and the one-token text whatever is proposed.
-#include <mars/errors.hpp>
 
 #include "conformance.hpp"
 #include "decode/schedule.hpp"

@@ -1,9 +1,7 @@
 // Stored grammars: tests/conformance/grammar.json exactly, sessions that follow one, and invalid files.
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <set>
 
 #include <mars/errors.hpp>
 #include <mars/session.hpp>

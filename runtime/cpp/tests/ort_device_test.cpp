@@ -2,7 +2,6 @@
 // (tests/runtime/cpp/test_cpp_ort_device.py makes them).
 #include <algorithm>
 #include <dlfcn.h>
-#include <functional>
 #include <memory>
 #include <new>
 #include <numeric>

@@ -6,7 +6,6 @@
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"
-#include "short_memory.hpp"
 
 namespace {
 
@@ -143,31 +142,6 @@ TEST_CASE("a failed copy is counted and changes nothing else") {
     CHECK(store.stats().num_bytes == 0);
     put(store, {1, 2, 3, 4, 5});
     CHECK(found(store, {1, 2, 3, 4, 5}) == 5);
-}
-
-TEST_CASE("a failed allocation leaves the cache unchanged, whichever it is") {
-    const Tokens ids{1, 2, 3};
-    bool has_failed = true;
-    for (long left = 0; has_failed; ++left) {
-        Prefixes store(1000, 1);
-        put(store, {7, 8});
-        const auto saved = std::make_shared<fake::Saved>(ids);
-        const std::function<std::shared_ptr<const mars::Saved>()> copy = [&saved] { return saved; };
-        {
-            const ShortMemory memory(left);
-            try {
-                store.save(group, ids, 24, copy);
-            } catch (const std::bad_alloc&) {
-            }
-            has_failed = memory.has_failed();
-        }
-        CHECK((found(store, ids) == 3 || has_failed));
-        put(store, {1, 2, 3, 4}); // replaces its prefix
-        CHECK(found(store, {1, 2, 3, 4}) == 4);
-        CHECK(found(store, {7, 8}) == 2);
-        store.clear();
-        CHECK(store.stats().num_bytes == 0);
-    }
 }
 
 TEST_CASE("conversations give the same text with a prefix cache, whatever is final and however prompts are read") {

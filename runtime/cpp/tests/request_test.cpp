@@ -5,7 +5,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -16,7 +15,6 @@
 
 #include "config.hpp"
 #include "gated.hpp"
-#include "short_memory.hpp"
 
 TEST_CASE("cancelling frees the row before the next step, and later events are dropped") {
     Opened opened;
@@ -54,23 +52,6 @@ TEST_CASE("destroying a request ends it") {
     mars::Request last = batcher.submit(fake::Tokens{5}, config_of({}, 4));
     CHECK(last.result(30.0).token_ids.size() == 4);
     CHECK(batcher.counts().cancelled == 2);
-}
-
-TEST_CASE("destroying a request allocates nothing") {
-    Opened opened;
-    mars::Batcher batcher(opened.session, limits_of(2));
-    std::optional<mars::Request> one = batcher.submit(fake::Tokens{1, 2}, endless);
-    std::optional<mars::Request> other =
-        batcher.submit(fake::Tokens{3}, endless, {0.0, std::nullopt, [](const mars::Event&) { return false; }});
-    one->next();
-    {
-        const ShortMemory memory(0);
-        one.reset();
-        other.reset();
-        CHECK_FALSE(memory.has_failed());
-    }
-    CHECK(batcher.counts().cancelled == 2);
-    CHECK(batcher.submit(fake::Tokens{5}, config_of({}, 4)).result(30.0).token_ids.size() == 4);
 }
 
 TEST_CASE("seconds that are not a number are refused") {

@@ -1,5 +1,4 @@
 // Many requests and many threads over one TensorRT engine of the stub.
-#include <algorithm>
 #include <future>
 #include <memory>
 #include <thread>

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from support.cabi import build
 from support.fixtures import Named
@@ -73,10 +74,28 @@ def recipe(exported: Callable[[str], Path], tmp_path: Path) -> Callable[[str], P
 def run(machine: str, *words: Any, **changes: Any) -> subprocess.CompletedProcess[str]:
     _, flavor, here = MACHINES[machine]
     program = build() / "tests" / f"mars-build-{flavor}"
-    environment = os.environ | {"MARS_STUB": json.dumps(here | changes)}
+    files = {path.name: graph_of(path) for word in words for path in Path(str(word)).glob("*.onnx")}
+    environment = os.environ | {"MARS_STUB": json.dumps(here | changes | {"files": files})}
     return subprocess.run(
         [program, *map(str, words)], capture_output=True, text=True, env=environment, timeout=60, check=False
     )
+
+
+@cache
+def graph_of(path: Path) -> dict[str, Any]:
+    """What the stub's parser is told of an ONNX file: inputs, and the operators that TensorRT may refuse."""
+    graph = onnx.load(path, load_external_data=False).graph
+    inputs = [
+        {"name": value.name, "type": tensor.elem_type, "shape": [d.dim_value or -1 for d in tensor.shape.dim]}
+        for value in graph.input
+        for tensor in [value.type.tensor_type]
+    ]
+    nodes = [
+        {"name": node.name, "operation": node.op_type, "inputs": list(node.input)}
+        for node in graph.node
+        if node.op_type in ("TensorScatter", "Attention")
+    ]
+    return {"inputs": inputs, "nodes": nodes}
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -33,7 +33,7 @@ struct MARS_API Limits {
     /// Throws SessionError if `config` exceeds these limits.
     void check(const GenerationConfig& config) const;
 
-    /// Sequences in one forward.
+    /// `max_rows`, or its default of 8.
     std::int64_t rows() const;
 
     /// Requests that one client may have.
@@ -49,6 +49,7 @@ struct Counts {
     std::int64_t accepted = 0, finished = 0, failed = 0, cancelled = 0, expired = 0, refused = 0, overloaded = 0, prompt_tokens = 0,
                  tokens = 0;
 
+    /// Accepted requests that have ended, however.
     std::int64_t ended() const { return finished + failed + cancelled + expired; }
 };
 
@@ -153,8 +154,8 @@ class MARS_API Batcher {
     /// `timeout` seconds (no value: as long as it takes); returns false if it still hangs.
     bool close(double drain = 0.0, std::optional<double> timeout = 10.0);
 
+    /// The session that it was created over, and its limits with the actual number of rows.
     const Session& session() const;
-    /// With the actual number of rows.
     const Limits& limits() const;
 
     struct Service;

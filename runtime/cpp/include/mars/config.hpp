@@ -65,11 +65,13 @@ struct GenerationConfig {
     /// Throws SessionError that lists every value out of range.
     MARS_API void check() const;
 
+    /// Whether the likeliest token is chosen, without a draw.
     bool is_greedy() const { return temperature == 0; }
 
     /// Whether tokens are chosen from logits on the host instead of by the graph's argmax.
     bool needs_logits() const { return !is_greedy() || repetition_penalty != 1; }
 
+    /// Whether the text is that of one token at a time.
     bool is_exact() const { return exact.value_or(!tau); }
 
     /// The tau of a request that is not exact.

@@ -48,11 +48,13 @@ typedef enum mars_status {
 
 typedef struct mars_error mars_error;
 
+/* MARS_OK for NULL. */
 MARS_API mars_status mars_error_status(const mars_error* error);
 /* What is wrong, where, and what to do; may have several lines. */
 MARS_API const char* mars_error_message(const mars_error* error);
 /* Estimated seconds until there is room; 0 unless the status is MARS_ERROR_OVERLOADED. */
 MARS_API double mars_error_retry_after(const mars_error* error);
+/* Free an error. Like all functions that free, it accepts NULL. */
 MARS_API void mars_error_free(mars_error* error);
 
 /* ---- sessions ---- */
@@ -107,19 +109,23 @@ typedef struct mars_session_info {
     size_t num_draft_adapters;
 } mars_session_info;
 
+/* Set the defaults, in this function and in all others with this ending; `struct_size` is sizeof the struct. */
 MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);
 MARS_API void mars_session_info_init(mars_session_info* info, size_t struct_size);
 
-/* Open the bundle directory `path`. `options` may be NULL. */
+/* Open the bundle directory `path`. `options` may be NULL. MARS_ERROR_BUNDLE for a bad bundle, MARS_ERROR_SESSION if no
+ * variant of it runs here. */
 MARS_API mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error);
 /* Free a session. Its streams stay usable; the bundle is closed with the last of them. */
 MARS_API void mars_session_close(mars_session* session);
+/* Properties of the running variant and its model. Texts and arrays belong to the session. */
 MARS_API mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error);
 
 /* Measure the cost of a step now (about a second, unless an earlier session of this user stored it), so that no
  * request waits for it. */
 MARS_API mars_status mars_session_warm_up(const mars_session* session, mars_error** error);
-/* Set the cost of steps instead of measuring it: seconds by positions (rows x slots, rising). */
+/* Set the cost of steps instead of measuring it: `num` numbers of positions (rows x slots), rising, and the seconds of
+ * such a step, all above 0. */
 MARS_API mars_status mars_session_set_cost(const mars_session* session, const int64_t* positions, const double* seconds, size_t num,
                                            mars_error** error);
 
@@ -133,6 +139,7 @@ typedef struct mars_prefix_stats {
 } mars_prefix_stats;
 
 MARS_API void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size);
+/* Counts since the session was opened. */
 MARS_API mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error);
 /* Clear the prefix cache. */
 MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error);
@@ -265,11 +272,13 @@ MARS_API mars_status mars_generate_batch(const mars_session* session, const mars
 
 typedef struct mars_stream mars_stream;
 
+/* Start an answer; nothing is computed before the first mars_stream_next. `config` may be NULL. */
 MARS_API mars_status mars_stream_open(const mars_session* session, const mars_prompt* prompt, const mars_config* config,
                                       mars_stream** stream, mars_error** error);
 /* Compute the next event. After the last one *done is 1 and the event is empty. An error ends the stream. */
 MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* done, mars_error** error);
-/* From any thread: tau, or MARS_EXACT (NaN for NULL). A new value applies from the next step on. */
+/* From any thread: tau, or MARS_EXACT (NaN for NULL). A new value applies from the next step on; MARS_ERROR_SESSION if
+ * it is out of range. */
 MARS_API double mars_stream_tau(const mars_stream* stream);
 MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
 /* From any thread: end the answer now; on ONNX Runtime even inside a step. */
@@ -303,6 +312,7 @@ MARS_API mars_status mars_conversation_resume(mars_conversation* conversation, c
 MARS_API mars_status mars_conversation_messages(mars_conversation* conversation, const char** messages, mars_error** error);
 /* Turns that the last question dropped to make room; 0 for NULL. */
 MARS_API int64_t mars_conversation_dropped(const mars_conversation* conversation);
+/* Free a conversation and its answer. */
 MARS_API void mars_conversation_close(mars_conversation* conversation);
 
 /* ---- batchers: requests of many threads as rows of one batch, which join and leave at any step ---- */
@@ -350,12 +360,13 @@ MARS_API mars_status mars_batcher_submit(mars_batcher* batcher, const mars_promp
                                          const mars_entry* entry, mars_request** request, mars_error** error);
 /* Wait for the next event. After the last one *done is 1 and the event is empty. A failed request returns its error. */
 MARS_API mars_status mars_request_next(mars_request* request, mars_event* event, int32_t* done, mars_error** error);
-/* Wait for the whole answer, at most `timeout` seconds, or MARS_FOREVER. */
+/* Wait for the whole answer, at most `timeout` seconds, or MARS_FOREVER. MARS_ERROR_SESSION if it is not finished then;
+ * the request continues. */
 MARS_API mars_status mars_request_result(mars_request* request, double timeout, mars_completion** completion, mars_error** error);
 /* The answer so far, without waiting for a step; why it ended, or MARS_NOT_FINISHED. */
 MARS_API mars_status mars_request_completion(const mars_request* request, mars_completion** completion, mars_error** error);
 MARS_API mars_finish_reason mars_request_finish_reason(const mars_request* request);
-/* As for streams. */
+/* Tau and cancellation, as for streams. */
 MARS_API double mars_request_tau(const mars_request* request);
 MARS_API mars_status mars_request_set_tau(mars_request* request, double tau, mars_error** error);
 MARS_API void mars_request_cancel(mars_request* request);
@@ -376,6 +387,7 @@ typedef struct mars_batcher_state {
 } mars_batcher_state;
 
 MARS_API void mars_batcher_state_init(mars_batcher_state* state, size_t struct_size);
+/* The state now; never waits for a step. */
 MARS_API mars_status mars_batcher_describe(const mars_batcher* batcher, mars_batcher_state* state, mars_error** error);
 
 /* Take no more requests, give the present ones `drain` seconds to finish, then cancel the rest and end the thread.

@@ -134,20 +134,22 @@ class MARS_API Session {
         OnLog on_log = nullptr;
     };
 
-    /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError if no variant runs here.
+    /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError if no variant runs here or an option
+    /// is invalid, and MemoryError if it does not fit the free memory.
     static Session open(const std::filesystem::path& path, const Options& options);
     static Session open(const std::filesystem::path& path) { return open(path, Options()); }
 
-    /// Answer one prompt. Throws SessionError.
+    /// Answer one prompt. `on_event` receives each event in this thread and ends the answer by returning true. Throws
+    /// SessionError for a request that cannot be served, DeviceError for a failed step, and what `on_event` throws.
     Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
                         const Commit& commit = {}) const;
 
-    /// Answer several prompts as rows of one batch, each with its own config. If `on_event` returns true, only that row
-    /// ends.
+    /// Answer several prompts as rows of one batch, each with its own config; completion i belongs to prompt i. If
+    /// `on_event` returns true, only that row ends. Throws as `generate` does; an error ends all rows.
     std::vector<Completion> generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
                                            const OnEvent& on_event = nullptr, const Commit& commit = {}) const;
 
-    /// Answer one prompt step by step.
+    /// Answer one prompt step by step. Throws SessionError for a request that cannot be served.
     Stream stream(const Prompt& prompt, const GenerationConfig& config = {}, const Commit& commit = {}) const;
 
     /// Start a conversation. `drop_oldest`: when the context is full, drop the oldest turns. Throws SessionError
@@ -162,7 +164,7 @@ class MARS_API Session {
     /// step (rows x slots), rising, and its seconds, both above 0. Throws SessionError otherwise.
     void set_cost(std::vector<std::pair<std::int64_t, double>> points) const;
 
-    /// Statistics of the prefix cache.
+    /// Statistics of the prefix cache since the session was opened.
     PrefixStats prefix_stats() const;
 
     /// Clear the prefix cache.
@@ -232,10 +234,11 @@ class MARS_API Stream {
     /// End the answer now, free its memory, and keep its entries in the prefix cache.
     void close();
 
-    /// Whether the answer has ended, and whether it ended because a step failed.
+    /// Whether the answer has ended, and whether a step's error ended it.
     bool is_over() const;
     bool failed() const;
 
+    /// Counts and times so far.
     const Stats& stats() const;
 
     /// Prompt tokens read so far.

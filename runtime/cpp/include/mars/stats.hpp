@@ -13,6 +13,7 @@ namespace mars {
 /// Why an answer ended.
 enum class FinishReason { eos, stop, length, capacity, cancelled, deadline };
 
+/// The reason's name in JSON and on the command line.
 MARS_API std::string_view to_string(FinishReason reason);
 
 /// Counts and times of one row.
@@ -42,9 +43,10 @@ struct Stats {
     /// Proposals that were not verified.
     std::int64_t rejected() const { return proposed - verified; }
 
+    /// Tokens a step; 0 before the first step.
     double tokens_per_forward() const { return forwards > 0 ? static_cast<double>(tokens) / static_cast<double>(forwards) : 0.0; }
 
-    /// Decode speed: tokens after the first step, divided by the time after it.
+    /// Decode speed: tokens after the first step, divided by the seconds after it; 0 until then.
     double tokens_per_second() const { return decode_time > 0 ? static_cast<double>(tokens_after_first) / decode_time : 0.0; }
 
     /// Called before each forward of the row; only the first counts.

@@ -41,6 +41,7 @@ class MARS_API TextStream {
     /// The text so far, held-back text included, without the stop string.
     const std::string& text() const { return text_; }
 
+    /// Whether a stop string ended the text; later tokens add nothing.
     bool stopped() const { return stopped_; }
 
   private:

@@ -103,6 +103,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     const KvBudget budget;
     Schedule schedule; // used by the batcher's thread only
     std::atomic<Clock::rep> step_began{0};
+    std::atomic<std::int64_t> numbers{0}; // of requests so far
     std::thread thread;
 
     std::mutex mutex; // guards the members below; never held while a step or a callback runs
@@ -110,9 +111,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     Answers answers;
     Places places;
     std::deque<std::shared_ptr<RequestState>> arrivals; // not yet seen by the thread
-    // Ended answers with pending callbacks. Has room for all answers, so that ending one allocates nothing.
-    std::vector<std::shared_ptr<RequestState>> callers;
-    std::int64_t numbers = 0;
+    std::deque<std::shared_ptr<RequestState>> callers;  // ended answers with pending callbacks
     bool is_closed = false, is_stopped = false, has_ended = false;
     std::exception_ptr fault;
 
@@ -159,13 +158,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::shared_ptr<RequestState> new_answer(const Prompt& prompt, const GenerationConfig& config, const Entry& entry,
                                              Clock::time_point began, std::optional<Clock::time_point> until) {
         limits.check(config);
-        std::int64_t number = 0;
-        {
-            const std::lock_guard<std::mutex> lock(mutex);
-            number = numbers++;
-        }
         const auto& opened = session.opened_;
-        NewRow made = opened->new_row(number, prompt, config, began, std::nullopt, limits.max_prompt_tokens);
+        NewRow made = opened->new_row(numbers++, prompt, config, began, std::nullopt, limits.max_prompt_tokens);
         budget.check(*made.row);
         made.row->client = entry.client;
         auto end = [own = weak_from_this()](std::int64_t which, FinishReason reason) {
@@ -177,14 +171,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void start(const std::shared_ptr<RequestState>& answer) {
         const std::lock_guard<std::mutex> lock(mutex);
         check_open();
-        callers.reserve(callers.size() + answers.size() + 1);
         arrivals.push_back(answer);
-        try {
-            answers.emplace(answer->row->index, answer);
-        } catch (...) {
-            arrivals.pop_back();
-            throw;
-        }
+        answers.emplace(answer->row->index, answer);
         places.accept();
         changed.notify_all();
     }
@@ -197,8 +185,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         conclude(number, reason, nullptr);
     }
 
-    /// End a request: count it, and remove its row before the next step. The lock is held. Destructors call this, so it
-    /// allocates nothing.
+    /// End a request: count it, and remove its row before the next step. The lock is held.
     void conclude(std::int64_t number, FinishReason reason, const std::exception_ptr& error) noexcept {
         const auto at = answers.find(number);
         if (at == answers.end()) return;
@@ -296,7 +283,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
                 const std::lock_guard<std::mutex> lock(mutex);
                 if (callers.empty()) return;
                 answer = std::move(callers.front());
-                callers.erase(callers.begin());
+                callers.pop_front();
             }
             try {
                 answer->call();
@@ -335,10 +322,7 @@ Batcher::Batcher(Session session, const Limits& limits) : service_(std::make_sha
 }
 
 Batcher::~Batcher() {
-    try {
-        service_->close(0.0, 10.0);
-    } catch (...) { // out of memory
-    }
+    service_->close(0.0, 10.0);
     if (service_->thread.joinable()) service_->thread.detach(); // it hangs in a step and keeps what it needs
 }
 
@@ -389,9 +373,7 @@ double Batcher::step_seconds() const {
 }
 
 bool Batcher::close(double drain, std::optional<double> timeout) { return service_->close(drain, timeout); }
-
 const Session& Batcher::session() const { return service_->session; }
-
 const Limits& Batcher::limits() const { return service_->limits; }
 
 } // namespace mars

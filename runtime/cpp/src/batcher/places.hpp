@@ -20,8 +20,6 @@ class Places {
     /// Why there is no place for `client` now, in a batch of `num_rows` rows; no value if there is one. `num_held`
     /// requests have no row, including ended ones, which keep their place until the current step is over.
     std::optional<Overloaded> refusal(const Client& client, std::int64_t num_rows, std::int64_t num_held) const;
-
-    /// Take a place.
     void enter(const Client& client);
 
     /// The request of a taken place was accepted, or refused.

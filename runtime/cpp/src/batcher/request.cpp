@@ -85,26 +85,6 @@ Completion RequestState::result(std::optional<double> timeout) {
     return seen_;
 }
 
-Completion RequestState::completion() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return seen_;
-}
-
-std::optional<FinishReason> RequestState::finish_reason() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return reason_;
-}
-
-std::optional<FinishReason> RequestState::last_reason() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return last_;
-}
-
-bool RequestState::failed() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return error_ != nullptr;
-}
-
 void RequestState::abandon() noexcept {
     cancel();
     const std::lock_guard<std::recursive_mutex> lock(calling_);
@@ -169,23 +149,14 @@ Request& Request::operator=(Request&& other) noexcept {
 }
 
 std::optional<Event> Request::next() { return answer_->next(); }
-
 Completion Request::result(std::optional<double> timeout) { return answer_->result(timeout); }
-
 void Request::cancel() { answer_->cancel(); }
-
 Completion Request::completion() const { return answer_->completion(); }
-
 std::optional<FinishReason> Request::finish_reason() const { return answer_->finish_reason(); }
-
 bool Request::failed() const { return answer_->failed(); }
-
 std::optional<double> Request::tau() const { return answer_->row->tau(); }
-
 void Request::set_tau(double tau) { answer_->row->set_tau(tau); }
-
 void Request::set_exact(bool exact) { answer_->row->set_exact(exact); }
-
 std::int64_t Request::number() const { return answer_->row->index; }
 
 } // namespace mars

@@ -40,9 +40,9 @@ struct RequestState {
 
     std::optional<Event> next();
     Completion result(std::optional<double> timeout);
-    Completion completion() const;
-    std::optional<FinishReason> finish_reason() const;
-    bool failed() const;
+    Completion completion() const { return locked(seen_); }
+    std::optional<FinishReason> finish_reason() const { return locked(reason_); }
+    bool failed() const { return locked(error_) != nullptr; }
     void cancel() const { end_(row->index, FinishReason::cancelled); }
 
     /// The holder is gone: cancel, and call no callback from now on.
@@ -60,7 +60,7 @@ struct RequestState {
     void call();
 
     /// Why it ended, if a delivered step ended it.
-    std::optional<FinishReason> last_reason() const;
+    std::optional<FinishReason> last_reason() const { return locked(last_); }
 
     /// End the request, wake its readers and return the final completion. Called once, from any thread.
     const Completion& conclude(FinishReason reason, std::exception_ptr error) noexcept;
@@ -68,6 +68,13 @@ struct RequestState {
   private:
     bool wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, std::optional<Clock::time_point> last);
     bool is_over() const { return reason_.has_value(); }
+
+    template <typename Member>
+    Member locked(const Member& member) const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return member;
+    }
+
     bool has_event() const { return !events_.empty() || (is_over() && !is_told_); }
     std::optional<Event> take();
 

@@ -56,11 +56,7 @@ class Fields {
 
     /// The names of all fields; none if there are too many.
     std::vector<std::string> names();
-
-    /// Whether the field exists and is not null.
     bool has(const std::string& name) const { return find(name) != nullptr; }
-
-    /// This object as JSON text.
     std::string dump() const;
 
     std::string where;

@@ -22,9 +22,9 @@ namespace {
 std::string quoted(const std::string& word) {
     const char* plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./-_";
     if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-    std::string made = "'";
-    for (const char c : word) made += c == '\'' ? std::string("'\"'\"'") : std::string(1, c);
-    return made + "'";
+    std::string text = "'";
+    for (const char c : word) text += c == '\'' ? std::string("'\"'\"'") : std::string(1, c);
+    return text + "'";
 }
 
 std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "None"; }
@@ -62,18 +62,18 @@ std::vector<std::string> staleness(const Manifest& manifest, const Variant& vari
 
 const Profile& find_profile(const Bundle& bundle, const Variant& variant, const std::string& name) {
     std::set<std::string> known;
-    const Profile* found = nullptr;
+    const Profile* match = nullptr;
     for (const Profile& each : bundle.manifest.profiles) {
         known.insert(each.name);
-        if (each.name == name && (found == nullptr || (each.variant == variant.name && found->variant != variant.name))) found = &each;
+        if (each.name == name && (match == nullptr || (each.variant == variant.name && match->variant != variant.name))) match = &each;
     }
-    if (found == nullptr)
+    if (match == nullptr)
         throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) +
                            "` (there are: " + (known.empty() ? "none" : joined(known)) + "); `mars-export calibrate` makes one");
-    if (const auto reasons = staleness(bundle.manifest, variant, *found); !reasons.empty())
+    if (const auto reasons = staleness(bundle.manifest, variant, *match); !reasons.empty())
         throw SessionError("profile `" + name + "` is stale: " + joined(reasons, "; ") + ". Renew it with:\n  " +
-                           renewal(bundle.path, *found));
-    return *found;
+                           renewal(bundle.path, *match));
+    return *match;
 }
 
 } // namespace mars

@@ -29,8 +29,6 @@ class ChatTurns {
 
     /// Read the JSON of `text.chat`, "null" included; `where` is its name in messages. Throws BundleError.
     static ChatTurns from_json(std::string_view chat_json, std::string_view where = "manifest.json.text.chat");
-
-    /// Whether `render` can be used.
     bool is_usable() const { return !between_.empty(); }
 
     /// What follows the last message, by its role, with `enable_thinking` true and false; no value if it is not known.

@@ -59,9 +59,7 @@ mars::Limits limits_of(const mars_limits* given) {
 extern "C" {
 
 void mars_limits_init(mars_limits* limits, size_t struct_size) { init(limits, struct_size, default_limits()); }
-
 void mars_entry_init(mars_entry* entry, size_t struct_size) { init(entry, struct_size, default_entry); }
-
 void mars_batcher_state_init(mars_batcher_state* state, size_t struct_size) { init(state, struct_size, mars_batcher_state{}); }
 
 mars_status mars_batcher_open(const mars_session* session, const mars_limits* limits, mars_batcher** batcher, mars_error** error) {
@@ -114,19 +112,12 @@ double mars_request_tau(const mars_request* request) {
 }
 
 mars_status mars_request_set_tau(mars_request* request, double tau, mars_error** error) {
-    return guarded(error, [&] {
-        mars::Request& own = needed(request, "request").request;
-        if (tau == MARS_EXACT)
-            own.set_exact(true);
-        else
-            own.set_tau(tau);
-    });
+    return guarded(error, [&] { set_tau(needed(request, "request").request, tau); });
 }
 
 void mars_request_cancel(mars_request* request) {
     if (request != nullptr) guarded(nullptr, [&] { request->request.cancel(); });
 }
-
 void mars_request_free(mars_request* request) { delete request; }
 
 mars_status mars_batcher_describe(const mars_batcher* batcher, mars_batcher_state* state, mars_error** error) {

@@ -74,15 +74,11 @@ void generate(const mars_session* session, std::vector<mars::Prompt> prompts, co
 extern "C" {
 
 uint32_t mars_abi_version(void) { return MARS_ABI_VERSION; }
-
 const char* mars_version(void) { return MARS_VERSION; }
 
 mars_status mars_error_status(const mars_error* error) { return error == nullptr ? MARS_OK : error->status; }
-
 const char* mars_error_message(const mars_error* error) { return error == nullptr ? "" : error->message.c_str(); }
-
 double mars_error_retry_after(const mars_error* error) { return error == nullptr ? 0.0 : error->retry_after; }
-
 void mars_error_free(mars_error* error) { delete error; }
 
 void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options()); }
@@ -175,15 +171,14 @@ mars_status mars_config_of_profile(const mars_session* session, const char* name
 }
 
 void mars_config_init(mars_config* config, size_t struct_size) { init(config, struct_size, default_config()); }
-
 void mars_prompt_init(mars_prompt* prompt, size_t struct_size) { init(prompt, struct_size, default_prompt()); }
 
 mars_status mars_encode(const mars_session* session, const mars_prompt* prompt, int64_t* ids, size_t capacity, size_t* num_ids,
                         mars_error** error) {
     return guarded(error, [&] {
-        const std::vector<std::int64_t> found = needed(session, "session").session.encode(prompt_of(prompt));
-        needed(num_ids, "num_ids") = found.size();
-        if (capacity >= found.size()) std::copy(found.begin(), found.end(), &needed(ids, "ids"));
+        const std::vector<std::int64_t> token_ids = needed(session, "session").session.encode(prompt_of(prompt));
+        needed(num_ids, "num_ids") = token_ids.size();
+        if (capacity >= token_ids.size()) std::copy(token_ids.begin(), token_ids.end(), &needed(ids, "ids"));
     });
 }
 
@@ -191,9 +186,9 @@ mars_status mars_decode(const mars_session* session, const int64_t* ids, size_t 
                         mars_error** error) {
     return guarded(error, [&] {
         if (num_ids > 0) needed(ids, "ids");
-        const std::string found = needed(session, "session").session.decode({ids, ids + num_ids});
-        needed(text_size, "text_size") = found.size();
-        if (capacity > found.size()) std::memcpy(&needed(text, "text"), found.c_str(), found.size() + 1);
+        const std::string content = needed(session, "session").session.decode({ids, ids + num_ids});
+        needed(text_size, "text_size") = content.size();
+        if (capacity > content.size()) std::memcpy(&needed(text, "text"), content.c_str(), content.size() + 1);
     });
 }
 
@@ -217,9 +212,7 @@ mars_finish_reason mars_completion_finish_reason(const mars_completion* completi
 }
 
 void mars_event_init(mars_event* event, size_t struct_size) { init(event, struct_size, mars_event{}); }
-
 void mars_stats_init(mars_stats* stats, size_t struct_size) { init(stats, struct_size, mars_stats{}); }
-
 void mars_session_info_init(mars_session_info* info, size_t struct_size) { init(info, struct_size, mars_session_info{}); }
 
 mars_status mars_completion_stats(const mars_completion* completion, mars_stats* stats, mars_error** error) {
@@ -292,13 +285,7 @@ mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* do
 double mars_stream_tau(const mars_stream* stream) { return stream == nullptr ? std::nan("") : stream->stream->tau().value_or(MARS_EXACT); }
 
 mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error) {
-    return guarded(error, [&] {
-        mars::Stream& own = *needed(stream, "stream").stream;
-        if (tau == MARS_EXACT)
-            own.set_exact(true);
-        else
-            own.set_tau(tau);
-    });
+    return guarded(error, [&] { set_tau(*needed(stream, "stream").stream, tau); });
 }
 
 void mars_stream_cancel(mars_stream* stream) {

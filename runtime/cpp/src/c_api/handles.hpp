@@ -1,7 +1,6 @@
 // Handles of the C interface, and the conversion of exceptions to errors.
 #pragma once
 
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -47,13 +46,7 @@ struct mars_completion {
 namespace mars::c {
 
 inline mars_status fail(mars_error** error, mars_status status, const char* message, double retry_after = 0.0) noexcept {
-    if (error != nullptr) {
-        *error = new (std::nothrow) mars_error{status, {}, retry_after};
-        try {
-            if (*error != nullptr) (*error)->message = mars::utf8::lossy(message); // it may quote a damaged file
-        } catch (...) {                                                            // out of memory: the status alone must do
-        }
-    }
+    if (error != nullptr) *error = new mars_error{status, mars::utf8::lossy(message), retry_after}; // it may quote a damaged file
     return status;
 }
 
@@ -109,6 +102,14 @@ void next_event(Source& source, Event& held, mars_event* event, std::int32_t* do
     *done = next ? 0 : 1;
     held = next ? std::move(*next) : Event{};
     fill(event, view(held), "event");
+}
+
+template <typename Source>
+void set_tau(Source& source, double tau) {
+    if (tau == MARS_EXACT)
+        source.set_exact(true);
+    else
+        source.set_tau(tau);
 }
 
 /// The caller's callback as one of the C++ interface; null for NULL.

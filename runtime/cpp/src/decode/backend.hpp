@@ -54,8 +54,6 @@ class Interrupted : public DeviceError {
 class Cache {
   public:
     virtual ~Cache() = default;
-
-    /// Entries that each row can currently hold.
     virtual std::int64_t capacity() const = 0;
 
     /// Grow to at least `capacity` entries a row; existing entries are kept.
@@ -63,11 +61,7 @@ class Cache {
 
     /// Copy the first `length` entries of row `source` over row `target`.
     virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;
-
-    /// Bytes of one entry of one row.
     virtual std::int64_t entry_bytes() const = 0;
-
-    /// Copy the first `length` entries of a row.
     virtual std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) = 0;
 
     /// Load the first `length` saved entries into `row`, which has room for all saved ones.
@@ -82,8 +76,6 @@ class Cache {
 class Backend {
   public:
     virtual ~Backend() = default;
-
-    /// Names of the graph's prediction outputs.
     virtual const std::vector<std::string>& outputs() const = 0;
 
     /// Maximum number of slots of one step; no value means no limit.

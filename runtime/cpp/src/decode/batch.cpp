@@ -10,7 +10,7 @@ Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int6
     : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), max_slots_(max_slots), cache_(device.new_cache(rows)) {}
 
 std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds) {
-    std::vector<Predictions> made;
+    std::vector<Predictions> predictions;
     const auto count = static_cast<std::int64_t>(feeds.size()), limit = backend.max_entries();
     for (std::int64_t from = 0, to = 0; from < count; from = to) {
         std::int64_t slots = 0, longest = 0;
@@ -25,10 +25,10 @@ std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>
         for (std::int64_t i = from; i < to; ++i) {
             const Feed& feed = feeds[static_cast<std::size_t>(i)];
             const Row& row = *active[static_cast<std::size_t>(first + i)];
-            made.push_back(Predictions::of(output_, i - from, feed.outputs(), row.config().metric));
+            predictions.push_back(Predictions::of(output_, i - from, feed.outputs(), row.config().metric));
         }
     }
-    return made;
+    return predictions;
 }
 
 void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece) {

@@ -37,8 +37,6 @@ class Batch {
     /// Begin a row with the entries that the prefix cache has for its prompt. `most`: entries a row may have at most if
     /// saved ones widen all rows; no value means no limit.
     void recall(Row& row, std::optional<std::int64_t> most = std::nullopt);
-
-    /// Move the row at `source`, with its final entries, to `target`.
     void move(std::int64_t source, std::int64_t target);
 
     /// Offer the row's final entries to the prefix cache.
@@ -64,8 +62,6 @@ class Batch {
 
     /// The same in a decode step.
     std::int64_t decode_room(const Row& row) const;
-
-    /// Whether the row's pending tokens fit the context.
     bool fits(const Row& row) const { return row.num_tokens() <= backend.max_capacity(); }
 
     std::int64_t index_of(const Row& row) const;
@@ -75,8 +71,6 @@ class Batch {
 
     std::int64_t capacity() const { return cache_->capacity(); }
     std::int64_t entry_bytes() const { return cache_->entry_bytes(); }
-
-    /// Prompt tokens of one prefill forward, within the backend's limit.
     std::int64_t piece() const;
 
   private:

@@ -48,7 +48,9 @@ class BlockSchedule : public Schedule {
         if (rows.empty()) return;
         std::vector<Feed> feeds;
         for (Row* row : rows) feeds.push_back(first_feed(*row));
-        run(rows, feeds, [this](Row& row, const Predictions& made, const Feed& fed) { return take_first(row, made, fed); }, events);
+        run(
+            rows, feeds, [this](Row& row, const Predictions& predictions, const Feed& fed) { return take_first(row, predictions, fed); },
+            events);
     }
 
     /// One inner step for the rows whose block is not full; the others wait.
@@ -69,11 +71,11 @@ class BlockSchedule : public Schedule {
         if (working.empty()) return;
         const std::vector<Row*> span(&rows[working.front()], &rows[working.back()] + 1);
         const std::vector<Feed> fed(&feeds[working.front()], &feeds[working.back()] + 1);
-        const auto take_inner = [&](Row& row, const Predictions& made, const Feed& feed) -> std::optional<Accepted> {
+        const auto take_inner = [&](Row& row, const Predictions& predictions, const Feed& feed) -> std::optional<Accepted> {
             const auto is_row = [&](std::size_t i) { return rows[i] == &row; };
             if (std::none_of(working.begin(), working.end(), is_row)) return std::nullopt;
             ++row.stats.forwards;
-            return row.accept(feed.pending > 0 ? made : first_.at(row.index).then(made), 0);
+            return row.accept(feed.pending > 0 ? predictions : first_.at(row.index).then(predictions), 0);
         };
         run(span, fed, take_inner, events);
         std::stable_sort(events.begin(), events.end(), [](const Accepted& a, const Accepted& b) { return a.row < b.row; });

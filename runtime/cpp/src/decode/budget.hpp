@@ -24,8 +24,6 @@ struct KvBudget {
 
     /// Slots of a decode step that `row_bytes` counts on; no value means any number.
     std::optional<std::int64_t> max_slots() const;
-
-    /// Entries of all rows together.
     std::int64_t num_entries() const;
 
     /// Entries that each of `rows` rows may have; no value means no limit.

@@ -8,11 +8,6 @@ namespace {
 
 constexpr std::int64_t spare = 64; // entries reserved after a prompt, because the first steps need them
 
-std::int64_t common(const Ids& one, const Ids& other) {
-    const auto end = one.begin() + static_cast<std::ptrdiff_t>(std::min(one.size(), other.size()));
-    return std::mismatch(one.begin(), end, other.begin()).first - one.begin();
-}
-
 bool begins_with(const Ids& ids, const Ids& beginning) {
     return ids.size() >= beginning.size() && std::equal(beginning.begin(), beginning.end(), ids.begin());
 }
@@ -23,16 +18,21 @@ Ids first(const Ids& ids, std::int64_t length) { return {ids.begin(), ids.begin(
 template <typename Entries>
 std::pair<typename Entries::iterator, std::int64_t> nearest(Entries& entries, const Ids& ids) {
     auto best = entries.lower_bound(ids);
-    std::int64_t length = best == entries.end() ? 0 : common(best->first, ids);
+    std::int64_t length = best == entries.end() ? 0 : num_common(best->first, ids);
     if (best != entries.begin()) {
         const auto before = std::prev(best);
-        const std::int64_t shared = common(before->first, ids);
+        const std::int64_t shared = num_common(before->first, ids);
         if (shared > length || best == entries.end()) return {before, shared};
     }
     return {best, length};
 }
 
 } // namespace
+
+std::int64_t num_common(const Ids& one, const Ids& other) {
+    const auto end = one.begin() + static_cast<std::ptrdiff_t>(std::min(one.size(), other.size()));
+    return std::mismatch(one.begin(), end, other.begin()).first - one.begin();
+}
 
 Prefixes::Prefixes(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), firm_slots(slots) {}
 
@@ -63,16 +63,16 @@ void Prefixes::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
 
 std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) return std::nullopt;
-    auto [best, length] = nearest(found->second, ids);
+    const auto of_group = groups_.find(group);
+    if (of_group == groups_.end()) return std::nullopt;
+    auto [best, length] = nearest(of_group->second, ids);
     if (length <= 0) return std::nullopt;
     // Prefer an entry of exactly this length, so that longer ones can age.
-    if (const auto exact = found->second.find(first(ids, length)); exact != found->second.end()) best = exact;
+    if (const auto exact = of_group->second.find(first(ids, length)); exact != of_group->second.end()) best = exact;
     use(best->second);
     for (const std::int64_t mark : marks) { // after the entry that contains it, so that the shared part is kept longest
-        const auto marked = found->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
-        if (marked != found->second.end()) use(marked->second);
+        const auto marked = of_group->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
+        if (marked != of_group->second.end()) use(marked->second);
     }
     return Match{best->second.saved, length};
 }
@@ -108,21 +108,19 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, 
         ++counts_.failed;
     } else if (!is_there(group, ids, fixed)) { // another row may have saved it meanwhile
         drop_beginning(group, ids);
-        std::list<Place> age(1); // allocated first: nothing may fail between adding the entry and its age
         const auto of = groups_.try_emplace(group).first;
-        const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, age.begin()}).first;
-        age.front() = {&of->first, &entry->first};
-        order_.splice(order_.end(), age);
+        const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, {}}).first;
+        entry->second.age = order_.insert(order_.end(), {&of->first, &entry->first});
         num_bytes_ += num_bytes;
         ++counts_.saved;
     }
 }
 
 bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) return false;
-    const auto at = found->second.lower_bound(key); // the next entry, if any, that begins with `key`
-    if (at == found->second.end() || (fixed ? at->first != key : !begins_with(at->first, key))) return false;
+    const auto of_group = groups_.find(group);
+    if (of_group == groups_.end()) return false;
+    const auto at = of_group->second.lower_bound(key); // the next entry, if any, that begins with `key`
+    if (at == of_group->second.end() || (fixed ? at->first != key : !begins_with(at->first, key))) return false;
     at->second.fixed = at->second.fixed || fixed;
     use(at->second);
     return true;
@@ -130,21 +128,21 @@ bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
 
 /// Drop the entry that `key` begins with. It is the previous entry, since all entries in between begin with it too.
 void Prefixes::drop_beginning(const Group& group, const Ids& key) {
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) return;
-    const auto at = found->second.lower_bound(key);
-    if (at == found->second.begin()) return;
+    const auto of_group = groups_.find(group);
+    if (of_group == groups_.end()) return;
+    const auto at = of_group->second.lower_bound(key);
+    if (at == of_group->second.begin()) return;
     const auto before = std::prev(at);
-    if (begins_with(key, before->first) && !before->second.fixed) drop(found->first, before->first);
+    if (begins_with(key, before->first) && !before->second.fixed) drop(of_group->first, before->first);
 }
 
 void Prefixes::drop(const Group& group, const Ids& key) {
-    const auto found = groups_.find(group);
-    const auto at = found->second.find(key);
+    const auto of_group = groups_.find(group);
+    const auto at = of_group->second.find(key);
     num_bytes_ -= at->second.num_bytes;
     order_.erase(at->second.age);
-    found->second.erase(at);
-    if (found->second.empty()) groups_.erase(found);
+    of_group->second.erase(at);
+    if (of_group->second.empty()) groups_.erase(of_group);
 }
 
 std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity,
@@ -157,15 +155,15 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
     const auto size = static_cast<std::int64_t>(tokens.size());
     const std::int64_t last = (size - 1) / piece * piece; // where the last piece begins
     const std::int64_t most = firm_slots ? std::max(last, size - *firm_slots) : last;
-    if (const auto found = store_.match(*group_, first(tokens, most), marks_)) {
-        std::int64_t length = found->length;
+    if (const auto match = store_.match(*group_, first(tokens, most), marks_)) {
+        std::int64_t length = match->length;
         if (!firm_slots)
             length -= length % piece;
         else if (length < last) // the step to the end of the piece must be firm
             length -= std::max(std::int64_t{0}, *firm_slots - (piece - length % piece));
         try {
             if (length > 0) {
-                const Saved& saved = *found->saved;
+                const Saved& saved = *match->saved;
                 const std::int64_t own = std::min(size + spare, capacity), present = cache.capacity();
                 const bool is_wide = saved.length > std::max(own, present);
                 if (!is_wide || !most_entries || bucket(saved.length, present) <= *most_entries) {

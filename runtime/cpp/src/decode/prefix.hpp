@@ -23,6 +23,9 @@ namespace mars {
 using Group = std::pair<std::string, std::int64_t>;
 using Ids = std::vector<std::int64_t>;
 
+/// Length of the common beginning of two lists.
+std::int64_t num_common(const Ids& one, const Ids& other);
+
 class Stem;
 
 /// Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
@@ -45,11 +48,7 @@ class Prefixes {
     /// A row's access to the cache; null without a budget. `marks`: lengths of its prompt that other prompts may begin
     /// with. The cache must outlive it.
     std::shared_ptr<Stem> stem(std::string salt = "", std::vector<std::int64_t> marks = {});
-
-    /// Drop all entries.
     void clear();
-
-    /// Count one prompt that was looked up.
     void count(std::int64_t query_tokens, std::int64_t hit_tokens);
 
     /// The entry with the longest common beginning with `ids`, and its length; no value if there is none. Entries of

@@ -23,8 +23,6 @@ struct Proposals {
     std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
 
     bool is_sure(std::int64_t i) const { return std::binary_search(sure.begin(), sure.end(), i); }
-
-    /// How many of the first `most` are sure.
     std::int64_t num_sure(std::int64_t most) const { return std::lower_bound(sure.begin(), sure.end(), most) - sure.begin(); }
 };
 
@@ -71,8 +69,6 @@ class Foresight {
 class Lookup {
   public:
     explicit Lookup(std::int64_t length) : length_(length) {}
-
-    /// At most `most` proposals for what follows `tokens`.
     Proposals propose(const std::vector<std::int64_t>& tokens, std::int64_t most);
 
   private:

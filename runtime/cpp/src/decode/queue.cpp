@@ -6,14 +6,8 @@ namespace mars {
 
 void Queue::add(Row* row) {
     const auto [at, is_new] = of_.try_emplace(row->client, lines_.end());
-    try {
-        if (is_new) at->second = lines_.insert(lines_.end(), Line{row->client, {}});
-        at->second->rows.push_back(row);
-    } catch (...) { // out of memory: leave no empty line
-        if (is_new && at->second != lines_.end()) lines_.erase(at->second);
-        if (is_new) of_.erase(at);
-        throw;
-    }
+    if (is_new) at->second = lines_.insert(lines_.end(), Line{row->client, {}});
+    at->second->rows.push_back(row);
     ++size_;
 }
 
@@ -53,8 +47,8 @@ void Queue::drop_finished(const std::function<void(Row*)>& gone) {
             --size_;
             gone(row);
         }
-        const auto here = line++;
-        if (here->rows.empty()) close(here);
+        const auto passed = line++;
+        if (passed->rows.empty()) close(passed);
     }
 }
 

@@ -21,8 +21,6 @@ class Queue {
   public:
     bool empty() const { return lines_.empty(); }
     std::size_t size() const { return size_; }
-
-    /// Add a row at the end of its client's line.
     void add(Row* row);
 
     /// The first row that `good` accepts, in order of turns; null if none.

@@ -19,10 +19,6 @@ constexpr double exact_mode = -1.0; // instead of a tau
 
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
 
-bool is_one_of(std::int64_t token, const std::vector<std::int64_t>& tokens) {
-    return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
-}
-
 template <typename T>
 void append(std::vector<T>& target, const std::vector<T>& source) {
     target.insert(target.end(), source.begin(), source.end());
@@ -39,19 +35,20 @@ Predictions Predictions::of(const StepOutput& output, std::int64_t row, std::int
     const auto& values = metric == Metric::margin ? output.margin : metric == Metric::entropy ? output.entropy : output.confidence;
     const auto first = row * output.outputs, last = first + count;
     assert(last <= static_cast<std::int64_t>(values.size()) && "the session checks first that a metric was exported");
-    Predictions made;
-    made.token_ids.assign(output.token_ids.begin() + first, output.token_ids.begin() + last);
-    made.confidences.assign(values.begin() + first, values.begin() + last);
-    made.probabilities.assign(output.confidence.begin() + first, output.confidence.begin() + last);
-    made.vocab_size = output.vocab_size;
+    Predictions predictions;
+    predictions.token_ids.assign(output.token_ids.begin() + first, output.token_ids.begin() + last);
+    predictions.confidences.assign(values.begin() + first, values.begin() + last);
+    predictions.probabilities.assign(output.confidence.begin() + first, output.confidence.begin() + last);
+    predictions.vocab_size = output.vocab_size;
     if (!output.logits.empty())
-        made.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
-    made.top_k = output.top_k;
+        predictions.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
+    predictions.top_k = output.top_k;
     if (output.top_k > 0) {
-        made.topk_ids.assign(output.topk_ids.begin() + first * output.top_k, output.topk_ids.begin() + last * output.top_k);
-        made.topk_logprobs.assign(output.topk_logprobs.begin() + first * output.top_k, output.topk_logprobs.begin() + last * output.top_k);
+        predictions.topk_ids.assign(output.topk_ids.begin() + first * output.top_k, output.topk_ids.begin() + last * output.top_k);
+        predictions.topk_logprobs.assign(output.topk_logprobs.begin() + first * output.top_k,
+                                         output.topk_logprobs.begin() + last * output.top_k);
     }
-    return made;
+    return predictions;
 }
 
 Predictions Predictions::then(const Predictions& later) const {
@@ -181,11 +178,11 @@ double Row::promise(const Proposals& those) const {
 Chances Row::chances(std::int64_t block, std::int64_t room) const {
     const std::int64_t num = num_proposals();
     std::vector<double> hopes = hopes_->of_all(proposals);
-    Chances found{num_pending(), {}, std::nullopt, foresight_.expected(most_masks(block)), room};
-    if (ends_at(num)) found.ending = hopes[static_cast<std::size_t>(num)];
+    Chances result{num_pending(), {}, std::nullopt, foresight_.expected(most_masks(block)), room};
+    if (ends_at(num)) result.ending = hopes[static_cast<std::size_t>(num)];
     hopes.resize(static_cast<std::size_t>(num));
-    found.hopes = std::move(hopes);
-    return found;
+    result.hopes = std::move(hopes);
+    return result;
 }
 
 void Row::set_tau(double tau) {

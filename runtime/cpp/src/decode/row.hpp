@@ -84,8 +84,6 @@ class Row {
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
     std::int64_t num_pending() const { return num_tokens() - cursor; }
-
-    /// Tokens that may still be generated.
     std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
 
     /// Proposals that may be fed. Never one that ends the sequence: the output before it predicts the same.
@@ -121,8 +119,6 @@ class Row {
 
     /// What the next step may expect of the row, with `room` slots after its pending tokens.
     Chances chances(std::int64_t block, std::int64_t room) const;
-
-    /// End the row without tokens.
     Accepted finish(FinishReason reason);
 
     /// End the row with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
@@ -134,8 +130,6 @@ class Row {
     /// From any thread: switch to exact mode from the next step on, or back to the default tau. Throws SessionError if
     /// the row must verify its drafts.
     void set_exact(bool exact);
-
-    /// No value in exact mode.
     std::optional<double> tau() const;
 
     /// From any thread: end the row before its next step.
@@ -143,8 +137,6 @@ class Row {
 
     /// The same because its deadline has passed. The first reason counts.
     void expire() { end(FinishReason::deadline); }
-
-    /// Whether another thread asked the row to end.
     bool is_told() const { return told_.load() != untold; }
 
     /// Apply what other threads requested. The loop calls this between two steps, so that a step sees one setting.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <queue>
 
 #include "decode/token_set.hpp"
 
@@ -12,31 +13,24 @@ namespace mars {
 
 namespace {
 
+struct Later {
+    const float* logits;
+    bool operator()(std::int64_t a, std::int64_t b) const { return logits[a] < logits[b] || (logits[a] == logits[b] && a > b); }
+};
+
 /// Tokens from the likeliest on, equal ones by id, sorted only as far as needed.
-class Ranking {
-  public:
-    Ranking(const float* logits, std::int64_t size) : logits_(logits), heap_(static_cast<std::size_t>(size)) {
-        std::iota(heap_.begin(), heap_.end(), std::int64_t{0});
-        std::make_heap(heap_.begin(), heap_.end(), Later{logits_});
+struct Ranking : std::priority_queue<std::int64_t, std::vector<std::int64_t>, Later> {
+    Ranking(const float* logits, std::int64_t size) : priority_queue(Later{logits}) {
+        c.resize(static_cast<std::size_t>(size));
+        std::iota(c.begin(), c.end(), std::int64_t{0});
+        std::make_heap(c.begin(), c.end(), comp);
     }
 
-    bool empty() const { return heap_.empty(); }
-
-    std::int64_t pop() {
-        std::pop_heap(heap_.begin(), heap_.end(), Later{logits_});
-        const std::int64_t token = heap_.back();
-        heap_.pop_back();
+    std::int64_t take() {
+        const std::int64_t token = top();
+        pop();
         return token;
     }
-
-  private:
-    struct Later {
-        const float* logits;
-        bool operator()(std::int64_t a, std::int64_t b) const { return logits[a] < logits[b] || (logits[a] == logits[b] && a > b); }
-    };
-
-    const float* logits_;
-    std::vector<std::int64_t> heap_;
 };
 
 std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
@@ -46,7 +40,7 @@ std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig
     std::vector<std::int64_t> kept;
     double total = 0.0;
     if (config.top_k > 0) {
-        while (!ranking.empty() && static_cast<std::int64_t>(kept.size()) < config.top_k) kept.push_back(ranking.pop());
+        while (!ranking.empty() && static_cast<std::int64_t>(kept.size()) < config.top_k) kept.push_back(ranking.take());
         for (const std::int64_t token : kept) total += weight(token);
         ranking = Ranking(logits, 0);
     } else {
@@ -60,15 +54,15 @@ std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig
     for (std::size_t i = 0; cumulative.empty() || cumulative.back() < enough; ++i) {
         if (i == kept.size()) {
             if (ranking.empty()) break;
-            kept.push_back(ranking.pop());
+            kept.push_back(ranking.take());
         }
         if (weight(kept[i]) < config.min_p) break; // the likeliest has weight 1
         cumulative.push_back((cumulative.empty() ? 0.0 : cumulative.back()) + weight(kept[i]) / total);
     }
     const double whole = cuts ? cumulative.back() : 1.0;
-    const auto found =
+    const auto position =
         std::upper_bound(cumulative.begin(), cumulative.end(), number, [&](double value, double sum) { return value < sum / whole; });
-    return kept[static_cast<std::size_t>(std::min(found, cumulative.end() - 1) - cumulative.begin())];
+    return kept[static_cast<std::size_t>(std::min(position, cumulative.end() - 1) - cumulative.begin())];
 }
 
 std::vector<float> penalized(const float* logits, std::int64_t size, double penalty, std::vector<std::int64_t> seen) {

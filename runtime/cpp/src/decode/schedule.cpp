@@ -70,12 +70,7 @@ std::vector<Accepted> Schedule::forward() {
     decode(decoding(), events);
     drop_finished(events);
     // Free the KV memory that the longest row needed, and memory that was interrupted.
-    if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) {
-        try {
-            renew(batch_->num_rows);
-        } catch (const std::exception&) { // out of memory: the next step tries again
-        }
-    }
+    if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) renew(batch_->num_rows);
     publish();
     phase_ = Phase::begin;
     return events;
@@ -98,8 +93,10 @@ bool Schedule::read_prompt(Events& events) {
         } else {
             ++num_decoding_;
             const std::vector<Feed> first{first_feed(*row)};
-            run({row}, first, [this](Row& each, const Predictions& made, const Feed& fed) { return take_first(each, made, fed); }, events);
-            keep(*row); // now, because the next prompt may begin with the same tokens
+            run(
+                {row}, first,
+                [this](Row& each, const Predictions& predictions, const Feed& fed) { return take_first(each, predictions, fed); }, events);
+            batch_->keep(*row); // now, because the next prompt may begin with the same tokens
         }
     }
     drop_finished(events);
@@ -144,7 +141,6 @@ void Schedule::admit(Events& events) {
         if (!has_room(*row)) return;
         const std::lock_guard<std::mutex> lock(mutex_);
         if (is_interrupted_) return;
-        batch_->active.reserve(batch_->active.size() + 1);
         present_.push_back(row);
         batch_->active.push_back(row);
         is_in = true;
@@ -257,7 +253,7 @@ void Schedule::drop_finished(Events& events) {
     for (auto at = std::find_if(active.rbegin(), active.rend(), is_finished); at != active.rend();
          at = std::find_if(active.rbegin(), active.rend(), is_finished)) { // a row whose copy failed is next
         Row* const row = *at;
-        keep(*row);
+        batch_->keep(*row);
         std::int64_t gap = active.rend() - at - 1;
         if (gap < num_decoding_) {
             --num_decoding_;
@@ -269,14 +265,6 @@ void Schedule::drop_finished(Events& events) {
         leave(row);
     }
     publish();
-}
-
-/// Offer the row's final entries to the prefix cache. A failure, such as out of memory, does not affect the answer.
-void Schedule::keep(const Row& row) {
-    try {
-        batch_->keep(row);
-    } catch (const std::exception&) {
-    }
 }
 
 bool Schedule::is_interrupted() {

@@ -75,8 +75,6 @@ class Schedule {
     virtual std::optional<Accepted> take_first(Row& row, const Predictions& predictions, const Feed& feed) {
         return take(row, predictions, feed);
     }
-
-    /// One decode step of `rows`.
     virtual void decode(std::vector<Row*> rows, Events& events);
 
     /// Make the fed pending tokens final, and accept predictions.
@@ -101,7 +99,6 @@ class Schedule {
     void admit(Events& events);
     bool is_welcome(const Row& row) const;
     bool has_room(Row& row);
-    void keep(const Row& row);
     bool is_interrupted();
     void move(std::int64_t source, std::int64_t target, Events& events);
     void leave(const Row* row);

@@ -87,8 +87,8 @@ const Variant& choose(const Bundle& bundle, const std::string& device, const Her
     const auto& variants = bundle.manifest.variants;
     const bool engines =
         runs_engines(device) && std::any_of(variants.begin(), variants.end(), [](const Variant& v) { return v.is_engine(); });
-    std::optional<Here> found;
-    if (engines && here == nullptr) here = &found.emplace(look_around(DeviceName::of(device).ordinal()));
+    std::optional<Here> machine;
+    if (engines && here == nullptr) here = &machine.emplace(look_around(DeviceName::of(device).ordinal()));
     std::string wanted, others;
     for (const Variant& variant : variants) {
         const bool is_wanted = variant.is_engine() == engines;
@@ -101,9 +101,9 @@ const Variant& choose(const Bundle& bundle, const std::string& device, const Her
 
 const Variant& choose_named(const Bundle& bundle, const std::string& name, const std::string& device, const Here* here) {
     const Variant& variant = bundle.variant(name);
-    std::optional<Here> found;
+    std::optional<Here> machine;
     if (here == nullptr && variant.is_engine() && runs_engines(device))
-        here = &found.emplace(look_around(DeviceName::of(device).ordinal()));
+        here = &machine.emplace(look_around(DeviceName::of(device).ordinal()));
     if (const auto reason = why_not(variant, device, here))
         throw SessionError(bundle.path.string() + ": variant " + variant.name + " does not run in this session: " + *reason);
     return variant;

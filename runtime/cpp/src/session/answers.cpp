@@ -20,11 +20,11 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     const Manifest& manifest = session_->bundle.manifest;
     std::vector<Row*> rows;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-        NewRow made = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
+        NewRow request = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
         if (!configs[i].grammar.empty() && commit.kind == Commit::Kind::block)
             throw SessionError("a grammar needs cursor commit; leave block commit out");
-        rows.push_back(made.row.get());
-        answers_.push_back({std::move(made.text), std::move(made.row), {}});
+        rows.push_back(request.row.get());
+        answers_.push_back({std::move(request.text), std::move(request.row), {}});
     }
     Backend& backend = *session_->backend;
     const std::int64_t block = manifest.block, mask = manifest.mask_id();
@@ -124,11 +124,8 @@ std::optional<Event> Stream::next() {
 }
 
 std::optional<double> Stream::tau() const { return answers_->row(0).tau(); }
-
 void Stream::set_tau(double tau) { answers_->row(0).set_tau(tau); }
-
 void Stream::set_exact(bool exact) { answers_->row(0).set_exact(exact); }
-
 void Stream::cancel() { answers_->cancel(0); }
 
 void Stream::close() {
@@ -138,13 +135,9 @@ void Stream::close() {
 }
 
 bool Stream::is_over() const { return failed() || answers_->row(0).finish_reason.has_value(); }
-
 bool Stream::failed() const { return answers_->failed(); }
-
 const Stats& Stream::stats() const { return answers_->row(0).stats; }
-
 std::int64_t Stream::prefilled() const { return std::min(answers_->row(0).cursor, stats().prompt_tokens); }
-
 Completion Stream::completion() const { return answers_->completion(0); }
 
 } // namespace mars

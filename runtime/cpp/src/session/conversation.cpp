@@ -13,8 +13,6 @@ constexpr std::int64_t room = 4; // if old turns are dropped, an answer gets up 
 
 bool begins_with(const std::string& text, const std::string& beginning) { return text.compare(0, beginning.size(), beginning) == 0; }
 
-std::string spaced(const std::string& word, std::size_t count) { return std::to_string(count) + " " + word; }
-
 } // namespace
 
 struct Conversation::State {
@@ -49,14 +47,14 @@ struct Conversation::State {
     std::int64_t capacity() const { return session->backend->max_capacity(); }
 
     std::vector<Message> messages(const std::vector<Said>& said, const std::string* question = nullptr) const {
-        std::vector<Message> made;
-        if (system) made.push_back({"system", *system});
+        std::vector<Message> chat;
+        if (system) chat.push_back({"system", *system});
         for (const Said& turn : said) {
-            made.push_back({"user", turn.question});
-            made.push_back({"assistant", turn.answer});
+            chat.push_back({"user", turn.question});
+            chat.push_back({"assistant", turn.answer});
         }
-        if (question != nullptr) made.push_back({"user", *question});
-        return made;
+        if (question != nullptr) chat.push_back({"user", *question});
+        return chat;
     }
 
     /// Text and ids of the next prompt. Known ids are reused as far as the text is unchanged.
@@ -77,22 +75,22 @@ struct Conversation::State {
 
     Stream& send(std::vector<Said> said, const std::string& question, const GenerationConfig& config) {
         const std::size_t before = said.size();
-        Spelling made = prompt(said, question);
-        const auto length = [&] { return static_cast<std::int64_t>(made.ids.size()); };
+        Spelling spelling = prompt(said, question);
+        const auto length = [&] { return static_cast<std::int64_t>(spelling.ids.size()); };
         const std::int64_t need = std::min(config.max_new_tokens, capacity() / room);
         if (drop_oldest && length() + need > capacity()) {
             // Make room for two answers: if one turn were dropped each time, the whole prompt would be read again each
             // time.
             while (!said.empty() && length() + 2 * need > capacity()) {
                 said.erase(said.begin());
-                made = prompt(said, question);
+                spelling = prompt(said, question);
             }
         }
         if (length() > capacity()) throw SessionError(full(length(), !said.empty()));
-        Stream reply(std::make_unique<Answers>(session, std::vector<Prompt>{made.ids}, std::vector{config}, Commit(), system));
+        Stream reply(std::make_unique<Answers>(session, std::vector<Prompt>{spelling.ids}, std::vector{config}, Commit(), system));
         turns = std::move(said);
         dropped = static_cast<std::int64_t>(before - turns.size());
-        return asked.emplace(Asked{question, std::move(made), std::move(reply)}).reply;
+        return asked.emplace(Asked{question, std::move(spelling), std::move(reply)}).reply;
     }
 
     /// End the current answer and make it a turn, unless it failed or is empty.
@@ -115,7 +113,7 @@ struct Conversation::State {
     }
 
     std::string full(std::int64_t length, bool has_turns) const {
-        const std::string holds = spaced("tokens", static_cast<std::size_t>(length)) + (has_turns ? " with this question" : "") +
+        const std::string holds = std::to_string(length) + " tokens" + (has_turns ? " with this question" : "") +
                                   ", this bundle's context holds " + std::to_string(capacity());
         if (!has_turns) return "the question and the system message have " + holds + "; shorten them";
         return "the conversation has " + holds +

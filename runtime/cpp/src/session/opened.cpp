@@ -4,6 +4,7 @@
 #include <new>
 #include <tuple>
 
+#include "accept.hpp"
 #include "device/variants.hpp"
 #include "joined.hpp"
 #include "structured/guided_row.hpp"
@@ -47,9 +48,7 @@ std::int64_t Openings::length(const Text& text, const std::string& system, const
         } catch (const SessionError&) { // a template may refuse this prompt
         }
     }
-    const Ids& own = at->second;
-    const auto end = own.begin() + static_cast<std::ptrdiff_t>(std::min(own.size(), ids.size()));
-    return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
+    return num_common(at->second, ids);
 }
 
 std::optional<DraftSlots> Opened::draft_slots(const std::string& name) const {
@@ -70,23 +69,23 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
                        std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
                        std::optional<std::int64_t> most) const try {
     check(config);
-    NewRow made;
+    NewRow request;
     std::function<bool(std::int64_t)> stop;
     if (text) {
-        made.text = std::make_unique<TextStream>(*text, config.stop);
-        stop = [own = made.text.get()](std::int64_t token) { return own->push(token); };
+        request.text = std::make_unique<TextStream>(*text, config.stop);
+        stop = [own = request.text.get()](std::int64_t token) { return own->push(token); };
     }
     const Ids ids = encode(prompt, most);
     const std::vector<std::int64_t>& eos = bundle.manifest.tokens.eos;
     if (config.grammar.empty())
-        made.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), hopes);
+        request.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), hopes);
     else
-        made.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), hopes);
-    made.row->draft = draft_slots(config.draft);
-    made.row->max_masks = bundle.manifest.masks;
-    made.row->stats.began = began;
-    made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
-    return made;
+        request.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), hopes);
+    request.row->draft = draft_slots(config.draft);
+    request.row->max_masks = bundle.manifest.masks;
+    request.row->stats.began = began;
+    request.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+    return request;
 } catch (const std::bad_alloc&) {
     throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
 }
@@ -107,7 +106,7 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
         if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
     if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
     const std::optional<std::int64_t> mask = bundle.manifest.tokens.mask;
-    if (mask && std::find(ids.begin(), ids.end(), *mask) != ids.end())
+    if (mask && is_one_of(*mask, ids))
         throw SessionError("the prompt holds the mask token " + std::to_string(*mask) +
                            ", which stands for a token that is not known yet; leave it out");
     const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));

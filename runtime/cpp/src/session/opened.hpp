@@ -59,8 +59,6 @@ struct Opened {
 
     /// What a step costs here. The first call may measure it, which takes about a second.
     std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.mask_id()); }
-
-    /// The guide of an answer with a grammar. Throws SessionError.
     std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
 
     /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.

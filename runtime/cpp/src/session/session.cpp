@@ -32,21 +32,13 @@ Conversation Session::conversation(std::optional<std::string> system, bool drop_
 }
 
 void Session::warm_up() const { opened_->measured(); }
-
 void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->costs->set(Cost(std::move(points))); }
-
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
-
 void Session::forget_prefixes() const { opened_->prefixes->clear(); }
-
 std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return opened_->encode(prompt); }
-
 std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().decode(token_ids); }
-
 bool Session::has_text() const { return opened_->text.has_value(); }
-
 void Session::check(const GenerationConfig& config) const { opened_->check(config); }
-
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
 std::optional<ThinkingStream> Session::thinking_stream(const Prompt& prompt) const {
@@ -91,12 +83,12 @@ SessionInfo Session::info() const {
 }
 
 GenerationConfig Session::config_of_profile(const std::string& name) const {
-    const Profile& found = find_profile(opened_->bundle, opened_->runs(), name);
+    const Profile& profile = find_profile(opened_->bundle, opened_->runs(), name);
     GenerationConfig config;
-    config.tau = found.tau;
-    config.metric = found.metric;
-    config.window = found.window;
-    config.draft = found.draft.value_or("");
+    config.tau = profile.tau;
+    config.metric = profile.metric;
+    config.window = profile.window;
+    config.draft = profile.draft.value_or("");
     opened_->check(config);
     return config;
 }

@@ -1,6 +1,7 @@
 #include "structured/automaton.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include <mars/errors.hpp>
 
@@ -15,15 +16,10 @@ constexpr std::string_view magic = "MARSDFA";
 constexpr unsigned char version = 1;
 constexpr std::uint64_t most_states = 1U << 17U, most_edges = 1U << 20U, header = 16;
 
-std::uint32_t number(std::string_view data, std::size_t at) {
-    const auto byte = [&](std::size_t i) { return std::uint32_t{static_cast<unsigned char>(data[at + i])}; };
-    return byte(0) | byte(1) << 8U | byte(2) << 16U | byte(3) << 24U;
-}
-
 std::vector<std::uint32_t> numbers(std::string_view data, std::size_t at, std::size_t count) {
-    std::vector<std::uint32_t> found(count);
-    for (std::size_t i = 0; i < count; ++i) found[i] = number(data, at + 4 * i);
-    return found;
+    std::vector<std::uint32_t> all(count);
+    if (count > 0) std::memcpy(all.data(), data.data() + at, 4 * count); // little-endian, as all processors that are supported
+    return all;
 }
 
 bool ends_everywhere(const Automaton& automaton) {
@@ -90,40 +86,40 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
         throw BundleError(where + ": " + what + "; compile the grammar again with `mars-export grammar`");
     };
     if (content.size() < header || content.substr(0, magic.size()) != magic) fail("not the automaton of a grammar");
-    if (const auto found = static_cast<unsigned char>(content[magic.size()]); found != version)
-        fail("written as version " + std::to_string(found) + ", this runtime reads " + std::to_string(version));
-    const std::size_t states = number(content, 8), edges = number(content, 12);
+    if (const auto file_version = static_cast<unsigned char>(content[magic.size()]); file_version != version)
+        fail("written as version " + std::to_string(file_version) + ", this runtime reads " + std::to_string(version));
+    const std::size_t states = numbers(content, 8, 1).front(), edges = numbers(content, 12, 1).front();
     const std::string sizes = std::to_string(states) + " states and " + std::to_string(edges) + " edges";
     if (states < 1 || states > most_states || edges > most_edges)
         fail(sizes + ", more than " + std::to_string(most_states) + " and " + std::to_string(most_edges) + ", or none");
     if (content.size() != header + 4 * (states + 1) + 6 * edges + (states + 7) / 8)
         fail(std::to_string(content.size()) + " bytes are not " + sizes);
-    Automaton made;
+    Automaton automaton;
     std::size_t at = header;
-    made.first = numbers(content, at, states + 1);
+    automaton.first = numbers(content, at, states + 1);
     at += 4 * (states + 1);
-    made.target = numbers(content, at, edges);
+    automaton.target = numbers(content, at, edges);
     at += 4 * edges;
-    made.low.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
+    automaton.low.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
     at += edges;
-    made.high.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
+    automaton.high.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
     at += edges;
-    if (made.first.front() != 0 || made.first.back() != edges || !std::is_sorted(made.first.begin(), made.first.end()))
+    if (automaton.first.front() != 0 || automaton.first.back() != edges || !std::is_sorted(automaton.first.begin(), automaton.first.end()))
         fail("the edges of its states are not in order");
     for (std::size_t state = 0; state < states; ++state)
-        for (std::size_t edge = made.first[state]; edge < made.first[state + 1]; ++edge)
-            if (made.target[edge] >= states || made.low[edge] > made.high[edge] ||
-                (edge > made.first[state] && made.low[edge] <= made.high[edge - 1]))
+        for (std::size_t edge = automaton.first[state]; edge < automaton.first[state + 1]; ++edge)
+            if (automaton.target[edge] >= states || automaton.low[edge] > automaton.high[edge] ||
+                (edge > automaton.first[state] && automaton.low[edge] <= automaton.high[edge - 1]))
                 fail("an edge leads nowhere, or bytes are not in order");
     for (std::size_t i = 0; i < 8 * ((states + 7) / 8); ++i) {
         const bool is_set = (static_cast<unsigned char>(content[at + i / 8]) >> (i % 8) & 1U) != 0;
         if (i < states)
-            made.ends.push_back(is_set);
+            automaton.ends.push_back(is_set);
         else if (is_set)
             fail("an end that is not a state");
     }
-    if (!ends_everywhere(made)) fail("there are states from which no answer can end");
-    return made;
+    if (!ends_everywhere(automaton)) fail("there are states from which no answer can end");
+    return automaton;
 }
 
 } // namespace mars

@@ -22,8 +22,6 @@ struct Automaton {
 
     std::int32_t size() const { return static_cast<std::int32_t>(ends.size()); }
     bool is_end(std::int32_t state) const { return ends[static_cast<std::size_t>(state)]; }
-
-    /// The state after a byte, or none.
     std::int32_t step(std::int32_t state, unsigned char byte) const;
 
     /// The state after all these bytes, or none.

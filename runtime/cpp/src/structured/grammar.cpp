@@ -4,6 +4,7 @@
 
 #include <mars/errors.hpp>
 
+#include "decode/prefix.hpp"
 #include "joined.hpp"
 
 namespace mars {
@@ -20,11 +21,6 @@ constexpr std::size_t remembered = 4096;             // cached results of each k
 constexpr std::size_t most_open = 16;                // automata
 constexpr std::int64_t most_certain = 4096;          // tokens: a longer forced text counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
-
-std::size_t num_common(const Tokens& one, const Tokens& other) {
-    const auto end = one.begin() + static_cast<std::ptrdiff_t>(std::min(one.size(), other.size()));
-    return static_cast<std::size_t>(std::mismatch(one.begin(), end, other.begin()).first - one.begin());
-}
 
 /// One answer's state in an automaton.
 class Walker : public Matcher {
@@ -45,8 +41,8 @@ class Walker : public Matcher {
     }
 
     Walk::Likely likely() override {
-        const Walk::Likely found = walk_->likely(state_);
-        return found && mask().has(found->first) ? found : std::nullopt;
+        const Walk::Likely token = walk_->likely(state_);
+        return token && mask().has(token->first) ? token : std::nullopt;
     }
 
     void consume(std::int64_t token) override {
@@ -138,7 +134,7 @@ Walk::Forced Walk::compute_forced(std::int32_t state, std::int64_t last) {
     if (!next) return {tokens, {}};
     if (!next->any()) return {vocabulary_->write(data), {}}; // the answer ends here
     const Spellings spellings = spell_before(data, *next);
-    const std::size_t common = num_common(tokens, spellings.common);
+    const auto common = static_cast<std::size_t>(num_common(tokens, spellings.common));
     if (common > 0) {
         tokens.resize(common);
         return {tokens, {}};
@@ -229,7 +225,7 @@ Walk::Spellings Walk::spell_before(const std::string& data, const TokenSet& next
         const Tokens spelling = vocabulary_->write(data + std::string(text));
         if (spelling.empty()) continue;
         if (num++ == 0) spellings.common = spelling;
-        spellings.common.resize(num_common(spellings.common, spelling));
+        spellings.common.resize(static_cast<std::size_t>(num_common(spellings.common, spelling)));
         ++counts[spelling.front()];
     }
     for (const auto& [token, count] : counts) spellings.first.push_back(token);
@@ -258,18 +254,18 @@ std::size_t Walk::num_valid(const Tokens& tokens, std::int32_t state) const {
 
 std::unique_ptr<Matcher> Grammars::matcher(const Bundle& bundle, const Tokenizer& tokenizer, const std::string& name) {
     const auto& grammars = bundle.manifest.grammars;
-    const auto found = std::find_if(grammars.begin(), grammars.end(), [&](const StoredGrammar& each) { return each.name == name; });
-    if (found == grammars.end())
+    const auto grammar = std::find_if(grammars.begin(), grammars.end(), [&](const StoredGrammar& each) { return each.name == name; });
+    if (grammar == grammars.end())
         throw SessionError(bundle.path.string() + ": no grammar `" + name.substr(0, 60) +
                            "` (there are: " + (grammars.empty() ? "none" : joined(grammars, ", ", &StoredGrammar::name)) +
                            "); `mars-export grammar` makes one");
     const std::lock_guard<std::mutex> guard(lock_);
-    auto walk = walks_.find(found->file);
+    auto walk = walks_.find(grammar->file);
     if (walk == walks_.end()) {
-        Automaton automaton = read_automaton(bundle, found->file);
+        Automaton automaton = read_automaton(bundle, grammar->file);
         if (!vocabulary_) vocabulary_ = std::make_shared<Vocabulary>(tokenizer, bundle.manifest.model.vocab_size);
         if (walks_.size() >= most_open) walks_.clear();
-        walk = walks_.emplace(found->file, std::make_shared<Walk>(std::move(automaton), vocabulary_)).first;
+        walk = walks_.emplace(grammar->file, std::make_shared<Walk>(std::move(automaton), vocabulary_)).first;
     }
     return walk->second->matcher();
 }

@@ -114,13 +114,13 @@ Proposals Guide::lead(const Proposals& guess, double least) {
             }
             break;
         }
-        const std::optional<Choice> found = guessed(*matcher, guess, at);
-        if (!found) break;
-        chance *= found->confidence;
+        const std::optional<Choice> choice = guessed(*matcher, guess, at);
+        if (!choice) break;
+        chance *= choice->confidence;
         if (chance < least) break;
-        add(found->token, found->confidence);
-        if (ends(found->token)) break;
-        matcher->consume(found->token);
+        add(choice->token, choice->confidence);
+        if (ends(choice->token)) break;
+        matcher->consume(choice->token);
     }
     return led;
 }

@@ -59,7 +59,7 @@ void Vocabulary::greedy(std::string_view data, std::vector<std::int64_t>& ids) c
 std::vector<std::int64_t> Vocabulary::beginnings(std::string_view data) const {
     std::vector<std::int64_t> fits;
     for (std::size_t size = std::min(data.size(), longest); size > 0; --size)
-        if (const auto found = first_.find(data.substr(0, size)); found != first_.end()) fits.push_back(found->second);
+        if (const auto token = first_.find(data.substr(0, size)); token != first_.end()) fits.push_back(token->second);
     return fits;
 }
 

@@ -10,13 +10,9 @@ namespace mars {
 
 namespace {
 
-constexpr std::uint64_t empty = ~std::uint64_t{0};
-
 std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
 }
-
-std::size_t hash(std::uint64_t pair) { return static_cast<std::size_t>(pair * 0x9E3779B97F4A7C15u >> 20); }
 
 /// Order of a heap with the least element on top.
 bool is_later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
@@ -25,37 +21,16 @@ bool is_later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b
 
 } // namespace
 
-Bpe::Bpe(const std::array<std::int32_t, 256>& byte_ids, std::size_t num_merges) : byte_ids_(byte_ids) {
-    std::size_t size = 16;
-    while (size < 2 * num_merges) size *= 2;
-    table_.assign(size, {empty, 0, no_token});
-}
-
-void Bpe::add_merge(std::int32_t left, std::int32_t right, std::int32_t merged) {
-    const std::uint64_t pair = pair_of(left, right);
-    std::size_t at = hash(pair) & (table_.size() - 1);
-    while (table_[at].pair != empty && table_[at].pair != pair) at = (at + 1) & (table_.size() - 1);
-    table_[at] = {pair, num_ranks_++, merged};
-}
-
-const Bpe::Merge* Bpe::find(std::int32_t left, std::int32_t right) const {
-    const std::uint64_t pair = pair_of(left, right);
-    std::size_t at = hash(pair) & (table_.size() - 1);
-    while (table_[at].pair != empty) {
-        if (table_[at].pair == pair) return &table_[at];
-        at = (at + 1) & (table_.size() - 1);
-    }
-    return nullptr;
-}
+void Bpe::add_merge(std::int32_t left, std::int32_t right, std::int32_t merged) { merges_[pair_of(left, right)] = {num_ranks_++, merged}; }
 
 void Bpe::propose(Scratch& scratch, std::size_t left) const {
     const Scratch::Symbol& symbol = scratch.symbols[left];
     if (symbol.next < 0) return;
     const std::int32_t right = scratch.symbols[static_cast<std::size_t>(symbol.next)].id;
-    if (const Merge* merge = find(symbol.id, right)) {
-        scratch.queue.push_back({merge->rank, static_cast<std::int32_t>(left), symbol.id, right, merge->merged});
-        std::push_heap(scratch.queue.begin(), scratch.queue.end(), is_later);
-    }
+    const auto merge = merges_.find(pair_of(symbol.id, right));
+    if (merge == merges_.end()) return;
+    scratch.queue.push_back({merge->second.rank, static_cast<std::int32_t>(left), symbol.id, right, merge->second.merged});
+    std::push_heap(scratch.queue.begin(), scratch.queue.end(), is_later);
 }
 
 /// Call `add` with the ids that a word starts from.
@@ -65,8 +40,8 @@ void Bpe::each_symbol(std::string_view word, Add add) const {
         const std::size_t start = at;
         if (characters_.empty()) {
             ++at;
-        } else if (const auto found = characters_.find(utf8::next(word, at)); found != characters_.end()) {
-            add(found->second);
+        } else if (const auto character = characters_.find(utf8::next(word, at)); character != characters_.end()) {
+            add(character->second);
             continue;
         }
         for (const char byte : word.substr(start, at - start)) add(byte_ids_[static_cast<unsigned char>(byte)]);
@@ -76,7 +51,7 @@ void Bpe::each_symbol(std::string_view word, Add add) const {
 void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int64_t>& ids) const {
     if (!whole_.empty()) {
         scratch.key.assign(word);
-        if (const auto found = whole_.find(scratch.key); found != whole_.end()) return ids.push_back(found->second);
+        if (const auto token = whole_.find(scratch.key); token != whole_.end()) return ids.push_back(token->second);
     }
     auto& symbols = scratch.symbols;
     auto& queue = scratch.queue;

@@ -20,7 +20,9 @@ class Bpe {
     static constexpr std::int32_t no_token = -1;
 
     /// `byte_ids`: the token of each single byte, or no_token; such bytes are dropped.
-    explicit Bpe(const std::array<std::int32_t, 256>& byte_ids, std::size_t num_merges = 0);
+    explicit Bpe(const std::array<std::int32_t, 256>& byte_ids, std::size_t num_merges = 0) : byte_ids_(byte_ids) {
+        merges_.reserve(num_merges);
+    }
 
     /// Merge `left` and `right` into `merged`. The first call has the lowest rank; the last call for a pair counts.
     void add_merge(std::int32_t left, std::int32_t right, std::int32_t merged);
@@ -36,17 +38,15 @@ class Bpe {
 
   private:
     struct Merge {
-        std::uint64_t pair; // left id in the upper half
         std::int32_t rank, merged;
     };
 
     template <typename Add>
     void each_symbol(std::string_view word, Add add) const;
-    const Merge* find(std::int32_t left, std::int32_t right) const;
     void propose(Scratch& scratch, std::size_t left) const;
 
     std::array<std::int32_t, 256> byte_ids_;
-    std::vector<Merge> table_; // open addressing; a power of two, never full
+    std::unordered_map<std::uint64_t, Merge> merges_; // by pair, the left id in the upper half
     std::int32_t num_ranks_ = 0;
     std::unordered_map<std::string, std::int32_t> whole_;
     std::unordered_map<char32_t, std::int32_t> characters_;

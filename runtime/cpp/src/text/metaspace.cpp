@@ -38,22 +38,22 @@ bool is_sequence(const Json& whole, const char* parts, const std::vector<Json>& 
 }
 
 std::optional<Metaspace> of_normalizer(const Json& given) {
-    Metaspace made;
-    made.by_normalizer = true;
-    if (given == replace() || is_sequence(given, "normalizers", {replace()})) return made;
-    made.prefix = Metaspace::Prefix::normalizer;
-    if (is_sequence(given, "normalizers", {prepend(), replace()})) return made;
+    Metaspace metaspace;
+    metaspace.by_normalizer = true;
+    if (given == replace() || is_sequence(given, "normalizers", {replace()})) return metaspace;
+    metaspace.prefix = Metaspace::Prefix::normalizer;
+    if (is_sequence(given, "normalizers", {prepend(), replace()})) return metaspace;
     return std::nullopt;
 }
 
 std::optional<Metaspace> of_pre_tokenizer(const Json& given) {
-    Metaspace made;
+    Metaspace metaspace;
     for (const auto& [name, prefix] : {std::pair("never", Metaspace::Prefix::never), std::pair("first", Metaspace::Prefix::first),
                                        std::pair("always", Metaspace::Prefix::always)})
         for (const bool splits : {false, true}) {
-            made.prefix = prefix;
-            made.splits = splits;
-            if (given == Json{{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", name}, {"split", splits}}) return made;
+            metaspace.prefix = prefix;
+            metaspace.splits = splits;
+            if (given == Json{{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", name}, {"split", splits}}) return metaspace;
         }
     return std::nullopt;
 }
@@ -81,10 +81,10 @@ Metaspace read_metaspace(const Json& whole, Fields& top) {
     const auto given = [&](const char* name) { return whole.is_object() && whole.contains(name) ? &whole.at(name) : nullptr; };
     const auto is_absent = [](const Json* value) { return value == nullptr || value->is_null(); };
     const Json *normalizer = given("normalizer"), *pre_tokenizer = given("pre_tokenizer"), *decoder = given("decoder");
-    std::optional<Metaspace> made;
-    if (is_absent(pre_tokenizer) && !is_absent(normalizer)) made = of_normalizer(*normalizer);
-    if (is_absent(normalizer) && !is_absent(pre_tokenizer)) made = of_pre_tokenizer(*pre_tokenizer);
-    if (!made)
+    std::optional<Metaspace> metaspace;
+    if (is_absent(pre_tokenizer) && !is_absent(normalizer)) metaspace = of_normalizer(*normalizer);
+    if (is_absent(normalizer) && !is_absent(pre_tokenizer)) metaspace = of_pre_tokenizer(*pre_tokenizer);
+    if (!metaspace)
         top.wrong("normalizer", "with byte fallback, only Prepend and Replace of a space by U+2581, or a Metaspace pre-tokenizer alone");
     const std::vector<Json> decoders{part(R"({"type": "Replace", "pattern": {"String": "▁"}, "content": " "})"),
                                      part(R"({"type": "ByteFallback"})"), part(R"({"type": "Fuse"})")};
@@ -93,7 +93,7 @@ Metaspace read_metaspace(const Json& whole, Fields& top) {
     const bool strips = !is_absent(decoder) && is_sequence(*decoder, "decoders", stripping);
     if (!strips && (is_absent(decoder) || !is_sequence(*decoder, "decoders", decoders)))
         top.wrong("decoder", "with byte fallback, only Replace, ByteFallback, Fuse and Strip of one leading space, in this order");
-    Metaspace result = made.value_or(Metaspace());
+    Metaspace result = metaspace.value_or(Metaspace());
     result.leaves_first_space = strips;
     return result;
 }

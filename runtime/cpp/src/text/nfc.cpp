@@ -50,12 +50,12 @@ using Pair = std::pair<char32_t, char32_t>;
 
 /// Composites by their parts.
 const std::map<Pair, char32_t>& composites() {
-    static const auto made = [] {
+    static const auto table = [] {
         std::map<Pair, char32_t> all;
         for (const Decomposition& each : pairs) all[{each.first, each.second}] = each.from;
         return all;
     }();
-    return made;
+    return table;
 }
 
 /// The composite of two code points, or 0.
@@ -65,8 +65,8 @@ char32_t compose(char32_t first, char32_t second) {
     if (first >= syllable_base && first < syllable_base + num_syllables && (first - syllable_base) % num_tails == 0 && second > tail_base &&
         second < tail_base + num_tails)
         return first + second - tail_base;
-    const auto found = composites().find({first, second});
-    return found != composites().end() ? found->second : 0;
+    const auto composite = composites().find({first, second});
+    return composite != composites().end() ? composite->second : 0;
 }
 
 struct Mark {

@@ -19,8 +19,6 @@ class Text {
   public:
     /// `parse_special`: whether the text of a special token inside a message is that token or plain text.
     explicit Text(Tokenizer tokenizer, ChatTurns chat = {}, bool parse_special = false);
-
-    /// Token ids of a text, without a chat template.
     std::vector<int64_t> encode(std::string_view prompt) const;
 
     /// Token ids of messages in the chat template, ready for the answer. Throws SessionError as ChatTurns::render does.
@@ -28,8 +26,6 @@ class Text {
 
     /// Token ids of rendered messages from byte `from` on.
     std::vector<int64_t> encode(const Rendered& prompt, std::size_t from = 0) const;
-
-    /// The text of ids, special tokens included.
     std::string spelled(const std::vector<int64_t>& ids) const;
 
     /// The chat template's text for `messages` and the beginning of an answer; `thinking` as in ChatTurns::render.
@@ -37,8 +33,6 @@ class Text {
 
     /// Whether `thinking` can be given.
     bool switches_thinking() const { return chat_.switches_thinking(); }
-
-    /// The text of ids, special tokens left out.
     std::string decode(const std::vector<int64_t>& ids) const;
 
     const Tokenizer& tokenizer() const { return tokenizer_; }

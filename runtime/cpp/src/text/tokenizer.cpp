@@ -57,7 +57,7 @@ class Encoder {
     /// The positions of `spans` in the normalized `part`. If characters compose across an edge, the result is a few
     /// bytes off.
     Spans moved(const Spans& spans, std::size_t start, std::string_view part) const {
-        Spans made;
+        Spans result;
         std::size_t from = 0, to = 0;
         const auto moved_edge = [&](std::size_t edge) {
             edge = std::clamp(edge, start, start + part.size()) - start;
@@ -69,9 +69,9 @@ class Encoder {
         for (const auto& [begin, end] : spans) {
             if (end <= start || begin >= start + part.size()) continue;
             const std::size_t first = moved_edge(begin);
-            made.emplace_back(first, moved_edge(end));
+            result.emplace_back(first, moved_edge(end));
         }
-        return made;
+        return result;
     }
 
     /// `goes_on`: no mark is added in front.

@@ -37,8 +37,6 @@ class Tokenizer {
 
     /// The bytes of one id, before they are read as UTF-8. Empty for unknown ids.
     std::string_view bytes_of(int64_t id, bool skip_special_tokens = true) const;
-
-    /// The largest id plus one.
     size_t size() const;
 
     struct State;

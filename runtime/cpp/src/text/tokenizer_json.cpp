@@ -58,10 +58,10 @@ class Reader {
     }
 
     /// `name` must be absent, null, or one of `harmless`.
-    void only(Fields& fields, const Json& object, const std::string& name, const std::vector<Json>& harmless) {
-        const auto at = object.is_object() ? object.find(name) : object.end();
-        if (!object.is_object() || at == object.end() || at->is_null()) return;
-        if (std::find(harmless.begin(), harmless.end(), *at) == harmless.end()) fields.wrong(name, "not supported: " + shown(*at));
+    void only(Fields& fields, const Json& object, const char* name, const std::vector<Json>& harmless) {
+        const Json& value = member(object, name);
+        if (!value.is_null() && std::find(harmless.begin(), harmless.end(), value) == harmless.end())
+            fields.wrong(name, "not supported: " + shown(value));
     }
 
     static std::string shown(const Json& value) {
@@ -183,8 +183,8 @@ class Reader {
     }
 
     std::int64_t id_of(const std::string& token) const {
-        const auto found = tokens_.find(token);
-        return found == tokens_.end() ? Bpe::no_token : found->second;
+        const auto entry = tokens_.find(token);
+        return entry == tokens_.end() ? Bpe::no_token : entry->second;
     }
 
     void normalizer(Tokenizer::State& state) {

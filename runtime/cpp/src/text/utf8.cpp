@@ -81,9 +81,9 @@ void append(std::string& text, char32_t code_point) {
 std::size_t valid_prefix(std::string_view text) {
     std::size_t at = 0;
     while (at < text.size()) {
-        const Sequence found = sequence(text.substr(at));
-        if (!found.whole) break;
-        at += found.length;
+        const Sequence part = sequence(text.substr(at));
+        if (!part.whole) break;
+        at += part.length;
     }
     return at;
 }

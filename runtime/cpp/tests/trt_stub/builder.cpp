@@ -1,17 +1,16 @@
-// A builder whose engines are those of engine.cpp, and a parser that reads the graphs of `mars-export trt`. They refuse what the real ones do.
+// A builder whose engines are those of engine.cpp, and a parser that takes what a graph holds from the variable MARS_STUB. They refuse what
+// the real ones do.
 #include <NvInfer.h>
 #include <NvOnnxParser.h>
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <sstream>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
-#include "onnx.hpp"
 #include "stub.hpp"
 
 namespace {
@@ -32,10 +31,12 @@ bool is_before_in_place() {
 }
 
 struct Tensor : nvinfer1::ITensor {
-    explicit Tensor(stub::OnnxInput from) : input(std::move(from)) {}
-    const char* getName() const noexcept override { return input.name.c_str(); }
+    explicit Tensor(const Json& input) : name(input.at("name")), type(input.value("type", 0)), shape(input.value("shape", stub::Shape())) {}
+    const char* getName() const noexcept override { return name.c_str(); }
 
-    stub::OnnxInput input;
+    std::string name;
+    int type;
+    stub::Shape shape; // -1: symbolic
 };
 
 struct Layer : nvinfer1::ILayer {
@@ -82,10 +83,7 @@ class Parser : public nvonnxparser::IParser {
 
     bool parseFromFile(const char* name, int) noexcept override {
         try {
-            std::ifstream file(name, std::ios::binary);
-            std::ostringstream content;
-            if (!file || !(content << file.rdbuf())) throw std::runtime_error("could not open the file");
-            take(stub::read_onnx(content.str()), std::filesystem::path(name).parent_path());
+            take(state().files.at(std::filesystem::path(name).filename().string()));
         } catch (const std::exception& error) {
             logger_.log(Severity::kERROR, error.what());
             errors_.emplace_back(error.what(), "", "");
@@ -97,37 +95,33 @@ class Parser : public nvonnxparser::IParser {
     const nvonnxparser::IParserError* getError(int index) const noexcept override { return &errors_[static_cast<std::size_t>(index)]; }
 
   private:
-    void take(const stub::OnnxFile& file, const std::filesystem::path& directory) {
-        for (const std::string& location : file.locations)
-            if (!std::filesystem::is_regular_file(directory / location))
-                return errors_.emplace_back("no weights: " + location, "", ""), void();
-        for (const stub::OnnxInput& input : file.inputs) network_.inputs.push_back(std::make_unique<Tensor>(input));
-        for (const stub::OnnxNode& node : file.nodes) {
-            const auto refuse = [&](const char* why) { errors_.emplace_back(why, node.name, node.operation); };
-            if (!node.domain.empty() && node.domain != "ai.onnx") refuse("plugin not found");
-            if (node.operation == "TensorScatter") scatter(file, node, refuse);
-            if (node.operation == "Attention") attend(node, refuse);
-            if (node.operation != "TensorScatter" && node.operation != "Attention")
-                network_.layers.push_back(std::make_unique<Layer>(nvinfer1::LayerType::kOTHER));
+    void take(const Json& graph) {
+        for (const Json& input : graph.at("inputs")) network_.inputs.push_back(std::make_unique<Tensor>(input));
+        for (const Json& node : graph.at("nodes")) {
+            const std::string operation = node.at("operation");
+            const auto refuse = [&](const char* why) { errors_.emplace_back(why, node.at("name"), operation); };
+            if (is_before_in_place())
+                refuse("unsupported operator");
+            else if (operation == "TensorScatter")
+                scatter(node.at("inputs")[0], refuse);
+            else
+                attend(node.at("inputs"));
         }
     }
 
     template <typename Refuse>
-    void scatter(const stub::OnnxFile& file, const stub::OnnxNode& node, const Refuse& refuse) {
-        if (is_before_in_place()) return refuse("unsupported operator");
+    void scatter(const std::string& name, const Refuse& refuse) {
         const auto cache =
-            std::find_if(file.inputs.begin(), file.inputs.end(), [&](const auto& input) { return input.name == node.inputs[0]; });
-        if (cache == file.inputs.end()) return refuse("a cache must be a network input");
-        if (cache->shape[2] < 0) return refuse("the cache's capacity must be a number");
+            std::find_if(network_.inputs.begin(), network_.inputs.end(), [&](const auto& input) { return input->name == name; });
+        if (cache == network_.inputs.end()) return refuse("a cache must be a network input");
+        if ((*cache)->shape[2] < 0) return refuse("the cache's capacity must be a number");
         network_.layers.push_back(std::make_unique<Layer>(nvinfer1::LayerType::kKVCACHE_UPDATE));
     }
 
-    template <typename Refuse>
-    void attend(const stub::OnnxNode& node, const Refuse& refuse) {
-        if (is_before_in_place()) return refuse("unsupported operator");
+    void attend(const Json& inputs) {
         auto layer = std::make_unique<Attention>();
         // A mask is the fourth input; state().loses_masks makes it the parser that forgets it without a word.
-        if (node.inputs.size() > 3 && !state().loses_masks) layer->mask = std::make_unique<Tensor>(stub::OnnxInput{node.inputs[3], 0, {}});
+        if (inputs.size() > 3 && !state().loses_masks) layer->mask = std::make_unique<Tensor>(Json{{"name", inputs[3]}});
         network_.layers.push_back(std::move(layer));
     }
 
@@ -233,7 +227,7 @@ class Builder : public nvinfer1::IBuilder {
         if (!network.is_strongly_typed) return "the graph's own precisions are wanted";
         bool is_fp32 = false;
         for (const auto& input : network.inputs) {
-            const auto& [name, type, shape] = input->input;
+            const auto& [name, type, shape] = std::tie(input->name, input->type, input->shape);
             is_fp32 = is_fp32 || (name.rfind("past_key_values.", 0) == 0 && type == onnx_float);
             const bool is_dynamic = std::find(shape.begin(), shape.end(), -1) != shape.end();
             if (is_dynamic && config.profiles.empty()) return "dynamic inputs, but no optimization profile has been defined";
@@ -260,8 +254,8 @@ class Builder : public nvinfer1::IBuilder {
 
     static Json serialized(const Network& network, const Config& config) {
         const auto past = std::find_if(network.inputs.begin(), network.inputs.end(),
-                                       [](const auto& input) { return input->input.name == "past_key_values.0.key"; });
-        const stub::OnnxInput& kv = (*past)->input;
+                                       [](const auto& input) { return input->name == "past_key_values.0.key"; });
+        const Tensor& kv = **past;
         Json engine{{"layers", (network.inputs.size() - 3) / 2}, {"kv_heads", kv.shape[1]}, {"head_dim", kv.shape[3]}};
         engine["kv_dtype"] = kv.type == onnx_half ? "float16" : kv.type == onnx_bf16 ? "bfloat16" : "float32";
         engine["in_place"] = std::any_of(network.layers.begin(), network.layers.end(),

@@ -51,6 +51,7 @@ struct State {
     bool is_integrated = false;
     std::size_t context_bytes = 0; // of device memory that an execution context takes
     std::set<std::string> unknown_tensors;
+    std::map<std::string, nlohmann::json> files;   // by file: the inputs, and the nodes that a parser judges
     std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
     std::vector<std::pair<std::string, std::size_t>> events; // in the order of the stream
@@ -66,7 +67,7 @@ struct State {
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 
     /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, gpu, capability, version,
-    /// loses_masks, breaks_after.
+    /// files, loses_masks, breaks_after.
     static State of_machine();
 };
 

@@ -9,7 +9,6 @@
 #include "device/name.hpp"
 #include "device/ort/api.hpp"
 #include "device/ort/open.hpp"
-#include "device/ort/products.hpp"
 #include "device/ort/step.hpp"
 #include "log.hpp"
 #include "machine.hpp"
@@ -74,36 +73,28 @@ void check_operators(const OrtGraph& graph, const std::string& provider, const O
 
 } // namespace
 
-struct OrtBackend::Graph : OrtStep {
-    std::filesystem::path file;
-    std::int64_t max_capacity = 0;
-    bool is_firm = false;
-};
-
 OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings,
                        std::shared_ptr<RowMemory> memory)
-    : graph_((init_ort(), std::make_unique<Graph>())) {
+    : graph_((init_ort(), std::make_unique<OrtStep>())) {
     if (settings.threads && *settings.threads < 1)
         throw SessionError("threads must be 1 or more, not " + std::to_string(*settings.threads));
     const DeviceName name = DeviceName::of(device);
     const std::string provider = provider_of(name.kind);
     const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider || provider == cuda_plugin;
-    const bool is_w8a8 = variant.precision == "w8a8";
     const ModelInfo& model = bundle.manifest.model;
     const OrtParts options = parted(settings.options, is_on_cpu, name.number);
-    Graph& graph = *graph_;
+    OrtStep& graph = *graph_;
     graph.file = bundle.path / variant.file;
     graph.max_capacity = model.context_length;
     graph.signature = signature_of(variant, model);
     graph.element_bytes = graph.signature.kv_type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
-    graph.is_firm = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model.head_dim % 32 == 0;
+    graph.is_firm = is_on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     if (is_cuda) check_cuda_version(version());
     check_memory(bundle, variant);
     try {
         graph.opened = open_graph({graph.file, provider, options, settings.threads, variant.accuracy_level.value_or(fastest_level),
                                    settings.on_log, settings.cuda_stream});
-        if (is_on_cpu && is_w8a8) require_exact_products(graph.opened->env, options.entries);
         graph.top_k = check_signature(graph.opened->session, graph.file, graph.signature);
         if (is_cuda && !memory) memory = cuda_memory(name.ordinal());
         graph.are_rows_bound_once = is_on_cpu || memory != nullptr;
@@ -119,18 +110,14 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
 OrtBackend::~OrtBackend() = default;
 
 const std::vector<std::string>& OrtBackend::outputs() const { return graph_->signature.outputs; }
-
 std::int64_t OrtBackend::max_capacity() const { return graph_->max_capacity; }
-
 std::optional<std::int64_t> OrtBackend::firm_slots() const { return graph_->is_firm ? std::optional<std::int64_t>(2) : std::nullopt; }
-
 std::optional<std::int64_t> OrtBackend::free_memory() const { return graph_->memory->available(); }
-
 std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) { return graph_->new_rows(num_rows); }
 
 void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
     auto& rows = dynamic_cast<OrtRows&>(cache);
-    Graph& graph = *graph_;
+    OrtStep& graph = *graph_;
     output.outputs = input.outputs;
     output.vocab_size = graph.signature.vocab_size;
     const auto what = [&input](const char* how) {

@@ -13,6 +13,8 @@
 
 namespace mars {
 
+struct OrtStep;
+
 /// A step graph in an ONNX Runtime session.
 class OrtBackend : public Backend {
   public:
@@ -46,8 +48,7 @@ class OrtBackend : public Backend {
     static std::string version();
 
   private:
-    struct Graph;
-    std::unique_ptr<Graph> graph_;
+    std::unique_ptr<OrtStep> graph_;
 };
 
 } // namespace mars

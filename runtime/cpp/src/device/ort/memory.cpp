@@ -36,42 +36,37 @@ class HostMemory : public RowMemory {
 };
 
 /// The runtime of CUDA 13 or 12, by dlsym: libmars is compiled without CUDA.
-struct Cudart {
-    int (*get_device)(int*) = nullptr;
-    int (*set_device)(int) = nullptr;
-    int (*malloc)(void**, std::size_t) = nullptr;
-    int (*free)(void*) = nullptr;
-    int (*memset)(void*, int, std::size_t) = nullptr;
-    int (*memcpy_2d)(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int) = nullptr;
-    int (*synchronize)() = nullptr;
-    int (*memory_info)(std::size_t*, std::size_t*) = nullptr;
-    int (*attribute)(int*, int, int) = nullptr;
-    int (*last_error)() = nullptr;
-    const char* (*error_name)(int) = nullptr;
+class Cudart {
+    struct Symbol {
+        template <typename Function>
+        operator Function*() const {
+            return reinterpret_cast<Function*>(address);
+        }
+        void* address;
+    };
 
-    Cudart() {
+    static Symbol symbol(const char* name) {
         void* library = nullptr;
         for (const char* file : {"libcudart.so.13", "libcudart.so.12"}) // the one that the provider has loaded
             if (library == nullptr) library = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
         if (library == nullptr) throw SessionError("the CUDA provider has loaded no libcudart.so.13 or libcudart.so.12; KV rows need one");
-        bind(library, "cudaGetDevice", get_device);
-        bind(library, "cudaSetDevice", set_device);
-        bind(library, "cudaMalloc", malloc);
-        bind(library, "cudaFree", free);
-        bind(library, "cudaMemset", memset);
-        bind(library, "cudaMemcpy2D", memcpy_2d);
-        bind(library, "cudaDeviceSynchronize", synchronize);
-        bind(library, "cudaMemGetInfo", memory_info);
-        bind(library, "cudaDeviceGetAttribute", attribute);
-        bind(library, "cudaGetLastError", last_error);
-        bind(library, "cudaGetErrorName", error_name);
+        void* address = dlsym(library, name);
+        if (address == nullptr) throw SessionError(std::string("libcudart has no ") + name);
+        return {address};
     }
 
-    template <typename Function>
-    static void bind(void* library, const char* name, Function& function) {
-        function = reinterpret_cast<Function>(dlsym(library, name));
-        if (function == nullptr) throw SessionError(std::string("libcudart has no ") + name);
-    }
+  public:
+    int (*get_device)(int*) = symbol("cudaGetDevice");
+    int (*set_device)(int) = symbol("cudaSetDevice");
+    int (*malloc)(void**, std::size_t) = symbol("cudaMalloc");
+    int (*free)(void*) = symbol("cudaFree");
+    int (*memset)(void*, int, std::size_t) = symbol("cudaMemset");
+    int (*memcpy_2d)(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int) = symbol("cudaMemcpy2D");
+    int (*synchronize)() = symbol("cudaDeviceSynchronize");
+    int (*memory_info)(std::size_t*, std::size_t*) = symbol("cudaMemGetInfo");
+    int (*attribute)(int*, int, int) = symbol("cudaDeviceGetAttribute");
+    int (*last_error)() = symbol("cudaGetLastError");
+    const char* (*error_name)(int) = symbol("cudaGetErrorName");
 };
 
 class CudaMemory : public RowMemory {

@@ -21,8 +21,10 @@ struct OrtStep {
 
     void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output);
 
+    std::filesystem::path file;
     OrtSignature signature;
-    std::int64_t top_k = 0, element_bytes = 0;
+    std::int64_t max_capacity = 0, top_k = 0, element_bytes = 0;
+    bool is_firm = false;            // whether KV entries have the same bits whichever step wrote them
     bool are_rows_bound_once = true; // if false, the graph runs elsewhere and binding copies the rows, so they are bound at every step
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
     std::shared_ptr<OrtGraph> opened;

@@ -267,10 +267,10 @@ void TrtBackend::bind(Step& step, const KvMemory& memory) {
     const Shape& shape = step.shape;
     std::vector<std::string> refused;
     const auto shaped = [&](const std::string& name, const std::vector<std::int64_t>& size) {
-        if (!step.context.set_input_shape(name, size)) refused.push_back(name);
+        if (!step.context->setInputShape(name.c_str(), dims_of(size))) refused.push_back(name);
     };
     const auto addressed = [&](const std::string& name, Address address) {
-        if (!step.context.set_tensor_address(name, address)) refused.push_back(name);
+        if (!step.context->setTensorAddress(name.c_str(), reinterpret_cast<void*>(address))) refused.push_back(name);
     };
     shaped("input_ids", {shape.rows, shape.slots});
     shaped("kv_length", {shape.rows});
@@ -294,14 +294,15 @@ void TrtBackend::bind(Step& step, const KvMemory& memory) {
 
 void TrtBackend::run(Step& step) {
     Device& device = pool_->device;
+    const auto enqueue = [&] { return step.context->enqueueV3(static_cast<cudaStream_t>(device.stream())); };
     // TensorRT finishes preparing a context in its first run, so that run cannot be captured.
     if (is_decode(step.shape.range) && step.graph == nullptr && step.runs > 0 && !step.is_refused) {
-        if (step.context.is_capturable(device.stream())) step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
+        if (is_capturable(*step.context, device.stream())) step.graph = device.capture(enqueue);
         step.is_refused = step.graph == nullptr;
     }
     if (step.graph != nullptr) {
         device.launch(step.graph);
-    } else if (!step.context.enqueue(device.stream())) {
+    } else if (!enqueue()) {
         device.synchronize(); // throws the GPU's own error if it has failed
         throw DeviceError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
                           " slots: " + engine_->last_error());

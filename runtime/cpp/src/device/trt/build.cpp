@@ -1,12 +1,10 @@
 // With the builder and ONNX parser of TensorRT 10.3 or newer, or of TensorRT-RTX.
 #include "device/trt/build.hpp"
 
-#include <NvInfer.h>
 #include <NvOnnxParser.h>
 #include <algorithm>
 #include <cuda_runtime_api.h>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include <mars/errors.hpp>
@@ -48,13 +46,6 @@ std::map<std::string, Shapes> inputs_of(const Range& range, const ModelInfo& mod
             add("past_key_values." + std::to_string(i) + kind,
                 [&](auto which) { return Shape{range.batch.*which, model.num_kv_heads, capacity, model.head_dim}; });
     return all;
-}
-
-nvinfer1::Dims dims_of(const Shape& shape) {
-    nvinfer1::Dims dims{};
-    dims.nbDims = static_cast<std::int32_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), std::begin(dims.d));
-    return dims;
 }
 
 [[noreturn]] void wrong(const std::string& what) { throw SessionError(tensorrt_flavor() + " " + tensorrt_version() + " " + what); }
@@ -169,16 +160,6 @@ void prepare([[maybe_unused]] nvinfer1::IBuilderConfig& config, [[maybe_unused]]
 
 } // namespace
 
-struct BuiltEngine::Held {
-    std::unique_ptr<nvinfer1::IHostMemory> memory;
-};
-
-BuiltEngine::BuiltEngine(std::unique_ptr<Held> held) : held_(std::move(held)) {}
-BuiltEngine::~BuiltEngine() = default;
-BuiltEngine::BuiltEngine(BuiltEngine&&) noexcept = default;
-const void* BuiltEngine::data() const { return held_->memory->data(); }
-std::size_t BuiltEngine::size() const { return held_->memory->size(); }
-
 std::string cuda_version() { return std::to_string(CUDART_VERSION / 1000); }
 
 bool builds_for_others() {
@@ -189,8 +170,8 @@ bool builds_for_others() {
 #endif
 }
 
-BuiltEngine build_engine(const std::filesystem::path& graph, const Variant& variant, const ModelInfo& model, const BuildProgress& progress,
-                         std::int64_t workspace) {
+std::unique_ptr<nvinfer1::IHostMemory> build_engine(const std::filesystem::path& graph, const Variant& variant, const ModelInfo& model,
+                                                    const BuildProgress& progress, std::int64_t workspace) {
     Collected logger; // must outlive what reports to it
     const std::unique_ptr<nvinfer1::IBuilder> builder(nvinfer1::createInferBuilder(logger));
     if (!builder) wrong("does not start: " + logger.last(longest_list));
@@ -222,11 +203,10 @@ BuiltEngine build_engine(const std::filesystem::path& graph, const Variant& vari
     if (workspace > 0) config->setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, static_cast<std::size_t>(workspace));
     Monitor monitor(progress);
     config->setProgressMonitor(&monitor);
-    auto held = std::make_unique<BuiltEngine::Held>();
-    held->memory.reset(builder->buildSerializedNetwork(*network, *config));
+    std::unique_ptr<nvinfer1::IHostMemory> engine(builder->buildSerializedNetwork(*network, *config));
     if (monitor.is_ended) throw Interrupted("the build was ended; the bundle is unchanged");
-    if (!held->memory) wrong("cannot build " + graph.filename().string() + ": " + logger.last(longest_list));
-    return BuiltEngine(std::move(held));
+    if (!engine) wrong("cannot build " + graph.filename().string() + ": " + logger.last(longest_list));
+    return engine;
 }
 
 } // namespace mars

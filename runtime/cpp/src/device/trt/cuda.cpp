@@ -34,7 +34,6 @@ Device::Graph refused() {
 }
 
 void* pointer(Address address) { return reinterpret_cast<void*>(address); }
-
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 } // namespace

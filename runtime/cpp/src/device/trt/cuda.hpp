@@ -95,8 +95,6 @@ class Device {
     Graph capture(const std::function<bool()>& enqueue);
 
     void launch(const Graph& graph);
-
-    /// The stream, as a cudaStream_t.
     void* stream() const { return stream_; }
 
   private:

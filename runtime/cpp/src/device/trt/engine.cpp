@@ -1,14 +1,11 @@
-// With TensorRT 10.3 or newer, or TensorRT-RTX (which defines TRT_MAJOR_RTX).
 #include "device/trt/engine.hpp"
 
-#include <NvInfer.h>
 #include <algorithm>
-#include <filesystem>
+#include <map>
 
 #include <mars/errors.hpp>
 
 #include "bundle/files.hpp"
-#include "device/trt/engine_log.hpp"
 #include "joined.hpp"
 
 namespace mars {
@@ -23,9 +20,9 @@ std::string built_for(const Variant& variant) {
 
 std::string here(int number) {
     const auto gpu = find_gpu(number);
-    const Gpu* found = std::get_if<Gpu>(&gpu);
+    const Gpu* info = std::get_if<Gpu>(&gpu);
     const std::string device =
-        found == nullptr ? std::get<std::string>(gpu) : found->name + ", " + found->capability + ", driver for CUDA " + found->driver;
+        info == nullptr ? std::get<std::string>(gpu) : info->name + ", " + info->capability + ", driver for CUDA " + info->driver;
     return tensorrt_flavor() + " " + tensorrt_version() + "; " + device;
 }
 
@@ -41,10 +38,10 @@ std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_un
                                                   {Kind::kINSUFFICIENT_GPU_MEMORY, "insufficient GPU memory"},
                                                   {Kind::kMALFORMED_ENGINE, "malformed engine"},
                                                   {Kind::kCUDA_ERROR, "CUDA error"}};
-    std::uint64_t found = 0;
-    runtime.getEngineValidity(data.data(), static_cast<std::int64_t>(data.size()), &found);
+    std::uint64_t flags = 0;
+    runtime.getEngineValidity(data.data(), static_cast<std::int64_t>(data.size()), &flags);
     for (const auto& [kind, name] : names)
-        if ((found & static_cast<std::uint64_t>(kind)) != 0) text += std::string(name) + "; ";
+        if ((flags & static_cast<std::uint64_t>(kind)) != 0) text += std::string(name) + "; ";
 #endif
     return text;
 }
@@ -62,18 +59,11 @@ std::filesystem::path kernel_file(const Bundle& bundle, const Variant& variant) 
 #endif
 
 std::string dtype_name(nvinfer1::DataType type) {
-    switch (type) {
-    case nvinfer1::DataType::kFLOAT:
-        return "float32";
-    case nvinfer1::DataType::kHALF:
-        return "float16";
-    case nvinfer1::DataType::kBF16:
-        return "bfloat16";
-    case nvinfer1::DataType::kINT64:
-        return "int64";
-    default:
-        return "";
-    }
+    using Type = nvinfer1::DataType;
+    static const std::map<Type, const char*> names{
+        {Type::kFLOAT, "float32"}, {Type::kHALF, "float16"}, {Type::kBF16, "bfloat16"}, {Type::kINT64, "int64"}};
+    const auto at = names.find(type);
+    return at == names.end() ? "" : at->second;
 }
 
 /// Older versions of TensorRT have no aliases.
@@ -100,119 +90,80 @@ bool is_capturable_on(Execution&, cudaStream_t, long) {
 
 } // namespace
 
-struct Context::Held {
-    std::unique_ptr<nvinfer1::IExecutionContext> context;
-};
+bool is_capturable(nvinfer1::IExecutionContext& context, void* stream) {
+    return is_capturable_on(context, static_cast<cudaStream_t>(stream), 0);
+}
 
-Context::Context(std::unique_ptr<Held> held) : held_(std::move(held)) {}
-Context::~Context() = default;
-Context::Context(Context&&) noexcept = default;
-Context& Context::operator=(Context&&) noexcept = default;
-
-bool Context::set_input_shape(const std::string& name, const std::vector<std::int64_t>& shape) {
+nvinfer1::Dims dims_of(const std::vector<std::int64_t>& shape) {
     nvinfer1::Dims dims{};
     dims.nbDims = static_cast<std::int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), std::begin(dims.d));
-    return held_->context->setInputShape(name.c_str(), dims);
+    return dims;
 }
-
-bool Context::set_tensor_address(const std::string& name, Address address) {
-    return held_->context->setTensorAddress(name.c_str(), reinterpret_cast<void*>(address));
-}
-
-bool Context::is_capturable(void* stream) const { return is_capturable_on(*held_->context, static_cast<cudaStream_t>(stream), 0); }
-
-bool Context::enqueue(void* stream) { return held_->context->enqueueV3(static_cast<cudaStream_t>(stream)); }
-
-struct LoadedEngine::Loaded {
-    explicit Loaded(OnLog on_log) : logger(std::move(on_log)) {}
-
-    Collected logger; // must outlive what reports to it
-    std::unique_ptr<nvinfer1::IRuntime> runtime;
-    std::unique_ptr<nvinfer1::ICudaEngine> engine;
-#ifdef TRT_MAJOR_RTX
-    std::unique_ptr<nvinfer1::IRuntimeConfig> config;
-    std::unique_ptr<nvinfer1::IRuntimeCache> cache;
-    std::filesystem::path kernels; // empty: not kept
-    std::size_t kept = 0;          // size of that file
-
-    void prepare_kernels() {
-        config.reset(engine->createRuntimeConfig());
-        if (!config) throw DeviceError("TensorRT could not prepare an execution context: " + logger.last(1));
-        config->setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED);
-        // Not lazily: a graph captured before the better kernels are ready would replay the slower ones forever.
-        config->setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy::kEAGER);
-        cache.reset(config->createRuntimeCache());
-        if (!cache) return;
-        // TensorRT ignores a file of another GPU or version; it is then overwritten.
-        if (const auto data = read_file(kernels); data && cache->deserialize(data->data(), data->size())) kept = data->size();
-        config->setRuntimeCache(*cache);
-    }
-#endif
-
-    nvinfer1::IExecutionContext* new_context() {
-#ifdef TRT_MAJOR_RTX
-        return engine->createExecutionContext(config.get());
-#else
-        return engine->createExecutionContext(nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED);
-#endif
-    }
-};
 
 LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu, OnLog on_log)
-    : loaded_(std::make_unique<Loaded>(std::move(on_log))) {
+    : log_(std::move(on_log)), runtime_(nvinfer1::createInferRuntime(log_)) {
     const std::filesystem::path path = bundle.path / variant.file;
     const MappedFile data(path);
-    Loaded& loaded = *loaded_;
-    loaded.runtime.reset(nvinfer1::createInferRuntime(loaded.logger));
-    if (!loaded.runtime) throw SessionError("TensorRT does not start (" + here(gpu) + "): " + loaded.logger.last(3));
-    loaded.engine.reset(loaded.runtime->deserializeCudaEngine(data.data(), data.size()));
-    if (!loaded.engine)
+    if (!runtime_) throw SessionError("TensorRT does not start (" + here(gpu) + "): " + log_.last(3));
+    engine_.reset(runtime_->deserializeCudaEngine(data.data(), data.size()));
+    if (!engine_)
         throw SessionError(path.string() + ": " + built_for(variant) + " and cannot be loaded here (" + here(gpu) +
-                           "): " + diagnostics(*loaded.runtime, data) + loaded.logger.last(3));
+                           "): " + diagnostics(*runtime_, data) + log_.last(3));
 #ifdef TRT_MAJOR_RTX
-    loaded.kernels = kernel_file(bundle, variant);
-    loaded.prepare_kernels();
+    kernels_ = kernel_file(bundle, variant);
+    prepare_kernels();
 #endif
 }
 
-LoadedEngine::~LoadedEngine() = default;
+#ifdef TRT_MAJOR_RTX
+void LoadedEngine::prepare_kernels() {
+    config_.reset(engine_->createRuntimeConfig());
+    if (!config_) throw DeviceError("TensorRT could not prepare an execution context: " + last_error());
+    config_->setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED);
+    // Not lazily: a graph captured before the better kernels are ready would replay the slower ones forever.
+    config_->setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy::kEAGER);
+    cache_.reset(config_->createRuntimeCache());
+    if (!cache_) return;
+    // TensorRT ignores a file of another GPU or version; it is then overwritten.
+    if (const auto data = read_file(kernels_); data && cache_->deserialize(data->data(), data->size())) num_kernel_bytes_ = data->size();
+    config_->setRuntimeCache(*cache_);
+}
+#endif
 
 std::vector<EngineTensor> LoadedEngine::tensors() const {
-    const nvinfer1::ICudaEngine& engine = *loaded_->engine;
     std::vector<EngineTensor> all;
-    for (std::int32_t i = 0; i < engine.getNbIOTensors(); ++i) {
-        const char* name = engine.getIOTensorName(i);
-        const char* alias = alias_of(engine, name, 0);
-        const nvinfer1::Dims dims = engine.getTensorShape(name);
-        all.push_back({name, dtype_name(engine.getTensorDataType(name)), {dims.d, dims.d + std::max(dims.nbDims, 0)}, alias ? alias : ""});
+    for (std::int32_t i = 0; i < engine_->getNbIOTensors(); ++i) {
+        const char* name = engine_->getIOTensorName(i);
+        const char* alias = alias_of(*engine_, name, 0);
+        const nvinfer1::Dims dims = engine_->getTensorShape(name);
+        all.push_back(
+            {name, dtype_name(engine_->getTensorDataType(name)), {dims.d, dims.d + std::max(dims.nbDims, 0)}, alias ? alias : ""});
     }
     return all;
 }
 
-std::size_t LoadedEngine::scratch_bytes() const { return static_cast<std::size_t>(loaded_->engine->getDeviceMemorySizeV2()); }
-
 Context LoadedEngine::new_context(std::size_t range_index, Address scratch, void* stream) const {
-    auto held = std::make_unique<Context::Held>();
-    held->context.reset(loaded_->new_context());
-    if (!held->context) throw DeviceError("TensorRT could not create an execution context: " + last_error());
-    held->context->setDeviceMemoryV2(reinterpret_cast<void*>(scratch), static_cast<std::int64_t>(scratch_bytes()));
-    if (!held->context->setOptimizationProfileAsync(static_cast<std::int32_t>(range_index), static_cast<cudaStream_t>(stream)))
+#ifdef TRT_MAJOR_RTX
+    Context context(engine_->createExecutionContext(config_.get()));
+#else
+    Context context(engine_->createExecutionContext(nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED));
+#endif
+    if (!context) throw DeviceError("TensorRT could not create an execution context: " + last_error());
+    context->setDeviceMemoryV2(reinterpret_cast<void*>(scratch), static_cast<std::int64_t>(scratch_bytes()));
+    if (!context->setOptimizationProfileAsync(static_cast<std::int32_t>(range_index), static_cast<cudaStream_t>(stream)))
         throw SessionError("the engine has no optimization profile " + std::to_string(range_index) + "; build it again");
-    return Context(std::move(held));
+    return context;
 }
-
-std::string LoadedEngine::last_error() const { return loaded_->logger.last(1); }
 
 void LoadedEngine::keep_kernels() {
 #ifdef TRT_MAJOR_RTX
-    Loaded& loaded = *loaded_;
-    if (!loaded.cache || loaded.kernels.empty()) return;
-    const std::unique_ptr<nvinfer1::IHostMemory> data(loaded.cache->serialize());
-    if (!data || data->size() == loaded.kept) return;
-    loaded.kept = data->size();
+    if (!cache_ || kernels_.empty()) return;
+    const std::unique_ptr<nvinfer1::IHostMemory> data(cache_->serialize());
+    if (!data || data->size() == num_kernel_bytes_) return;
+    num_kernel_bytes_ = data->size();
     // If the directory is not writable, kernels are compiled at every start.
-    if (!write_whole(loaded.kernels, {static_cast<const char*>(data->data()), data->size()})) loaded.kernels.clear();
+    if (!write_whole(kernels_, {static_cast<const char*>(data->data()), data->size()})) kernels_.clear();
 #endif
 }
 

@@ -1,14 +1,18 @@
-// A loaded engine, its execution contexts, and RTX's file of compiled kernels. Only engine.cpp uses TensorRT.
+// A loaded engine, its execution contexts, and RTX's file of compiled kernels.
+// With TensorRT 10.3 or newer, or TensorRT-RTX (which defines TRT_MAJOR_RTX).
 #pragma once
 
+#include <NvInfer.h>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bundle/bundle.hpp"
 #include "device/trt/cuda.hpp"
+#include "device/trt/engine_log.hpp"
 
 namespace mars {
 
@@ -18,27 +22,13 @@ std::string tensorrt_flavor();
 /// The version of the loaded TensorRT, such as `10.16.0.72`.
 std::string tensorrt_version();
 
-/// An execution context: shapes and addresses of one kind of step. Setters return false if the engine refuses.
-class Context {
-  public:
-    struct Held;
-    explicit Context(std::unique_ptr<Held> held);
-    ~Context();
-    Context(Context&&) noexcept;
-    Context& operator=(Context&&) noexcept;
+/// An execution context, for one kind of step at a time.
+using Context = std::unique_ptr<nvinfer1::IExecutionContext>;
 
-    bool set_input_shape(const std::string& name, const std::vector<std::int64_t>& shape);
-    bool set_tensor_address(const std::string& name, Address address);
+/// Whether a context's step can be captured as a graph, as far as TensorRT can tell. `stream`: a cudaStream_t.
+bool is_capturable(nvinfer1::IExecutionContext& context, void* stream);
 
-    /// Whether the step can be captured as a graph, as far as TensorRT can tell.
-    bool is_capturable(void* stream) const;
-
-    /// Put the step on a stream.
-    bool enqueue(void* stream);
-
-  private:
-    std::unique_ptr<Held> held_;
-};
+nvinfer1::Dims dims_of(const std::vector<std::int64_t>& shape);
 
 /// An input or output of an engine. `dtype` as in a manifest, "" for other types. -1 in `shape` if symbolic. `alias`:
 /// the input whose memory an output writes, "" if none or unknown to this TensorRT.
@@ -54,26 +44,34 @@ class LoadedEngine {
     /// Load a variant's engine on `gpu`, which must be current; `on_log` receives TensorRT's log. Throws SessionError
     /// that names what it was built for and what this machine has.
     LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu, OnLog on_log = nullptr);
-    ~LoadedEngine();
 
     std::vector<EngineTensor> tensors() const;
 
     /// Bytes of working memory, shared by all contexts, one step at a time.
-    std::size_t scratch_bytes() const;
+    std::size_t scratch_bytes() const { return static_cast<std::size_t>(engine_->getDeviceMemorySizeV2()); }
 
     /// A context for one optimization profile. Throws SessionError if TensorRT refuses.
     Context new_context(std::size_t range_index, Address scratch, void* stream) const;
 
     /// TensorRT's latest error message.
-    std::string last_error() const;
+    std::string last_error() const { return log_.last(1); }
 
     /// Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is
     /// fast.
     void keep_kernels();
 
   private:
-    struct Loaded;
-    std::unique_ptr<Loaded> loaded_;
+    Collected log_; // must outlive what reports to it
+    std::unique_ptr<nvinfer1::IRuntime> runtime_;
+    std::unique_ptr<nvinfer1::ICudaEngine> engine_;
+#ifdef TRT_MAJOR_RTX
+    void prepare_kernels();
+
+    std::unique_ptr<nvinfer1::IRuntimeConfig> config_;
+    std::unique_ptr<nvinfer1::IRuntimeCache> cache_;
+    std::filesystem::path kernels_;    // empty: not written
+    std::size_t num_kernel_bytes_ = 0; // size of that file
+#endif
 };
 
 } // namespace mars

@@ -24,12 +24,9 @@ class Collected : public nvinfer1::ILogger {
         if (severity == Severity::kVERBOSE) return;
         note(on_log_, is_error ? LogLevel::error : severity == Severity::kWARNING ? LogLevel::warning : LogLevel::info, message);
         if (!is_error) return;
-        try {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            errors_.emplace_back(message);
-            if (errors_.size() > most) errors_.pop_front();
-        } catch (...) { // out of memory: drop it
-        }
+        const std::lock_guard<std::mutex> lock(mutex_);
+        errors_.emplace_back(message);
+        if (errors_.size() > most) errors_.pop_front();
     }
 
     /// The latest `count` errors, one a line.

@@ -30,10 +30,10 @@ std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& bac
         const char* why = dlerror();
         return why != nullptr ? why : file + " does not load";
     }
-    void* found = dlsym(library, "mars_engine_plugin");
+    void* function = dlsym(library, "mars_engine_plugin");
     dlclose(library); // only its reference count: RTLD_NODELETE keeps it loaded
-    if (found == nullptr) return file + " is not a plugin of libmars";
-    const EnginePlugin* plugin = reinterpret_cast<const EnginePlugin* (*)()>(found)();
+    if (function == nullptr) return file + " is not a plugin of libmars";
+    const EnginePlugin* plugin = reinterpret_cast<const EnginePlugin* (*)()>(function)();
     if (std::string_view(plugin->build) != plugin_build)
         return file + " was built as " + plugin->build + ", this library as " + plugin_build + "; install both from the same build";
     return plugin;
@@ -45,12 +45,12 @@ Here look_around(int gpu) {
     Here here;
     here.platform = this_platform();
     for (const char* backend : backends) {
-        const auto found = plugin_for(backend);
-        if (const auto* why = std::get_if<std::string>(&found)) {
+        const auto plugin = plugin_for(backend);
+        if (const auto* why = std::get_if<std::string>(&plugin)) {
             here.missing[backend] = *why;
             continue;
         }
-        Here part = std::get<const EnginePlugin*>(found)->look_around(gpu);
+        Here part = std::get<const EnginePlugin*>(plugin)->look_around(gpu);
         part.tensorrt.insert(here.tensorrt.begin(), here.tensorrt.end());
         part.missing = std::move(here.missing);
         here = std::move(part);
@@ -59,10 +59,10 @@ Here look_around(int gpu) {
 }
 
 std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, const EngineOptions& options) {
-    const auto found = plugin_for(variant.backend);
-    if (const auto* why = std::get_if<std::string>(&found))
+    const auto plugin = plugin_for(variant.backend);
+    if (const auto* why = std::get_if<std::string>(&plugin))
         throw SessionError(bundle.path.string() + ": variant " + variant.name + " needs " + file_of(variant.backend) + ": " + *why);
-    return std::get<const EnginePlugin*>(found)->open(bundle, variant, options);
+    return std::get<const EnginePlugin*>(plugin)->open(bundle, variant, options);
 }
 
 } // namespace mars

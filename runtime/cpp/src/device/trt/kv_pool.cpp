@@ -1,7 +1,6 @@
 #include "device/trt/kv_pool.hpp"
 
 #include <numeric>
-#include <optional>
 
 #include <mars/errors.hpp>
 
@@ -36,7 +35,6 @@ KvMemory KvPool::take(std::int64_t num_rows) {
         return bytes({static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), layout.capacity,
                       layout.entry_bytes});
     };
-    idle_.reserve(idle_.size() + num_taken_ + 1); // so that giving it back allocates nothing
     auto best = idle_.end();
     for (auto at = idle_.begin(); at != idle_.end(); ++at)
         if (at->num_rows >= num_rows && (best == idle_.end() || at->num_rows < best->num_rows)) best = at;
@@ -46,7 +44,6 @@ KvMemory KvPool::take(std::int64_t num_rows) {
         device.zero(best->addresses.front(), num_bytes(*best));
         KvMemory memory = std::move(*best);
         idle_.erase(best);
-        ++num_taken_;
         return memory;
     }
     KvMemory memory = laid_out(num_rows);
@@ -59,7 +56,6 @@ KvMemory KvPool::take(std::int64_t num_rows) {
     const Address first = allocate(memory, num_bytes(memory));
     for (std::size_t i = 0; i < layout.num_tensors; ++i)
         memory.addresses.push_back(first + i * memory.heads_per_tensor * memory.head_bytes);
-    ++num_taken_;
     return memory;
 }
 
@@ -84,15 +80,6 @@ void KvPool::release_oldest() {
     forget(address);
     device.release(address);
 }
-
-namespace {
-
-/// Copy one run of each head of each tensor, in one call.
-void copy(Device& device, const Runs& target, const Runs& source, std::size_t run, const KvMemory& memory) {
-    device.copy_runs(target, source, run, memory.kv_heads, memory.addresses.size());
-}
-
-} // namespace
 
 TrtCache::TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows) : pool_(std::move(pool)), num_rows_(num_rows) {}
 
@@ -124,7 +111,8 @@ void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t lengt
     if (length == 0 || source == target) return;
     const KvMemory& rows = memory();
     const KvPool::Turn turn(*pool_);
-    copy(pool_->device, rows.runs(target), rows.runs(source), static_cast<std::size_t>(length) * rows.entry_bytes, rows);
+    const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes;
+    pool_->device.copy_runs(rows.runs(target), rows.runs(source), run, rows.kv_heads, rows.addresses.size());
 }
 
 namespace {
@@ -150,15 +138,10 @@ struct TrtSaved : Saved {
 std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t length) {
     const KvMemory& rows = memory();
     const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes, part = rows.kv_heads * run;
-    std::optional<KvPool::Turn> turn(std::in_place, *pool_);
-    auto saved = std::make_unique<TrtSaved>(pool_, length, rows.addresses.size() * part);
-    try {
-        copy(pool_->device, {saved->address, run, rows.kv_heads}, rows.runs(row), run, rows);
-    } catch (...) {
-        turn.reset(); // its destructor takes a turn of its own
-        throw;
-    }
-    turn.reset();
+    std::unique_ptr<TrtSaved> saved; // outlives the turn, because its destructor takes one of its own
+    const KvPool::Turn turn(*pool_);
+    saved = std::make_unique<TrtSaved>(pool_, length, rows.addresses.size() * part);
+    pool_->device.copy_runs({saved->address, run, rows.kv_heads}, rows.runs(row), run, rows.kv_heads, rows.addresses.size());
     return saved;
 }
 
@@ -168,7 +151,7 @@ void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
     const std::size_t pitch = static_cast<std::size_t>(saved.length) * rows.entry_bytes;
     const Address address = dynamic_cast<const TrtSaved&>(saved).address;
     const KvPool::Turn turn(*pool_);
-    copy(pool_->device, rows.runs(row), {address, pitch, rows.kv_heads}, run, rows);
+    pool_->device.copy_runs(rows.runs(row), {address, pitch, rows.kv_heads}, run, rows.kv_heads, rows.addresses.size());
 }
 
 } // namespace mars

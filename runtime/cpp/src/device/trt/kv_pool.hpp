@@ -72,10 +72,7 @@ class KvPool {
     KvMemory take(std::int64_t num_rows);
 
     /// Return memory to the pool. The caller has its turn.
-    void give_back(KvMemory memory) {
-        --num_taken_;
-        idle_.push_back(std::move(memory));
-    }
+    void give_back(KvMemory memory) { idle_.push_back(std::move(memory)); }
 
   private:
     KvMemory laid_out(std::int64_t num_rows) const;
@@ -84,7 +81,6 @@ class KvPool {
 
     std::mutex mutex_;
     std::vector<KvMemory> idle_; // oldest first
-    std::size_t num_taken_ = 0;
 };
 
 /// KV rows on the device. Memory is taken from the pool at first use and returned by the destructor, so that a batch

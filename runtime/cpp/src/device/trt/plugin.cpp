@@ -12,10 +12,10 @@ mars::Here look_around(int number) {
     here.platform = mars::this_platform();
     here.tensorrt[mars::tensorrt_flavor()] = mars::tensorrt_version();
     const auto gpu = mars::find_gpu(number);
-    if (const auto* found = std::get_if<mars::Gpu>(&gpu)) {
-        here.gpu = found->capability;
-        here.gpu_name = found->name;
-        here.driver = found->driver;
+    if (const auto* info = std::get_if<mars::Gpu>(&gpu)) {
+        here.gpu = info->capability;
+        here.gpu_name = info->name;
+        here.driver = info->driver;
     } else {
         here.no_gpu = std::get<std::string>(gpu);
     }
