@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from ..decode.config import GenerationConfig
-from ..decode.row import FinishReason, Row
+from ..decode.row import Accepted, FinishReason, Row
 from ..decode.schedule import Limits, Schedule
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
@@ -358,32 +358,35 @@ class Batcher:
             return not self._stopped
 
     def _step(self) -> None:
-        room = self._room
+        room, lost = self._room, None
         self._step_began = perf_counter()
-        events = self._schedule.step()
+        for events in self._schedule.forwards():
+            for event in events:  # at once: the first tokens of a prompt do not wait for the others' forward
+                self._deliver(event)
+                lost = event.error if isinstance(event.error, DeviceLost) else lost
         self._step_began = None
         if self._room > room:
             with self._changed:
                 self._notify()
-        for event in events:
-            entry, error = self._requests.get(event.row), event.error
-            if entry is None:
-                continue  # it ended while the step ran
-            request, row = entry
-            if error is None:
-                try:
-                    request.deliver(event)
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException as panic:  # of the tokenizer; it concerns only this answer
-                    error = panic
-            if error is not None or event.finish_reason is not None:
-                with self._changed:
-                    self._conclude(request, row, event.finish_reason or "cancelled", error)
-        lost = next((event.error for event in events if isinstance(event.error, DeviceLost)), None)
         if lost is not None:
             LOG.critical("%s", lost)
             raise lost
+
+    def _deliver(self, event: Accepted) -> None:
+        entry, error = self._requests.get(event.row), event.error
+        if entry is None:
+            return  # it ended while the forward ran
+        request, row = entry
+        if error is None:
+            try:
+                request.deliver(event)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as panic:  # of the tokenizer; it concerns only this answer
+                error = panic
+        if error is not None or event.finish_reason is not None:
+            with self._changed:
+                self._conclude(request, row, event.finish_reason or "cancelled", error)
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

@@ -248,31 +248,32 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void step() {
         if (schedule.is_idle()) return;
         step_began = Clock::now().time_since_epoch().count();
-        const std::vector<Accepted> events = schedule.step();
+        schedule.step([this](const Accepted& event) { deliver(event); });
         step_began = 0;
-        for (const Accepted& event : events) {
-            std::shared_ptr<RequestState> answer;
-            {
-                const std::lock_guard<std::mutex> lock(mutex);
-                const auto at = answers.find(event.row);
-                if (at == answers.end()) continue; // it was ended while the step ran
-                answer = at->second;
-            }
-            std::exception_ptr error = event.error;
-            if (!error) {
-                try {
-                    answer->deliver(event);
-                    answer->call();
-                } catch (...) { // the text decoder or the callback failed, which concerns this answer only
-                    error = std::current_exception();
-                }
-            }
-            if (!error && !event.finish_reason) continue;
-            const std::lock_guard<std::mutex> lock(mutex);
-            conclude(event.row, event.finish_reason.value_or(FinishReason::cancelled), error);
-        }
         const std::lock_guard<std::mutex> lock(mutex);
         changed.notify_all(); // rows may have started: there may be room for waiting requests
+    }
+
+    void deliver(const Accepted& event) {
+        std::shared_ptr<RequestState> answer;
+        {
+            const std::lock_guard<std::mutex> lock(mutex);
+            const auto at = answers.find(event.row);
+            if (at == answers.end()) return; // it was ended while the forward ran
+            answer = at->second;
+        }
+        std::exception_ptr error = event.error;
+        if (!error) {
+            try {
+                answer->deliver(event);
+                answer->call();
+            } catch (...) { // the text decoder or the callback failed, which concerns this answer only
+                error = std::current_exception();
+            }
+        }
+        if (!error && !event.finish_reason) return;
+        const std::lock_guard<std::mutex> lock(mutex);
+        conclude(event.row, event.finish_reason.value_or(FinishReason::cancelled), error);
     }
 
     /// Tell callbacks about answers that ended outside a step.

@@ -44,10 +44,14 @@ void Schedule::add(std::shared_ptr<Row> row) {
 
 std::vector<Accepted> Schedule::step() {
     Events events;
-    do {
-        for (Accepted& event : forward()) events.push_back(std::move(event));
-    } while (phase_ != Phase::begin);
+    step([&events](const Accepted& event) { events.push_back(event); });
     return events;
+}
+
+void Schedule::step(const std::function<void(const Accepted&)>& deliver) {
+    do {
+        for (const Accepted& event : forward()) deliver(event);
+    } while (phase_ != Phase::begin);
 }
 
 std::vector<Accepted> Schedule::forward() {

@@ -45,6 +45,9 @@ class Schedule {
     /// Rows that were asked to end leave first, without an event.
     std::vector<Accepted> step();
 
+    /// The same, with each event delivered as soon as its forward has run.
+    void step(const std::function<void(const Accepted&)>& deliver);
+
     /// The next forward of a step.
     std::vector<Accepted> forward();
 
