@@ -21,6 +21,11 @@ class ThinkingStream:
         self._num_pushed = self._num_thinking = 0
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether the answer may still begin with the opening mark."""
+        return self._place == "start"
+
+    @property
     def num_thinking(self) -> int:
         """Characters at the beginning of the answer that are thinking or marks, as far as it is known."""
         return self._num_pushed if self._place in ("begun", "thinking", "closed") else self._num_thinking

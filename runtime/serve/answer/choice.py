@@ -12,7 +12,7 @@ from ...session.answer import Event
 from ...session.session import Session
 from ...text.toolcalls import ToolCall, ToolStream
 from ..ask.request import Ask
-from .steps import AnswerStep, Steps
+from .steps import AnswerStep, Steps, Token
 
 REASONS = {"eos": "stop", "stop": "stop"}
 """Other ends are "length"."""
@@ -79,7 +79,8 @@ class Choice:
         is_chat = ask.kind != "text" and not ask.has_grammar
         self._thinking = session.thinking_stream(request.prompt) if is_chat else None
         self._once = ask.tools is not None and ask.tools.once
-        self._num_spelled = 0  # characters of the tokens of all steps
+        self._unmarked: list[Token] = []  # until it is known whether the answer begins with thinking
+        self._num_spelled = 0  # characters of the marked tokens
         self._shows_steps = ask.return_steps or ask.logprobs
         is_counted = self._shows_steps or self._thinking is not None
         self._steps = Steps(session.text) if is_counted else None
@@ -160,10 +161,16 @@ class Choice:
         return [Thought(thinking)] if thinking else [], text
 
     def _mark_thinking(self, steps: list[AnswerStep]) -> None:
-        for token in [token for step in steps for token in step.tokens]:
+        self._unmarked += [token for step in steps for token in step.tokens]
+        if self._thinking is not None and self._thinking.is_undecided and not self.is_over:
+            for token in self._unmarked:  # a part of the opening mark, most likely
+                token.is_thinking = True
+            return
+        for token in self._unmarked:
             token.is_thinking = self._thinking is not None and self._num_spelled < self._thinking.num_thinking
             self._num_spelled += len(token.text)
             self.num_thinking += token.is_thinking
+        self._unmarked = []
 
     def _called(self, call: ToolCall) -> ToolCallEntry:
         entry = ToolCallEntry(f"call_{secrets.token_hex(12)}", call.name, call.arguments, len(self.calls))

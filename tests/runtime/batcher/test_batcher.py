@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
 from support.loops import decode
-from support.stalling import behind_a_gate
+from support.stalling import Paced, behind_a_gate
 from support.unsure import predict
 
 from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
@@ -331,6 +331,17 @@ def test_statistics_count_what_was_delivered(session: Session) -> None:
     assert request._row.stats.tokens > 0, "the step went on"
     assert request.stats.tokens == len(request.result().token_ids) == 0
     assert request.stats.queue_time > 0
+
+
+def test_the_first_tokens_do_not_wait_for_the_next_forward(session: Session) -> None:
+    backend = Paced(session.backend)
+    backend.hold()
+    with Batcher(Session(session.bundle, session.variant, backend)) as batcher:
+        request = batcher.submit([1, 2], LONG)
+        backend.let()  # the prompt, not the decode forward of the same step
+        assert next(iter(request)).token_ids
+        backend.open()
+        request.cancel()
 
 
 def test_a_cancelled_submission_keeps_its_turn_while_its_thread_runs(
