@@ -204,10 +204,10 @@ class Schedule:
         return -(-len(row.tokens) // self._chunk) - row.cursor // self._chunk
 
     def _reader(self) -> Row | None:
-        """The row whose prompt is read next: the first and the last take turns.
+        """The row whose prompt is read next.
 
-        The first is the shortest, and ends first, because decoding rows are neighbours: the last chunk of
-        another waits for it.
+        Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
+        shortest, which ends first. Decoding rows are neighbours, so the last chunk of another row waits.
         """
         readers = self._batch.active[self._num_decoding :]
         if not readers:
