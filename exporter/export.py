@@ -15,13 +15,12 @@ from ..runtime.bundle.manifest import (
     Drift,
     Manifest,
     ModelInfo,
-    QuantizationInfo,
-    QuantizerInfo,
     TextInfo,
     TokenInfo,
     Variant,
 )
 from ..runtime.bundle.open import open_bundle, write_manifest
+from ..runtime.bundle.quantization_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.backend import LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.architecture.dims import Dims

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runtime.bundle.manifest import QuantizerInfo
+from ...runtime.bundle.quantization_info import QuantizerInfo
 from ...runtime.errors import ExportError
 from ..checkpoint import default
 from ..checkpoint.formats.compressed import PackedTensors

@@ -14,6 +14,7 @@ from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Bounds, Reader, parse
 from .files import MANIFEST_FILE, FileEntry, is_safe_name
+from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
 
 FORMAT_VERSION = "1.3"
@@ -125,36 +126,6 @@ class Drift:
     max_confidence_error: float
     acceptance_flips: Mapping[str, int] | None = None
     yardstick: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizerInfo:
-    """The method that chose the codes: "round", "gptq", or "checkpoint" if the checkpoint has codes.
-
-    `text_sha256` is the hash of the calibration text; `sequences` and `tokens` say how much of it was used.
-    """
-
-    name: str
-    text_sha256: str | None = None
-    sequences: int | None = None
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizationInfo:
-    """How the weights of a variant are stored.
-
-    `group_size` inputs share a scale; None means one scale for each output channel. `weight_bits` is the
-    width of the codes of Linear weights: 7 in w8a8, where two byte products must fit in 16 bits. `quantizer`
-    is None if it is unknown.
-    """
-
-    group_size: Annotated[int | None, Bounds(1)]
-    symmetric: bool
-    head: str
-    embedding: str
-    quantizer: QuantizerInfo | None = None
-    weight_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from support.manifests import ENGINE, GOOD, changed
 
 from mars_export import BundleError
 from mars_export.runtime.bundle.files import FileEntry, is_safe_name
-from mars_export.runtime.bundle.manifest import FORMAT_VERSION, DraftInfo, QuantizerInfo, parse_manifest
+from mars_export.runtime.bundle.manifest import FORMAT_VERSION, DraftInfo, parse_manifest
+from mars_export.runtime.bundle.quantization_info import QuantizerInfo
 
 
 def test_the_good_one_is_read_as_it_was() -> None:
