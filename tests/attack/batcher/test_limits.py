@@ -42,16 +42,16 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
     lengths = [5, 200, 5, 5, 330, 5, 90, 5, 300, 5, 5]
     most = 0
     with Batcher(session, Limits(max_rows=4, kv_bytes=budget)) as batcher:
-        step = batcher._schedule.step
+        forwards = batcher._schedule.forwards
 
         def watched() -> Any:
             nonlocal most
-            events = step()
-            cache = batcher._schedule._batch.cache
-            most = max(most, cache.num_rows * cache.capacity * entry)  # type: ignore[attr-defined]
-            return events
+            for events in forwards():
+                cache = batcher._schedule._batch.cache
+                most = max(most, cache.num_rows * cache.capacity * entry)  # type: ignore[attr-defined]
+                yield events
 
-        monkeypatch.setattr(batcher._schedule, "step", watched)
+        monkeypatch.setattr(batcher._schedule, "forwards", watched)
         config = GenerationConfig(max_new_tokens=30, eos_ids=())
         requests = [batcher.submit([7] * n, config) for n in lengths]
         for request, n in zip(requests, lengths, strict=True):

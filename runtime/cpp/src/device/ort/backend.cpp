@@ -9,6 +9,7 @@
 #include "device/name.hpp"
 #include "device/ort/api.hpp"
 #include "device/ort/open.hpp"
+#include "device/ort/products.hpp"
 #include "device/ort/step.hpp"
 #include "log.hpp"
 #include "machine.hpp"
@@ -81,6 +82,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const DeviceName name = DeviceName::of(device);
     const std::string provider = provider_of(name.kind);
     const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider || provider == cuda_plugin;
+    const bool is_w8a8 = variant.precision == "w8a8";
     const ModelInfo& model = bundle.manifest.model;
     const OrtParts options = parted(settings.options, is_on_cpu, name.number);
     OrtStep& graph = *graph_;
@@ -89,12 +91,13 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.signature = signature_of(variant, model);
     graph.element_bytes = graph.signature.kv_type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
-    graph.is_firm = is_on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
+    graph.is_firm = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model.head_dim % 32 == 0;
     if (is_cuda) check_cuda_version(version());
     check_memory(bundle, variant);
     try {
         graph.opened = open_graph({graph.file, provider, options, settings.threads, variant.accuracy_level.value_or(fastest_level),
                                    settings.on_log, settings.cuda_stream});
+        if (is_on_cpu && is_w8a8) require_exact_products(graph.opened->env, options.entries);
         graph.top_k = check_signature(graph.opened->session, graph.file, graph.signature);
         if (is_cuda && !memory) memory = cuda_memory(name.ordinal());
         graph.are_rows_bound_once = is_on_cpu || memory != nullptr;
