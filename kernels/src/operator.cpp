@@ -11,6 +11,8 @@ namespace {
 
 using mars::kernels::Packed;
 
+constexpr uint32_t OLDEST_API = 1; // which every ONNX Runtime has
+
 const mars::kernels::InstructionSet& chosen() { return mars::kernels::choose(std::getenv("MARS_EXPORT_KERNELS")); }
 
 Packed packed_weights(const OrtKernelInfo* info) {
@@ -76,7 +78,12 @@ struct QuantizedMatMul : Ort::CustomOpBase<QuantizedMatMul, Kernel, true> {
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept
     try {
-    Ort::InitApi(base->GetApi(ORT_API_VERSION));
+    const OrtApi* const api = base->GetApi(ORT_API_VERSION);
+    if (!api)
+        return base->GetApi(OLDEST_API)
+            ->CreateStatus(ORT_FAIL, "mars-export-kernels was built with the headers of a newer ONNX Runtime: update onnxruntime, or set "
+                                     "MARS_EXPORT_KERNELS=0");
+    Ort::InitApi(api);
     static const QuantizedMatMul product;
     static const Ort::CustomOpDomain domain = [] {
         Ort::CustomOpDomain made("mars_export");

@@ -20,7 +20,7 @@ from ..device.name import DeviceName
 from ..device.ort import kernels
 from ..device.ort.library import PROVIDERS, version_and_devices
 from ..device.variants import Host, choose, inspect_host, why_not
-from ..errors import MarsError
+from ..errors import MarsError, SessionError
 from ..machine import byte_products, processor
 from ..session.session import Session
 
@@ -119,7 +119,10 @@ def _onnxruntime() -> Finding:
 
 
 def _kernels() -> Finding:
-    package = kernels.installed()
+    try:
+        package = kernels.installed()
+    except SessionError as error:
+        return Finding("mars-export-kernels", "bad", str(error))
     if package is not None:
         return Finding("mars-export-kernels", "good", f"{package.version}, with {package.instructions}")
     return Finding(

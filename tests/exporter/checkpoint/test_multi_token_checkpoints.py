@@ -88,12 +88,10 @@ def test_trt(words: list[str], tmp_path: Path) -> None:
     assert any(variant.engine is not None for variant in open_bundle(tmp_path / "b").manifest.variants)
 
 
+@pytest.mark.parametrize("words", [kind for kind in KINDS if "gated" in kind or "Uno" in kind], indirect=True)
 def test_calibrate_is_refused_without_masks_and_bench_compares_exact_mode(
     bundle: Path, tmp_path: Path
 ) -> None:
-    draft = open_bundle(bundle).manifest.draft
-    if draft is None:
-        pytest.skip("this bundle takes a tau")
     rows = [{"prompt": word, "answer": "", "metric": "contains", "max_new_tokens": 4} for word in ("a", "b")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = ("--task", tmp_path / "rows.jsonl")
