@@ -47,7 +47,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "generate": (RUN,),
     "chat": (RUN,),
     "serve": (RUN, SERVE),
-    "prefix": (RUN,),
     "push": (HUB,),
     "pull": (HUB,),
     "calibrate": (RUN, REPORT),

@@ -1,4 +1,4 @@
-"""The commands `inspect`, `doctor`, `verify`, `profiles` and `prefix`."""
+"""The commands `inspect`, `doctor`, `verify` and `profiles`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..terminal.console import out, print_json, print_list, print_table, say, text_of, visible
-from ..terminal.options import BundleArgument, Device, Json, Name, Safe, Threads, with_default
+from ..terminal.console import out, print_json, print_list, print_table, say, visible
+from ..terminal.options import BundleArgument, Device, Json, Name, Safe, with_default
 
 app = typer.Typer()
 profiles_app = typer.Typer(
@@ -198,37 +198,3 @@ def remove_profile(bundle: BundleArgument, name: Name) -> None:
 
     remove(bundle, name)
     say(f"removed profile {name}")
-
-
-@app.command()
-def prefix(
-    bundle: BundleArgument,
-    system: Annotated[
-        Path | None,
-        typer.Option("--system", exists=True, dir_okay=False, help="File of a system message to store."),
-    ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove all stored entries.")] = False,
-    device: Device = "cpu",
-    threads: Threads = None,
-    as_json: Json = False,
-) -> None:
-    """Store the prefix cache entries of a system message in a bundle, so that the first request is fast.
-
-    Sessions on the same kind of processor, with the same library, load them with the bundle; others ignore
-    them. libmars ignores them, too.
-    """
-    from ..session.prefix_bundle import remove_prefixes, store_prefix
-
-    if remove == (system is not None):
-        raise typer.BadParameter("give either --system or --remove")
-    if system is None:
-        remove_prefixes(bundle)
-        say("removed the stored entries")
-        return
-    stored = store_prefix(bundle, text_of(system), device=device, threads=threads)
-    if as_json:
-        from dataclasses import asdict
-
-        print_json(asdict(stored))
-        return
-    say(f"stored {stored.tokens} tokens, {stored.num_bytes / 1e6:.1f} MB")

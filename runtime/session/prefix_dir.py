@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import machine
-from ..bundle.open import Bundle
 from ..decode.prefix import PrefixEntry, Prefixes
 from ..device.name import DeviceName
 from ..device.trt.cuda import memory_free
@@ -138,18 +137,11 @@ def _touch(path: Path) -> None:
     os.utime(path, ns=(now, now))
 
 
-def load_prefixes(
-    store: Prefixes, bundle: Bundle, form: PrefixFormat, directory: str | Path | None, budget: int
-) -> None:
-    """Fill `store` from the files of the bundle and of `directory`, which gets its entries from now on."""
+def load_prefixes(store: Prefixes, form: PrefixFormat, directory: str | Path, budget: int) -> None:
+    """Fill `store` from the files of `directory`, which gets its entries from now on."""
     if store.budget == 0:
-        if directory is not None:
-            raise SessionError(f"the prefix directory {directory} needs a prefix cache: cache_bytes is 0")
-        return
-    shipped = [entry.path for entry in bundle.manifest.files if form.is_own(entry.path)]
-    _load((bundle.path / name for name in shipped), form, store)
-    if directory is not None:
-        store.copies = PrefixDir(directory, budget, form, store)
+        raise SessionError(f"the prefix directory {directory} needs a prefix cache: cache_bytes is 0")
+    store.copies = PrefixDir(directory, budget, form, store)
     if num_entries := store.stats.entries:
         LOG.info("prefix cache: %d entries loaded, %d bytes", num_entries, store.stats.num_bytes)
 

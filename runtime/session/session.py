@@ -147,8 +147,9 @@ class Session:
         budget = cache_share(name) if cache_bytes is None else cache_bytes
         text_options = {"safe": safe, "parse_special": parse_special}
         session = cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
-        form = PrefixFormat.of(bundle, choice, backend, str(name), options)
-        load_prefixes(session._prefixes, bundle, form, prefix_dir, prefix_bytes)
+        if prefix_dir is not None:
+            form = PrefixFormat.of(bundle, choice, backend, str(name), options)
+            load_prefixes(session._prefixes, form, prefix_dir, prefix_bytes)
         return session
 
     def generate(

@@ -19,8 +19,6 @@ from support.prefix_files import Twin, form, stored
 from support.prefixes import PLENTY
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.session.prefix_bundle import remove_prefixes, store_prefix
 from mars_export.runtime.session.prefix_file import PrefixFormat
 
 IDS = list(range(1, 21))
@@ -213,20 +211,6 @@ def test_nonsense_is_refused(bundle: Path, tmp_path: Path) -> None:
         Session.open(bundle, prefix_dir=tmp_path, prefix_bytes=-1)
     with pytest.raises(SessionError, match="needs a prefix cache"):
         Session.open(bundle, prefix_dir=tmp_path, cache_bytes=0)
-
-
-def test_a_bundle_carries_the_entries_of_a_system_message(bundle: Path) -> None:
-    before = open_bundle(bundle).manifest
-    system = "turn on the kitchen light " * 14
-    stored = store_prefix(bundle, system, threads=1)
-    assert stored == store_prefix(bundle, system, threads=1), "again is the same"
-    chat = [{"role": "system", "content": system}, {"role": "user", "content": "hi"}]
-    session = Session.open(bundle, threads=1, cache_bytes=PLENTY, verify=True)
-    had = session.generate(chat, CONFIG)
-    assert 128 <= had.stats.cached_tokens <= stored.tokens
-    assert had.token_ids == Session.open(bundle, threads=1, cache_bytes=0).generate(chat, CONFIG).token_ids
-    remove_prefixes(bundle)
-    assert open_bundle(bundle).manifest == before
 
 
 def test_entries_of_bfloat16_are_bits(tmp_path: Path) -> None:
