@@ -14,8 +14,15 @@ export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
 .PHONY: demo check check-fast docs format lint types test programs kernels processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
 
+# The quick start of README.md, and its request one token a step, for comparison.
+DEMO = build/demo.bundle
+ASK = $(BIN)/mars-export generate $(DEMO) --system 'Reply with tool calls.' \
+	-p "turn on the kitchen light and set a timer for 12 minutes"
+
 demo: $(STAMP)
-	$(BIN)/mars-export demo
+	[ -d $(DEMO) ] || $(BIN)/mars-export onnx -o $(DEMO) --precision auto
+	$(ASK) --tau 1
+	$(ASK)
 
 # In CI the builds with sanitizers and the emulated processors share the cores with the Python tests. Some of
 # tests/runtime/cpp run those builds.

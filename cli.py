@@ -19,7 +19,6 @@ from typer.core import TyperGroup
 from . import __version__
 from .calibration import commands as calibration
 from .exporter import commands as exporter
-from .exporter import demo_command as demo
 from .runtime.cli import bundles, chat, generate, grammars, hub, serve
 from .runtime.errors import MarsError, MarsWarning
 from .runtime.terminal.console import out, print_error, print_warning
@@ -43,7 +42,6 @@ REPORT = Need("calibrate", ("matplotlib",))
 NEEDS: dict[str, tuple[Need, ...]] = {
     "onnx": (EXPORT, RUN),
     "trt": (EXPORT,),
-    "demo": (EXPORT, RUN),
     "generate": (RUN,),
     "chat": (RUN,),
     "serve": (RUN, SERVE),
@@ -105,7 +103,7 @@ app = typer.Typer(
 TERMS = "Terms such as bundle, block, slot, tau and profile are explained in docs/glossary.md."
 PANELS: dict[str, tuple[Any, ...]] = {
     "Run": (generate, chat, serve),
-    "Export": (exporter, demo),
+    "Export": (exporter,),
     "Measure": (calibration,),
     "Bundles": (bundles, grammars, hub),
 }

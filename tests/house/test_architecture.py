@@ -50,10 +50,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "exporter/export_options": ("exporter/quantize",),
     "exporter/export": ("exporter/export_options", "exporter/turns"),
     "exporter/tensorrt": ("exporter/export",),
-    "exporter/demo": ("exporter/export", "runtime/batcher"),
     "exporter/options": ("exporter/export", "runtime/terminal"),
     "exporter/commands": ("exporter/tensorrt", "exporter/options"),
-    "exporter/demo_command": ("exporter/demo", "runtime/terminal"),
     "calibration/__init__": (),
     "calibration/tasks": ("runtime/decode", "runtime/machine"),
     "calibration/journal": ("runtime/bundle",),
@@ -64,7 +62,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/harness": ("runtime/batcher",),
     "calibration/lm_eval": ("calibration/harness",),
     "calibration/commands": ("calibration/tau", "calibration/bench", "runtime/terminal"),
-    "cli": ("runtime/cli", "exporter/commands", "exporter/demo_command", "calibration/commands", "__init__"),
+    "cli": ("runtime/cli", "exporter/commands", "calibration/commands", "__init__"),
     "__init__": ("runtime/batcher",),
 }
 COMMAND_LINE = {"cli"} | {
@@ -80,7 +78,6 @@ COMMAND_LINE = {"cli"} | {
     "runtime/cli/hub",
     "exporter/options",
     "exporter/commands",
-    "exporter/demo_command",
     "calibration/commands",
 }
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}

@@ -16,8 +16,8 @@ from support.tiny import Named
 
 import mars_export
 from mars_export import cli
-from mars_export.exporter.demo import TOOLS
 
+TOOLS = "Reply with tool calls."
 DEFAULT = "mars-export onnx -o mars.bundle"  # with the default checkpoint
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
