@@ -1,118 +1,17 @@
-"""Matching stored grammars: automata over bytes with the token interface of llguidance's matcher.
-
-LlgMatcher in runtime/structured/grammar.py drives both.
-"""
+"""Stored grammars: automata over bytes, with the methods of llguidance's matcher."""
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from ..bundle.open import Bundle
-from .automaton_file import read_automaton
-from .catalog import find
-from .grammar import Alphabet, LlgMatcher
 from .regular.automaton import Automaton
+from .vocabulary import Vocabulary
 
-MOST_OPEN = 16  # cached automata
 MOST_MASKS = 4096  # cached masks of each automaton
 LOOK_BACK = 4  # forced tokens at the end that a longer token may replace
-
-
-class StoredGrammars:
-    """The grammars of one bundle, each read at its first use. Thread-safe."""
-
-    def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
-        self._bundle = bundle
-        manifest = bundle.manifest
-        self._vocabulary = VocabularyBytes(tokenizer, manifest.model.vocab_size)
-        self._alphabet = Alphabet(self._vocabulary, manifest.model.vocab_size, manifest.tokens.eos)
-        self._transitions = lru_cache(MOST_OPEN)(self._open)
-
-    def matcher(self, name: str) -> LlgMatcher:
-        """A matcher at the beginning of an answer. Raises SessionError for an unknown name and BundleError
-        for a bad file.
-        """
-        file = find(self._bundle.manifest, name, self._bundle.path).file
-        return LlgMatcher(AutomatonState(self._transitions(file)), self._alphabet)
-
-    def _open(self, file: str) -> Transitions:
-        return Transitions(read_automaton(self._bundle, file), self._vocabulary)
-
-
-class VocabularyBytes:
-    """The tokens of a tokenizer as bytes. Special tokens have none, since no answer may contain them."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = _within_a_text(tokenizer)
-        self.texts = _texts(tokenizer, vocab_size)
-        pairs = sorted((text, token) for token, text in enumerate(self.texts) if text)
-        self._sorted = [text for text, _ in pairs]
-        self.longest = max(map(len, self._sorted), default=0)
-
-    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        return b"".join(self.texts[token] for token in tokens)
-
-    def tokenize_bytes(self, data: bytes) -> list[int]:
-        """The tokens of a text by the tokenizer; bytes that are not UTF-8 become the longest
-        tokens that fit.
-        """
-        tokens: list[int] = []
-        while data:
-            try:
-                data.decode("utf-8")
-                good = len(data)
-            except UnicodeDecodeError as error:
-                good = error.start
-            if good:
-                tokens += self._tokenizer.encode(data[:good].decode("utf-8"), add_special_tokens=False).ids
-            bad = good
-            while bad < len(data) and not _begins_well(data[bad:]):
-                bad += 1
-            tokens += self._greedy(data[good:bad])
-            data = data[bad:]
-        return tokens
-
-    def extensions(self, data: bytes) -> list[bytes]:
-        """The rests of the longer tokens that begin with `data`."""
-        at, rests = bisect_left(self._sorted, data), []
-        while at < len(self._sorted) and self._sorted[at].startswith(data):
-            if len(self._sorted[at]) > len(data):
-                rests.append(self._sorted[at][len(data) :])
-            at += 1
-        return rests
-
-    def _greedy(self, data: bytes) -> list[int]:
-        tokens = []
-        while data:
-            prefixes = [data[:size] for size in range(min(len(data), self.longest), 0, -1)]
-            token = next((self._first[text] for text in prefixes if text in self._first), None)
-            if token is None:
-                data = data[1:]  # no token has this byte
-                continue
-            tokens.append(token)
-            data = data[len(self.texts[token]) :]
-        return tokens
-
-    @cached_property
-    def _first(self) -> dict[bytes, int]:
-        """The first token of each text."""
-        return {text: token for token, text in reversed(list(enumerate(self.texts))) if text}
-
-    @cached_property
-    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The ids, the lengths and the bytes [tokens, longest] of all tokens with a text, by length."""
-        tokens = sorted((t for t, text in enumerate(self.texts) if text), key=lambda t: len(self.texts[t]))
-        lengths = np.array([len(self.texts[token]) for token in tokens], np.int64)
-        padded = np.zeros((len(tokens), self.longest), np.uint8)
-        for i, token in enumerate(tokens):
-            padded[i, : lengths[i]] = np.frombuffer(self.texts[token], np.uint8)
-        return np.array(tokens, np.int64), lengths, padded
 
 
 class Transitions:
@@ -120,7 +19,7 @@ class Transitions:
     all answers.
     """
 
-    def __init__(self, automaton: Automaton, vocabulary: VocabularyBytes) -> None:
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.automaton, self.vocabulary = automaton, vocabulary
         edges = [(state, *edge) for state, out in enumerate(automaton.edges) for edge in out]
         table = np.array(edges, np.int64).reshape(-1, 4)
@@ -167,16 +66,16 @@ class Transitions:
         data, end = self.forced(state)
         tokens: list[int] = []
         if data and last is not None:
-            tokens = self.vocabulary.tokenize_bytes(self.vocabulary.texts[last] + data)
+            tokens = self.vocabulary.write(self.vocabulary.texts[last] + data)
             tokens = tokens[1:] if tokens[:1] == [last] else []
         if data:
-            tokens = self._chopped(tokens or self.vocabulary.tokenize_bytes(data), end)
+            tokens = self._chopped(tokens or self.vocabulary.write(data), end)
         return tuple(tokens)
 
     def _chopped(self, tokens: list[int], state: int) -> list[int]:
         """`tokens` without those at the end that a longer token may replace; `state` follows them."""
         vocabulary = self.vocabulary
-        end = vocabulary.decode_bytes(tokens[-LOOK_BACK:])[-vocabulary.longest :]
+        end = b"".join(vocabulary.texts[token] for token in tokens[-LOOK_BACK:])[-vocabulary.longest :]
         for i in range(len(end)):
             rests = vocabulary.extensions(end[i:])
             if any(self.automaton.walk(rest, state) is not None for rest in rests):
@@ -231,59 +130,3 @@ class AutomatonState:
 
     def get_error(self) -> str:
         return ""
-
-
-def _begins_well(data: bytes) -> bool:
-    """Whether `data` begins with a whole character."""
-    try:
-        data[:4].decode("utf-8")
-        return True
-    except UnicodeDecodeError as error:
-        return error.start > 0
-
-
-def _within_a_text(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer for text in the middle of an answer: it puts no space before it."""
-    parsed = json.loads(tokenizer.to_str())
-    parts = [parsed.get("normalizer"), parsed.get("pre_tokenizer")]
-    for part in parts:
-        if part is None:
-            continue
-        parts += part.get("normalizers", []) + part.get("pretokenizers", [])
-        if "normalizers" in part:
-            part["normalizers"] = [step for step in part["normalizers"] if step["type"] != "Prepend"]
-        if part["type"] == "Metaspace":
-            part["prepend_scheme"] = "never"
-    if (parsed.get("normalizer") or {}).get("type") == "Prepend":
-        parsed["normalizer"] = None
-    return Tokenizer.from_str(json.dumps(parsed))
-
-
-def _texts(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
-    """The bytes that each token adds to a text."""
-    parsed = json.loads(tokenizer.to_str())
-    special = {token["id"] for token in parsed["added_tokens"] if token["special"]}
-    added = {token["id"] for token in parsed["added_tokens"]}
-    falls_back = parsed["model"].get("byte_fallback", False)
-    characters = _byte_characters()
-    texts = [b""] * vocab_size
-    for written, token in tokenizer.get_vocab(with_added_tokens=True).items():
-        if token in special or token >= vocab_size:
-            continue
-        if token in added:
-            texts[token] = written.encode("utf-8")
-        elif not falls_back:
-            is_coded = all(character in characters for character in written)
-            texts[token] = bytes(characters[c] for c in written) if is_coded else written.encode("utf-8")
-        elif len(written) == 6 and written.startswith("<0x") and written.endswith(">"):
-            texts[token] = bytes([int(written[3:5], 16)])
-        else:
-            texts[token] = written.replace("\u2581", " ").encode("utf-8")
-    return texts
-
-
-def _byte_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

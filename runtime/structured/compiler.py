@@ -83,18 +83,10 @@ def _expression(config: GenerationConfig, dialect: toolcalls.Dialect, separators
 
 def _calls(tools: Sequence[dict[str, Any]], separators: Separators) -> Expression:
     """The text after the tag that opens a call."""
-    item, key = separators
-    return Alternatives(
-        tuple(
-            sequence(
-                text(f'\n{{"name"{key}{_name(tool)}{item}"arguments"{key}'),
-                schema_expression(toolcalls.parameters(tool), separators, f"tool {tool['function']['name']}"),
-                text(f"}}\n{toolcalls.CLOSE}"),
-            )
-            for tool in tools
-        )
-    )
-
-
-def _name(tool: Mapping[str, Any]) -> str:
-    return json.dumps(tool["function"]["name"], ensure_ascii=False)
+    calls = []
+    for tool in tools:
+        begin, end = toolcalls.tagged(tool, *separators)
+        where = f"tool {tool['function']['name']}"
+        arguments = schema_expression(toolcalls.parameters(tool), separators, where)
+        calls.append(sequence(text(begin.removeprefix(toolcalls.OPEN)), arguments, text(end)))
+    return Alternatives(tuple(calls))

@@ -3,78 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection
 
 import numpy as np
 
 from ..decode.config import GenerationConfig
 from ..decode.pace.proposals import Proposals
+from ..decode.row import Predictions
 from ..decode.sample import Penalties, choose, confidence_of
 from ..errors import SessionError
+from .matcher import TokenMatcher
 
 LIKELY = 0.6  # share of the continuations from which on the grammar proposes a token by itself
 MOST_LED = 64  # proposals, forced tokens included
 SURE = {"probability": 1.0, "margin": 1.0, "entropy": 0.0}  # confidence of the only allowed token
-
-
-class Matcher(Protocol):
-    """The state of an answer in a grammar. The end of the answer is a state, not a token."""
-
-    def forced(self) -> Sequence[int]:
-        """The tokens that must follow, as the tokenizer writes them; none if there is a choice."""
-        ...
-
-    def mask(self) -> np.ndarray:
-        """Bool [vocab]: the tokens that may follow if none is forced. Raises SessionError if
-        there are none.
-        """
-        ...
-
-    def allows(self, token: int) -> bool:
-        """Whether the mask has one token; may be faster than the whole mask."""
-        ...
-
-    def likely(self) -> tuple[int, float] | None:
-        """If no token is forced: the most likely one by the grammar alone, with its share, or None."""
-        ...
-
-    def consume(self, token: int) -> None:
-        """Continue the answer by a token. Raises SessionError if it is not allowed."""
-        ...
-
-    def copy(self) -> Matcher:
-        """A matcher in the same state, for trying a continuation."""
-        ...
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the answer may end here."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether only the end may follow."""
-        ...
-
-
-class Candidates(Protocol):
-    """Predictions for consecutive positions, in arrays of one length."""
-
-    @property
-    def token_ids(self) -> np.ndarray: ...
-
-    @property
-    def confidences(self) -> np.ndarray: ...
-
-    @property
-    def topk_ids(self) -> np.ndarray | None: ...
-
-    @property
-    def topk_logprobs(self) -> np.ndarray | None: ...
-
-    @property
-    def logits(self) -> np.ndarray | None: ...
 
 
 class Guide:
@@ -87,7 +29,7 @@ class Guide:
     """
 
     def __init__(
-        self, matcher: Matcher, eos_ids: Collection[int], has_logits: bool, most_masks: int = 64
+        self, matcher: TokenMatcher, eos_ids: Collection[int], has_logits: bool, most_masks: int = 64
     ) -> None:
         self.matcher, self._has_logits, self.most_masks = matcher, has_logits, most_masks
         self._eos_ids = frozenset(eos_ids)
@@ -127,7 +69,7 @@ class Guide:
 
     def choose(
         self,
-        candidates: Candidates,
+        candidates: Predictions,
         i: int,
         config: GenerationConfig,
         penalties: Penalties,
@@ -149,7 +91,7 @@ class Guide:
         return self._best(candidates, i, self.allowed(), config.metric) if strict or i == 0 else None
 
     def _best(
-        self, candidates: Candidates, i: int, allowed: np.ndarray, metric: str
+        self, candidates: Predictions, i: int, allowed: np.ndarray, metric: str
     ) -> tuple[int, float] | None:
         if candidates.topk_ids is not None and candidates.topk_logprobs is not None:
             ids, logprobs = candidates.topk_ids[i], candidates.topk_logprobs[i]
@@ -215,7 +157,7 @@ class Guide:
             matcher.consume(token)
         return Proposals(tuple(token_ids), tuple(confidences), guess.source, frozenset(forced_places))
 
-    def _guessed(self, matcher: Matcher, guess: Proposals, at: int) -> tuple[int, float] | None:
+    def _guessed(self, matcher: TokenMatcher, guess: Proposals, at: int) -> tuple[int, float] | None:
         """A token for a choice: the guess if it is allowed, else one that the grammar makes likely."""
         if at < len(guess):
             token = guess.token_ids[at]
@@ -225,6 +167,6 @@ class Guide:
         return likely if likely is not None and likely[1] >= LIKELY else None
 
 
-def _may_follow(matcher: Matcher, token: int, eos_ids: Collection[int]) -> bool:
+def _may_follow(matcher: TokenMatcher, token: int, eos_ids: Collection[int]) -> bool:
     """Whether a token may come next if none is forced, end-of-sequence tokens included."""
     return matcher.may_end if token in eos_ids else matcher.allows(token)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
+from functools import cached_property, lru_cache
 
 from ..bundle.open import Bundle
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text.tokenizer import Text
 from ..text.toolcalls import dialect_of
-from .automaton_matcher import StoredGrammars
-from .grammar import Grammars, leaves_a_choice
+from .automaton_file import read_automaton
+from .automaton_matcher import AutomatonState, Transitions
+from .catalog import find
+from .grammar import Grammars
 from .guide import Guide
+from .matcher import TokenMatcher, leaves_a_choice
+from .vocabulary import Vocabulary
+
+MOST_OPEN = 16  # automata in memory
 
 
 class GuideFactory:
@@ -20,35 +26,18 @@ class GuideFactory:
 
     def __init__(self, bundle: Bundle, text: Text | None, outputs: Collection[str]) -> None:
         self._bundle, self._text, self._outputs = bundle, text, outputs
-        self._grammars: Grammars | None = None
-        self._stored: StoredGrammars | None = None
-        self._lock = threading.Lock()
+        self._transitions = lru_cache(MOST_OPEN)(self._read)
 
     def of(self, config: GenerationConfig) -> Guide:
-        """A guide at the beginning of an answer. Raises SessionError if this bundle cannot give one."""
-        manifest, info = self._bundle.manifest, self._bundle.manifest.text
-        assert self._text is not None and info is not None, "checked before"
-        with self._lock:
-            if config.grammar is not None:
-                self._stored = self._stored or StoredGrammars(self._bundle, self._text.tokenizer)
-            elif self._grammars is None:
-                self._grammars = Grammars(
-                    self._text.tokenizer.to_str(),
-                    manifest.model.vocab_size,
-                    manifest.tokens.eos,
-                    dialect_of(info.chat_template),
-                )
+        """A guide at the beginning of an answer. Raises SessionError if this bundle cannot give one, and
+        BundleError for a bad file of a stored grammar.
+        """
+        manifest, outputs = self._bundle.manifest, self._outputs
         try:
-            if config.grammar is not None:
-                assert self._stored is not None
-                matcher = self._stored.matcher(config.grammar)
-            else:
-                assert self._grammars is not None
-                matcher = self._grammars.matcher(config)
+            matcher = self._matcher(config)
         except SessionError as error:
             error.code, error.field = "invalid_grammar", config.structure
             raise
-        outputs = self._outputs
         if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
             raise SessionError(
                 "schema, regex, choice, tools and grammar need a bundle with logits or with --top-k 16:"
@@ -58,3 +47,24 @@ class GuideFactory:
             )
         eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
         return Guide(matcher, eos_ids, "logits" in outputs, manifest.block - 1)
+
+    def _matcher(self, config: GenerationConfig) -> TokenMatcher:
+        if config.grammar is None:
+            return self._grammars.matcher(config)
+        file = find(self._bundle.manifest, config.grammar, self._bundle.path).file
+        return TokenMatcher(AutomatonState(self._transitions(file)), self._vocabulary)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        assert self._text is not None, "checked before"
+        manifest = self._bundle.manifest
+        return Vocabulary(self._text.tokenizer, manifest.model.vocab_size, manifest.tokens.eos)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        info = self._bundle.manifest.text
+        assert info is not None, "checked before"
+        return Grammars(self._vocabulary, dialect_of(info.chat_template))
+
+    def _read(self, file: str) -> Transitions:
+        return Transitions(read_automaton(self._bundle, file), self._vocabulary)

@@ -36,6 +36,12 @@ def parameters(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False} | schema
 
 
+def tagged(tool: dict[str, Any], item: str, key: str) -> tuple[str, str]:
+    """The texts before and after the arguments of a call in tags, with these separators of JSON."""
+    name = json.dumps(_function(tool)["name"], ensure_ascii=False)
+    return f'{OPEN}\n{{"name"{key}{name}{item}"arguments"{key}', f"}}\n{CLOSE}"
+
+
 def list_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The schema of an answer that is one or more calls: a list of {name, arguments}."""
     items, definitions = [], {}

@@ -31,12 +31,13 @@ from mars_export import SessionError  # noqa: E402
 from mars_export.runtime.decode.config import GenerationConfig  # noqa: E402
 from mars_export.runtime.decode.schedule import Limits, Schedule  # noqa: E402
 from mars_export.runtime.structured.automaton_file import to_bytes  # noqa: E402
-from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions, VocabularyBytes  # noqa: E402
+from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions  # noqa: E402
 from mars_export.runtime.structured.compiler import compile_grammar  # noqa: E402
-from mars_export.runtime.structured.grammar import Alphabet, LlgMatcher  # noqa: E402
 from mars_export.runtime.structured.guide import Guide  # noqa: E402
 from mars_export.runtime.structured.guided_row import GuidedRow  # noqa: E402
+from mars_export.runtime.structured.matcher import TokenMatcher  # noqa: E402
 from mars_export.runtime.structured.regular.automaton import Automaton  # noqa: E402
+from mars_export.runtime.structured.vocabulary import Vocabulary  # noqa: E402
 
 MASK, END = 0, 1
 PROMPT = [5, 17, 99, 40]
@@ -106,7 +107,7 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def slow_mask(automaton: Automaton, state: int, vocabulary: VocabularyBytes) -> str:
+def slow_mask(automaton: Automaton, state: int, vocabulary: Vocabulary) -> str:
     bits = 0
     for token, text in enumerate(vocabulary.texts):
         at: int | None = state
@@ -117,13 +118,13 @@ def slow_mask(automaton: Automaton, state: int, vocabulary: VocabularyBytes) -> 
     return bits.to_bytes(-(-len(vocabulary.texts) // 8), "little").hex()
 
 
-def states(walk: Transitions, alphabet: Alphabet, script: list[int], seed: int) -> list[dict[str, Any]]:
+def states(walk: Transitions, script: list[int], seed: int) -> list[dict[str, Any]]:
     """Along the script, and along random answers."""
     draw = random.Random(seed)
     found: dict[tuple[int, ...], dict[str, Any]] = {}
     for path in range(5):
         walker = AutomatonState(walk)
-        matcher, tokens = LlgMatcher(walker, alphabet), list[int]()
+        matcher, tokens = TokenMatcher(walker, walk.vocabulary), list[int]()
         while len(tokens) < 24:
             forced = list(matcher.forced())
             entry: dict[str, Any] = {"tokens": list(tokens), "forced": forced, "may_end": matcher.may_end}
@@ -164,10 +165,10 @@ def config_of(case: dict[str, Any]) -> GenerationConfig:
     )
 
 
-def slow_answer(case: dict[str, Any], walk: Transitions, alphabet: Alphabet) -> list[int]:
+def slow_answer(case: dict[str, Any], walk: Transitions) -> list[int]:
     """One token after the other: what is forced, else the best that is allowed."""
     model = model_of(case, len(walk.vocabulary.texts))
-    matcher, answer, queue = LlgMatcher(AutomatonState(walk), alphabet), list[int](), list[int]()
+    matcher, answer, queue = TokenMatcher(AutomatonState(walk), walk.vocabulary), list[int](), list[int]()
     while len(answer) < case["max_new_tokens"]:
         queue = queue or list(matcher.forced())
         at = len(PROMPT) + len(answer)
@@ -199,9 +200,11 @@ def model_of(case: dict[str, Any], vocab_size: int) -> Scripted:
     )  # fmt: skip
 
 
-def ran(case: dict[str, Any], walk: Transitions, alphabet: Alphabet) -> dict[str, Any]:
+def ran(case: dict[str, Any], walk: Transitions) -> dict[str, Any]:
     model = model_of(case, len(walk.vocabulary.texts))
-    guide = Guide(LlgMatcher(AutomatonState(walk), alphabet), [END], case["logits"], case["block"] - 1)
+    guide = Guide(
+        TokenMatcher(AutomatonState(walk), walk.vocabulary), [END], case["logits"], case["block"] - 1
+    )
     row = GuidedRow(0, PROMPT, config_of(case), [END], guide=guide)
     schedule = Schedule(model, case["block"], MASK, Limits.of_rows(1))
     schedule.add(row)
@@ -227,18 +230,17 @@ def ran(case: dict[str, Any], walk: Transitions, alphabet: Alphabet) -> dict[str
 def main() -> None:
     made = tokenizer()
     vocab_size = made.get_vocab_size() + 4  # padded beyond the tokenizer
-    vocabulary = VocabularyBytes(made, vocab_size)
-    alphabet = Alphabet(vocabulary, vocab_size, [END])
+    vocabulary = Vocabulary(made, vocab_size, [END])
     draw = random.Random(2611)
     files, answers = [], []
     for number, (name, request, text) in enumerate(REQUESTS):
         config = GenerationConfig(**request)
         automaton = compile_grammar(config, "tags" if "tags" in name else "list", (", ", ": "))
         walk = Transitions(automaton, vocabulary)
-        script = vocabulary.tokenize_bytes(text.encode("utf-8"))
+        script = vocabulary.write(text.encode("utf-8"))
         assert automaton.walk(text.encode("utf-8")) in automaton.ends, text
         content = b64encode(to_bytes(automaton)).decode("ascii")
-        files.append({"name": name, "file": content, "states": states(walk, alphabet, script, number)})
+        files.append({"name": name, "file": content, "states": states(walk, script, number)})
         for i in range(14):
             case: dict[str, Any] = {"name": f"{name} {i}", "grammar": number, "seed": draw.randrange(2**32)}
             case["script"] = [*script, END]
@@ -250,10 +252,10 @@ def main() -> None:
             case["max_new_tokens"] = draw.choice([3, 60, 60, 60])
             case["max_slots"] = draw.choice([None, None, 16])
             case["lookup"] = 2 if case["tau"] is None and draw.random() < 0.3 else 0
-            case["expected"] = ran(case, walk, alphabet)
+            case["expected"] = ran(case, walk)
             whole = [token for run in case["expected"]["runs"] for token in run]
             if case["expected"]["error"] is None and case["tau"] in (None, 1.0):
-                assert whole == slow_answer(case, walk, alphabet), case["name"]
+                assert whole == slow_answer(case, walk), case["name"]
             answers.append(case)
     value = {
         "mask": MASK, "end": END, "prompt": PROMPT, "vocab_size": vocab_size,

@@ -18,10 +18,10 @@ need("llguidance", "grammar")
 
 from support.served import Answer, Serving, serving  # noqa: E402
 
-from mars_export import GenerationConfig, Limits, Session  # noqa: E402
+from mars_export import Limits, Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.models.served import FairSemaphore  # noqa: E402
-from mars_export.runtime.structured.grammar import Grammars  # noqa: E402
+from mars_export.runtime.structured.grammar import AnswerForm, Grammars  # noqa: E402
 
 MOST_SECONDS = 60
 
@@ -33,11 +33,11 @@ class Gate:
         self.open, self.came, self.begun = threading.Event(), threading.Event(), 0
         compiles = Grammars._compile
 
-        def compile_later(grammars: Grammars, config: GenerationConfig) -> Any:
+        def compile_later(grammars: Grammars, form: AnswerForm) -> Any:
             self.begun += 1
             self.came.set()
             assert self.open.wait(MOST_SECONDS), "nobody opened the gate"
-            return compiles(grammars, config)
+            return compiles(grammars, form)
 
         monkeypatch.setattr(Grammars, "_compile", compile_later)
 

@@ -116,11 +116,12 @@ def test_block_commit_says_that_it_takes_no_grammar(session: Session) -> None:
 
 
 def test_a_grammar_is_compiled_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[GenerationConfig] = []
+    compiled: list[Any] = []
     original = Grammars._compile
     monkeypatch.setattr(
-        Grammars, "_compile", lambda self, config: compiled.append(config) or original(self, config)
+        Grammars, "_compile", lambda self, form: compiled.append(form) or original(self, form)
     )
+    session = Session(session.bundle, session.variant, session.backend)
     for _ in range(3):
         session.generate(PROMPT, GenerationConfig(choice=("compiled", "once")))
     session.generate(PROMPT, GenerationConfig(choice=("compiled", "once", "more")))

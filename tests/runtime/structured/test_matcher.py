@@ -13,12 +13,14 @@ from support.questions import STOP, WEATHER
 from support.schemas import drawn_schema
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.structured.grammar import Grammars, leaves_a_choice
+from mars_export.runtime.structured.grammar import Grammars
+from mars_export.runtime.structured.matcher import leaves_a_choice
+from mars_export.runtime.structured.vocabulary import Vocabulary
 from mars_export.runtime.text.tokenizer import Text
 
 
 def grammars(text: Text, dialect: Any = "list") -> Grammars:
-    return Grammars(text.tokenizer.to_str(), tiny.VOCAB_SIZE, (tiny.IM_END,), dialect)
+    return Grammars(Vocabulary(text.tokenizer, tiny.VOCAB_SIZE, (tiny.IM_END,)), dialect)
 
 
 @pytest.mark.parametrize("text", ["plain", "é😀", "a\tb", string.punctuation, "<|mask|>", " two  spaces "])

@@ -28,12 +28,14 @@ from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.structured.automaton_file import parse
-from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions, VocabularyBytes
+from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions
 from mars_export.runtime.structured.catalog import entries, remove, store
 from mars_export.runtime.structured.compiler import compile_grammar, compile_into
-from mars_export.runtime.structured.grammar import Alphabet, Grammars, LlgMatcher
+from mars_export.runtime.structured.grammar import Grammars
 from mars_export.runtime.structured.guide import Guide
 from mars_export.runtime.structured.guided_row import GuidedRow
+from mars_export.runtime.structured.matcher import TokenMatcher
+from mars_export.runtime.structured.vocabulary import Vocabulary
 
 GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
 SEPARATORS = (", ", ": ")
@@ -77,8 +79,9 @@ def bundle(bundles: Named, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def given_vocabulary() -> VocabularyBytes:
-    return VocabularyBytes(Tokenizer.from_str(GIVEN["tokenizer"]), GIVEN["vocab_size"])
+def given_vocabulary() -> Vocabulary:
+    need("llguidance", "grammar")
+    return Vocabulary(Tokenizer.from_str(GIVEN["tokenizer"]), GIVEN["vocab_size"], [GIVEN["end"]])
 
 
 def same_states(
@@ -86,16 +89,13 @@ def same_states(
 ) -> int:
     """Transitions random answers beside llguidance; how many states were compared."""
     need("llguidance", "grammar")
-    config, vocabulary = (
-        GenerationConfig(separators=SEPARATORS, **request),
-        VocabularyBytes(tokenizer, vocab_size),
-    )
-    grammars = Grammars(tokenizer.to_str(), vocab_size, [end], dialect, SEPARATORS)
-    alphabet = Alphabet(vocabulary, vocab_size, [end])
+    config = GenerationConfig(separators=SEPARATORS, **request)
+    vocabulary = Vocabulary(tokenizer, vocab_size, [end])
+    grammars = Grammars(vocabulary, dialect)
     walk, num = Transitions(compile_grammar(config, dialect, SEPARATORS), vocabulary), 0
     for seed in range(12):
         draw = random.Random(seed)
-        theirs, ours = grammars.matcher(config), LlgMatcher(AutomatonState(walk), alphabet)
+        theirs, ours = grammars.matcher(config), TokenMatcher(AutomatonState(walk), vocabulary)
         for _ in range(50):
             num += 1
             forced = ours.forced()
@@ -126,13 +126,12 @@ def test_every_state_is_that_of_the_library(request_: dict[str, Any], dialect: s
     assert same_states(request_, tiny.tokenizer(), tiny.VOCAB_SIZE, tiny.ENDOFTEXT, dialect) > 12
 
 
-def test_every_state_of_the_conformance_file(given_vocabulary: VocabularyBytes) -> None:
-    alphabet = Alphabet(given_vocabulary, GIVEN["vocab_size"], [GIVEN["end"]])
+def test_every_state_of_the_conformance_file(given_vocabulary: Vocabulary) -> None:
     for file in GIVEN["files"]:
         automaton = parse(b64decode(file["file"]), file["name"])
         walk = Transitions(automaton, given_vocabulary)
         for state in file["states"]:
-            matcher = LlgMatcher(AutomatonState(walk), alphabet)
+            matcher = TokenMatcher(AutomatonState(walk), given_vocabulary)
             for token in state["tokens"]:
                 matcher.consume(token)
             assert list(matcher.forced()) == state["forced"]
@@ -144,18 +143,14 @@ def test_every_state_of_the_conformance_file(given_vocabulary: VocabularyBytes) 
 
 
 @pytest.mark.parametrize("case", GIVEN["answers"], ids=lambda case: case["name"])
-def test_every_answer_of_the_conformance_file(
-    case: dict[str, Any], given_vocabulary: VocabularyBytes
-) -> None:
+def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabulary: Vocabulary) -> None:
     model = Scripted(
         case["script"], len(GIVEN["prompt"]), GIVEN["vocab_size"], case["seed"], case["top_k"],
         case["logits"], case["max_slots"],
     )  # fmt: skip
     walk = Transitions(parse(b64decode(GIVEN["files"][case["grammar"]]["file"]), "it"), given_vocabulary)
-    alphabet = Alphabet(given_vocabulary, GIVEN["vocab_size"], [GIVEN["end"]])
-    guide = Guide(
-        LlgMatcher(AutomatonState(walk), alphabet), [GIVEN["end"]], case["logits"], case["block"] - 1
-    )
+    matcher = TokenMatcher(AutomatonState(walk), given_vocabulary)
+    guide = Guide(matcher, [GIVEN["end"]], case["logits"], case["block"] - 1)
     names = ("tau", "max_new_tokens", "window", "lookup")
     config = GenerationConfig(**{name: case[name] for name in names})
     row = GuidedRow(0, GIVEN["prompt"], config, [GIVEN["end"]], guide=guide)
@@ -183,7 +178,6 @@ def test_a_session_follows_a_grammar_of_its_bundle(bundle: Path) -> None:
         jsonschema.validate(json.loads(done.text), PERSON)
         texts.append(done.text)
     assert texts[0] == texts[1]
-    need("llguidance", "grammar")
     same = session.generate(PROMPT, GenerationConfig(schema=PERSON, max_new_tokens=200))
     assert same.text == texts[0]
     configs = [GenerationConfig(grammar=name, max_new_tokens=90) for name in ("code", "person")]

@@ -1,0 +1,153 @@
+"""The tokens of a tokenizer as bytes, and bytes as tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..errors import SessionError
+
+PER_BYTE = 4  # continuations tried for each first byte
+CACHED_TEXTS = 1024  # texts whose tokens and continuations are cached
+MOST_CACHED_BYTES = 1024  # of a text whose tokens are cached
+INSTALL = "pip install 'mars-export[grammar]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Tokenizations of a text before different continuations.
+
+    `common` are the tokens that all begin with, `first` the first tokens by frequency, `share` the share of
+    the most frequent of them.
+    """
+
+    common: tuple[int, ...]
+    first: tuple[int, ...]
+    share: float
+
+    @classmethod
+    def of(cls, variants: Sequence[Sequence[int]]) -> Ways:
+        counts = Counter(variant[0] for variant in variants)
+        first = sorted(counts, key=lambda token: (-counts[token], token))
+        common = next(iter(variants), ())
+        for variant in variants:
+            common = common[: num_alike(common, variant)]
+        return cls(tuple(common), tuple(first), counts[first[0]] / len(variants) if first else 0.0)
+
+
+class Vocabulary:
+    """The tokens of a model with `size` tokens, padding included; `eos_ids` end its sequences.
+
+    library: the llguidance package
+    tokenizer: its tokenizer
+    texts: the bytes of each token; special tokens and padding have none, since no answer may contain them
+
+    Raises SessionError if llguidance is missing or cannot use the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> None:
+        self.library = _import()
+        self.size, self.eos_ids = size, list(eos_ids)
+        with no_panic("the grammar library cannot use the bundle's tokenizer", "export the bundle again"):
+            self.tokenizer: Any = self.library.LLTokenizer(
+                tokenizer.to_str(), n_vocab=size, eos_token=self.eos_ids or None
+            )
+        special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        known = set(tokenizer.get_vocab(with_added_tokens=True).values()) - special
+        self.texts = [self.tokenizer.decode_bytes([i]) if i in known else b"" for i in range(size)]
+        self.longest = max(map(len, self.texts), default=0)
+        # All tokens by first byte and length; and for each, the index of the first token with its first byte.
+        texts = self.texts
+        order = sorted(range(size), key=lambda token: (texts[token][:1], len(texts[token]), texts[token]))
+        begins = [i == 0 or texts[order[i - 1]][:1] != texts[order[i]][:1] for i in range(size)]
+        self._shortest = np.array(order, np.int64)
+        self._first = np.maximum.accumulate(np.where(begins, np.arange(size), 0))
+        self._cached_tokens = lru_cache(CACHED_TEXTS)(self._tokens)
+        self._cached_ways = lru_cache(CACHED_TEXTS)(self._ways)
+
+    def write(self, data: bytes) -> list[int]:
+        """The tokens of a text; bytes that are not UTF-8 become the longest tokens that fit."""
+        return list((self._cached_tokens if len(data) <= MOST_CACHED_BYTES else self._tokens)(data))
+
+    def _tokens(self, data: bytes) -> tuple[int, ...]:
+        return tuple(self.tokenizer.tokenize_bytes(data))
+
+    def beginnings(self, data: bytes) -> list[int]:
+        """The tokens that `data` may begin with, the longest first."""
+        fits = [token for token, text in enumerate(self.texts) if text and data.startswith(text)]
+        return sorted(fits, key=lambda token: -len(self.texts[token]))
+
+    def extensions(self, data: bytes) -> list[bytes]:
+        """The rests of the longer tokens that begin with `data`."""
+        at, rests = bisect_left(self._sorted, data), []
+        while at < len(self._sorted) and self._sorted[at].startswith(data):
+            if len(self._sorted[at]) > len(data):
+                rests.append(self._sorted[at][len(data) :])
+            at += 1
+        return rests
+
+    def ways(self, data: bytes, after: np.ndarray) -> Ways:
+        """The tokenizations of `data` before tokens of the mask `after`, of which a few for each first byte
+        are tried.
+        """
+        return self._cached_ways(data, np.packbits(after).tobytes())
+
+    def _ways(self, data: bytes, packed: bytes) -> Ways:
+        after = np.unpackbits(np.frombuffer(packed, np.uint8))[: self.size].view(bool)
+        fits = after[self._shortest]
+        before = np.cumsum(fits) - fits  # fitting tokens before each one
+        few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
+        return Ways.of([self.write(data + self.texts[token]) for token in few.tolist()])
+
+    @cached_property
+    def _sorted(self) -> list[bytes]:
+        return sorted(filter(None, self.texts))
+
+    @cached_property
+    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ids, the lengths and the bytes [tokens, longest] of all tokens with a text, by length."""
+        tokens = sorted((t for t, text in enumerate(self.texts) if text), key=lambda t: len(self.texts[t]))
+        lengths = np.array([len(self.texts[token]) for token in tokens], np.int64)
+        padded = np.zeros((len(tokens), self.longest), np.uint8)
+        for i, token in enumerate(tokens):
+            padded[i, : lengths[i]] = np.frombuffer(self.texts[token], np.uint8)
+        return np.array(tokens, np.int64), lengths, padded
+
+
+def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """The length of the common prefix."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def words_of(message: str) -> str:
+    """The part of a library message that concerns the grammar, shortened."""
+    words = " ".join(message.replace("<non-verbose/>", "").split())[:300]
+    return "nothing satisfies it" if words == "NoExtensionBias" else words
+
+
+@contextmanager
+def no_panic(what: str, remedy: str) -> Iterator[None]:
+    """Turn errors of the Rust library into SessionError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, SessionError):
+        raise
+    except BaseException as error:  # a panic is not an Exception
+        raise SessionError(f"{what} ({words_of(str(error) or type(error).__name__)}); {remedy}") from error
+
+
+def _import() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise SessionError(f"schema, regex, choice, tools and grammar need llguidance; {INSTALL}") from error
+    return llguidance
