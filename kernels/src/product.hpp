@@ -52,6 +52,8 @@ struct Packed {
     std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
 };
 
+constexpr size_t FEW_TILES = 4; // which one thread quantizes
+
 // out [rows, outputs] = x [rows, inputs] times the weights. `run(count, part)` calls part(0) to part(count - 1), on several threads.
 template <class Run>
 void multiply(const Packed& weights, const float* x, size_t rows, float* out, Run run) {
@@ -63,10 +65,15 @@ void multiply(const Packed& weights, const float* x, size_t rows, float* out, Ru
     largest_memory.resize(rows);
     uint8_t* codes = code_memory.data();
     float* largest = largest_memory.data();
-    for (size_t tile = 0; tile < weights.num_tiles(rows); ++tile) {
+    const size_t tiles = weights.num_tiles(rows);
+    const auto quantize = [&weights, x, codes, largest, rows, width](size_t tile) {
         const size_t from = weights.first_row(tile, rows), to = weights.first_row(tile + 1, rows);
-        set.quantize(x + from * weights.inputs, to - from, weights.inputs, codes + from * width, largest + from);
-    }
+        weights.set.quantize(x + from * weights.inputs, to - from, weights.inputs, codes + from * width, largest + from);
+    };
+    if (tiles > FEW_TILES)
+        run(tiles, quantize);
+    else
+        for (size_t tile = 0; tile < tiles; ++tile) quantize(tile);
     const size_t panel_bytes = width * set.columns, part = 1 + 16384 / panel_bytes; // enough work to be worth a call
     run((panels + part - 1) / part, [&weights, codes, largest, rows, out, part, panels](size_t index) {
         const size_t to = (index + 1) * part;
