@@ -13,8 +13,9 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Hashable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -28,7 +29,6 @@ from ..session.session import Session
 from ..text.prompts import Prompt
 from .places import Counts, Places
 from .request import Request, Waiters, moment_after, sooner
-from .turn import in_turn
 
 # Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
@@ -43,8 +43,8 @@ class Batcher:
 
     Thread-safe, for any number of threads and event loops of the process that created it. As a context
     manager it closes at the end, which cancels all requests; call `close(drain=True)` to finish them first.
-    An error in one request ends that request; an error in the batcher itself ends all, and `submit` raises
-    from then on.
+    An error in one request ends that request. An error in the batcher itself, or a failed device, ends all:
+    `fault` is that error, and `submit` raises from then on.
     """
 
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
@@ -56,16 +56,16 @@ class Batcher:
         self._schedule = Schedule(
             session.backend, manifest.block, manifest.mask_id, self.limits, session.policy(), budget
         )
-        self._budget, self._process = budget, os.getpid()
+        self._budget = budget
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs
-        self._requests: dict[int, tuple[Request, Row]] = {}
+        self._requests: dict[int, tuple[Request, Row]] = {}  # in the order in which they came
         self._places = Places(self.limits)
         self._arrivals: deque[Row] = deque()  # rows that the thread will add to the schedule
         self._numbers = itertools.count()
         self._waiters = Waiters()  # for room
         self._step_began: float | None = None
         self._closed = self._stopped = False
-        self._fault: BaseException | None = None
+        self.fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
         try:
             self._thread.start()
@@ -99,17 +99,12 @@ class Batcher:
         Raises Overloaded if there is no room, SessionError for an invalid prompt or config, for a batcher
         that is closed or has failed, and in a forked process.
         """
-        self._check_process()
         until, wait = moment_after(deadline), sooner(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._enter(client)
-        try:
-            request, row = self._new_request(prompt, config, until, client)
-        except BaseException as error:
-            self._leave(client, error)
-            raise
-        return self._start(request, row)
+        with self._returning_place(client):
+            return self._start(*self._new_request(prompt, config, until, client))
 
     async def asubmit(
         self,
@@ -119,14 +114,13 @@ class Batcher:
         wait: float | None = 0,
         deadline: float | None = None,
         client: Hashable = None,
-        turn: AbstractAsyncContextManager[None] | None = None,
+        executor: Executor | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> Request:
-        """`submit` for coroutines. `turn` is held while the prompt and a grammar are processed. `tools`:
-        functions as JSON text that messages list and the answer may call. `template`: its variables.
+        """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
+        `tools`: functions as JSON text that messages list and the answer may call. `template`: its variables.
         """
-        self._check_process()
         until, wait = moment_after(deadline), sooner(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
@@ -138,23 +132,14 @@ class Batcher:
                     break
                 room = self._waiters.join()
             await asyncio.wait({room}, timeout=seconds)
-        try:
-            new_request = partial(self._new_request, prompt, config, until, client, tools, template)
-            request, row = await in_turn(turn, new_request)
-        except BaseException as error:
-            self._leave(client, error)
-            raise
-        return self._start(request, row)
+        new_request = partial(self._new_request, prompt, config, until, client, tools, template)
+        with self._returning_place(client):
+            return self._start(*await asyncio.get_running_loop().run_in_executor(executor, new_request))
 
     @property
     def alive(self) -> bool:
         """Whether it accepts requests: not closed, not failed, and in its own process."""
-        return not self._closed and os.getpid() == self._process and self._thread.is_alive()
-
-    @property
-    def fault(self) -> BaseException | None:
-        """The error that ended it, if one did: a bug, or a device that failed."""
-        return self._fault
+        return not self._closed and self._thread.is_alive()
 
     @property
     def counts(self) -> Counts:
@@ -170,6 +155,14 @@ class Batcher:
     def num_waiting(self) -> int:
         """Requests that wait for a row, including those that are being tokenized."""
         return self._places.num_entering + len(self._arrivals) + len(self._schedule.waiting)
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that the oldest request without a row has waited."""
+        with self._changed:
+            waiting = (request for request, _ in self._requests.values() if not request.has_row)
+            oldest = next(waiting, None)
+        return 0.0 if oldest is None else perf_counter() - oldest.stats.began
 
     @property
     def kv_usage(self) -> float:
@@ -192,13 +185,10 @@ class Batcher:
         """
         if not isinstance(drain, int | float) or not 0 <= drain < math.inf:
             raise SessionError(f"drain must be True or a number of seconds of 0 or more, not {drain!r}")
-        if os.getpid() != self._process:
-            return True
-        is_in_thread = threading.current_thread() is self._thread
         with self._changed:
             self._closed = True
             self._notify()
-            if drain > 0 and not is_in_thread:
+            if drain > 0:
                 longest = None if drain is True else min(drain, 1e9)
                 self._changed.wait_for(lambda: not self._requests or self._stopped, longest)
             remaining = list(self._requests.values())
@@ -208,9 +198,8 @@ class Batcher:
             self._notify()
         if remaining:
             LOG.warning("batcher closing: %d requests cancelled", len(remaining))
-        if not is_in_thread:
-            self._thread.join(timeout)
-        if not is_in_thread and self._thread.is_alive():
+        self._thread.join(timeout)
+        if self._thread.is_alive():
             LOG.error("batcher closed, but a step has been hanging for %.1f s", self.step_seconds)
             return False
         return True
@@ -225,26 +214,13 @@ class Batcher:
 
     # --- the way in ---
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            # Without a lock: the thread that holds it may not exist in this process.
-            raise SessionError(
-                "this batcher belongs to the process that this one was forked from; open a session and create"
-                " a batcher after the fork"
-            )
-
     def _refusal(self, client: Hashable) -> SessionError | None:
         """Why no request is accepted now. The caller holds the lock."""
-        if self._fault is not None:
-            return SessionError(f"this batcher failed ({type(self._fault).__name__}); make a new one")
-        if self._closed:
-            return SessionError("this batcher is closed; make a new one")
+        if self.fault is not None:
+            return SessionError(f"this batcher failed ({type(self.fault).__name__}); make a new one")
+        if not self.alive:
+            return SessionError("this batcher is closed, or its process was forked; make a new one")
         return self._places.refusal(client, self._schedule.num_rows, self.num_waiting)
-
-    @property
-    def _room(self) -> int:
-        """Rows less waiting requests; a step may increase it."""
-        return self._schedule.num_rows - len(self._schedule.waiting)
 
     def _enter(self, client: Hashable) -> None:
         """Take a place, or raise why there is none. The caller holds the lock."""
@@ -256,16 +232,17 @@ class Batcher:
             raise refusal
         self._places.enter(client)
 
-    def _leave(self, client: Hashable, error: BaseException) -> None:
-        """Return the place of a request that ended before it was accepted."""
-        is_refused = not isinstance(error, asyncio.CancelledError)
-        with self._changed:
-            self._places.leave(client, refused=is_refused)
-            self._notify()
-        if is_refused:
-            LOG.info("request of %r refused: its prompt or its settings", client)
-        else:
-            LOG.info("request of %r cancelled before it was accepted", client)
+    @contextmanager
+    def _returning_place(self, client: Hashable) -> Iterator[None]:
+        """Return the place of a request that ends before it is accepted."""
+        try:
+            yield
+        except BaseException as error:
+            with self._changed:
+                self._places.leave(client, refused=not isinstance(error, asyncio.CancelledError))
+                self._notify()
+            LOG.info("request of %r not accepted: %s", client, type(error).__name__)
+            raise
 
     def _new_request(
         self,
@@ -291,7 +268,6 @@ class Batcher:
     def _start(self, request: Request, row: Row) -> Request:
         with self._changed:
             if self._closed:
-                self._places.leave(request.client)
                 raise SessionError("this batcher was closed meanwhile; make a new one")
             self._arrivals.append(row)
             self._requests[row.index] = request, row
@@ -304,8 +280,6 @@ class Batcher:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request for its reader."""
-        if os.getpid() != self._process:
-            return
         with self._changed:
             if (entry := self._requests.get(request.number)) is not None:
                 self._conclude(*entry, reason)
@@ -324,7 +298,13 @@ class Batcher:
         self._places.end(request.client, outcome, request.completion)
         request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
-        LOG.log(logging.WARNING if error else logging.INFO, request.summary(row.config, outcome, cause))
+        stats, tau = request.stats, "exact" if row.config.exact else row.config.tau
+        LOG.log(
+            logging.WARNING if error else logging.INFO,
+            "request %d of %r %s: %s, %d tokens after %d prompt tokens, tau %s, waited %.3f s, %.3f s in all",
+            *(request.number, request.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
+            *(stats.queue_time, perf_counter() - stats.began),
+        )
         self._notify()
 
     def _notify(self) -> None:
@@ -341,7 +321,7 @@ class Batcher:
         except BaseException as error:  # a bug, or a library's panic: no reader may wait forever
             LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:
-                self._fault, self._closed, self._stopped = error, True, True
+                self.fault, self._closed, self._stopped = error, True, True
                 for request, row in list(self._requests.values()):
                     self._conclude(request, row, "cancelled", error)
                 self._notify()
@@ -358,14 +338,17 @@ class Batcher:
             return not self._stopped
 
     def _step(self) -> None:
-        room, lost = self._room, None
+        schedule, lost = self._schedule, None
+        room = schedule.num_rows - len(schedule.waiting)
         self._step_began = perf_counter()
-        for events in self._schedule.forwards():
-            for event in events:  # at once: the first tokens of a prompt do not wait for the others' forward
-                self._deliver(event)
-                lost = event.error if isinstance(event.error, DeviceLost) else lost
-        self._step_began = None
-        if self._room > room:
+        try:
+            for events in schedule.forwards():
+                for event in events:  # at once: first tokens of a prompt do not wait for the others' forward
+                    self._deliver(event)
+                    lost = event.error if isinstance(event.error, DeviceLost) else lost
+        finally:
+            self._step_began = None
+        if schedule.num_rows - len(schedule.waiting) > room:
             with self._changed:
                 self._notify()
         if lost is not None:
@@ -390,6 +373,8 @@ class Batcher:
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_RUNNING.clear)
 
 
 @atexit.register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ..decode.schedule import Limits
 from ..errors import Overloaded
@@ -38,13 +38,6 @@ class Counts:
     overloaded: int = 0
     prompt_tokens: int = 0
     tokens: int = 0
-
-    @property
-    def ended(self) -> int:
-        return self.finished + self.failed + self.cancelled + self.expired
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class Places:

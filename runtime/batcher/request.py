@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import suppress
 from time import monotonic, perf_counter
 
-from ..decode.config import GenerationConfig
 from ..decode.row import Accepted, FinishReason, Row
 from ..decode.stats import Stats
 from ..errors import SessionError
@@ -49,10 +47,15 @@ def _complete(future: asyncio.Future[None]) -> None:
 
 class Request(Answer):
     """One submitted prompt. Iterate over its events once, with `for` or `async for`; leaving early cancels
-    it.
+    it. The last event has the finish_reason; an error is raised instead. `tau` and `exact` may be changed
+    while it runs.
 
-    The last event has the finish_reason; an error is raised instead. `number` counts a batcher's requests;
-    `client` is the one of `submit`. `tau` and `exact` may be changed while it runs.
+    number: counts a batcher's requests
+    client: the one of `submit`
+    finish_reason: None while the request runs or waits
+    error: the request's error, if it failed
+    has_row: whether it no longer waits for its row
+    last_reason: the finish_reason of a delivered step, if one ended the request
     """
 
     def __init__(
@@ -65,25 +68,25 @@ class Request(Answer):
     ) -> None:
         super().__init__(row, text)
         self.number, self.client = row.index, client
+        self.finish_reason: FinishReason | None = None
+        self.last_reason: FinishReason | None = None
+        self.error: BaseException | None = None
+        self.has_row = False
         self._end, self._deadline = end, deadline  # a time of the monotonic clock
-        self._process = os.getpid()
-        self._changed = threading.Condition()  # guards the fields below; never held while a step runs
+        self._changed = threading.Condition()  # guards the fields; never held while a step runs
         self._waiters = Waiters()
         self._events: deque[Event] = deque()
         self._token_ids: list[int] = []
         self._answer_text, self._num_sent = "", 0  # and how many of its characters events have
         self._stats = row.stats.copy()
-        self._last: FinishReason | None = None  # of the last delivered event
-        self._reason: FinishReason | None = None  # set when the request has ended
-        self._error: BaseException | None = None
-        self._is_read = self._has_row = False
+        self._is_read = False
 
     # --- for readers, in any thread ---
 
     def __iter__(self) -> Iterator[Event]:
         self._begin()
         try:
-            while (event := self._wait()) is not None:
+            while self._wait(lambda: bool(self._events)) and (event := self._take()) is not None:
                 yield event
         finally:
             self.cancel()
@@ -101,25 +104,16 @@ class Request(Answer):
 
     async def begun(self) -> None:
         """Wait until the request has its row, or has ended."""
-        await self._await(lambda: self._has_row)
+        await self._await(lambda: self.has_row)
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer. Raises the request's error, or after `timeout` seconds SessionError; the
         request then goes on.
         """
-        self._check_process()
-        until = None if timeout is None else monotonic() + timeout
-        while True:
-            seconds = sooner(self._seconds_left(), None if until is None else until - monotonic())
-            with self._changed:
-                if self._changed.wait_for(lambda: self._reason is not None, seconds):
-                    break
-            self._expire()
-            if until is not None and monotonic() >= until and self._reason is None:
-                raise SessionError(
-                    f"the answer is not finished after {timeout:g} seconds; it goes on, ask again or cancel"
-                    " it"
-                )
+        if not self._wait(lambda: False, timeout):
+            raise SessionError(
+                f"the answer is not finished after {timeout:g} seconds; it goes on, ask again or cancel it"
+            )
         return self._outcome()
 
     async def aresult(self) -> Completion:
@@ -135,7 +129,7 @@ class Request(Answer):
     def completion(self) -> Completion:
         """The answer of all events so far; `finish_reason` is "cancelled" before the end. Never waits."""
         with self._changed:
-            reason = self._reason or "cancelled"
+            reason = self.finish_reason or "cancelled"
             ids, confidences = tuple(self._token_ids), tuple(self._confidences)
             tops = tuple(self._row.top_logprobs[: len(ids)])
             return Completion(self._answer_text, ids, confidences, reason, self._stats, tops)
@@ -150,37 +144,26 @@ class Request(Answer):
         """Its token ids."""
         return self._row.tokens[: self._row.stats.prompt_tokens]
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """None while the request runs or waits."""
-        return self._reason
-
-    @property
-    def error(self) -> BaseException | None:
-        """The request's error, if it failed."""
-        return self._error
+    # --- for the batcher ---
 
     @property
     def is_overdue(self) -> bool:
         """Whether the deadline has passed."""
         return self._deadline is not None and monotonic() >= self._deadline
 
-    # --- for the batcher ---
-
     def start(self) -> None:
         """The request has its row. Called in the batcher's thread, before each step."""
-        if not self._has_row:
+        if not self.has_row:
             with self._changed:
-                self._has_row, self._stats = True, self._row.stats.copy()
+                self.has_row, self._stats = True, self._row.stats.copy()
                 self._wake()
 
     def deliver(self, accepted: Accepted) -> None:
         """Add the event of a step. Called in the batcher's thread only, because the text grows here."""
-        reason = accepted.finish_reason
-        event = Event.of(accepted, self._grown(reason))
+        event = Event.of(accepted, self._grown(accepted.finish_reason))
         text = self._text.text if self._text is not None else ""
         with self._changed:
-            if self._reason is not None:
+            if self.finish_reason is not None:
                 return  # it ended while the step ran
             self._token_ids += accepted.token_ids
             self._confidences += accepted.confidences
@@ -188,34 +171,19 @@ class Request(Answer):
             self._stats.tokens = len(self._token_ids)  # the row may have tokens of a later event of this step
             self._num_sent += len(event.text)
             self._events.append(event)
-            self._last = reason
+            self.last_reason = accepted.finish_reason
             self._wake()
-
-    @property
-    def last_reason(self) -> FinishReason | None:
-        """The finish_reason of a delivered step, if one ended the request."""
-        return self._last
 
     def conclude(self, reason: FinishReason, error: BaseException | None = None) -> None:
         """End the request and notify its readers. Called once, in any thread."""
         with self._changed:
-            self._reason, self._error = reason, error
-            if not self._has_row:
+            self.finish_reason, self.error = reason, error
+            if not self.has_row:
                 self._stats.queue_time = perf_counter() - self._stats.began
-            if error is None and self._last is None:
+            if error is None and self.last_reason is None:
                 self._events.append(Event(self._answer_text[self._num_sent :], (), (), reason))
                 self._num_sent = len(self._answer_text)
             self._wake()
-
-    def summary(self, config: GenerationConfig, how: str, cause: str) -> str:
-        """A line for the log about a request that has ended: numbers, reasons and times."""
-        stats, count = self.completion.stats, len(self.completion.token_ids)
-        tau = "exact" if config.exact else config.tau
-        return (
-            f"request {self.number} of {self.client!r} {how}: {cause}, {count} tokens after"
-            f" {stats.prompt_tokens} prompt tokens, tau {tau}, waited {stats.queue_time:.3f} s,"
-            f" {perf_counter() - stats.began:.3f} s in all"
-        )
 
     # --- waiting ---
 
@@ -231,39 +199,41 @@ class Request(Answer):
                 )
             self._is_read = True
 
-    def _wait(self) -> Event | None:
-        """Wait for the next event; None after the last."""
-        self._check_process()
+    def _wait(self, is_enough: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait for the end, or until `is_enough`. False after `timeout` seconds."""
+        last = None if timeout is None else monotonic() + timeout
         while True:
+            left = None if last is None else last - monotonic()
             with self._changed:
-                seconds = self._seconds_left()
-                if self._changed.wait_for(lambda: self._events or self._reason is not None, seconds):
-                    break
+                seconds = sooner(self._seconds_left(), left)
+                if self._changed.wait_for(lambda: self.finish_reason is not None or is_enough(), seconds):
+                    return True
             self._expire()
-        return self._take()
+            if last is not None and monotonic() >= last and self.finish_reason is None:
+                return False
 
     async def _await(self, is_enough: Callable[[], bool]) -> None:
-        """Wait for the end, or until `is_enough`."""
-        self._check_process()
+        """`_wait` for coroutines, without a timeout."""
         while True:
             with self._changed:
-                if self._reason is not None or is_enough():
+                if self.finish_reason is not None or is_enough():
                     return
                 change = self._waiters.join()
             await asyncio.wait({change}, timeout=self._seconds_left())
             self._expire()
 
     def _take(self) -> Event | None:
+        """The next event; None after the last."""
         with self._changed:
             if self._events:
                 return self._events.popleft()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return None
 
     def _outcome(self) -> Completion:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self.completion
 
     def _seconds_left(self) -> float | None:
@@ -274,10 +244,6 @@ class Request(Answer):
         """End an overdue request in the reader's thread, because the batcher's may hang in a step."""
         if self.is_overdue:
             self._end(self, "deadline")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise SessionError("this request belongs to the process that this one was forked from")
 
 
 def moment_after(deadline: float | None) -> float | None:

@@ -27,7 +27,6 @@ from mars_export.runtime.batcher.request import Request
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.serve.models.served import FairSemaphore
 
 BLOCK = 4
 
@@ -344,7 +343,7 @@ def test_the_first_tokens_do_not_wait_for_the_next_forward(session: Session) -> 
         request.cancel()
 
 
-def test_a_cancelled_submission_keeps_its_turn_while_its_thread_runs(
+def test_a_cancelled_submission_keeps_its_thread_of_the_executor(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, gate = threading.Event(), threading.Event()
@@ -359,18 +358,18 @@ def test_a_cancelled_submission_keeps_its_turn_while_its_thread_runs(
     before = batcher.counts
 
     async def ask() -> None:
-        turns = FairSemaphore(1)
-        first = asyncio.create_task(batcher.asubmit([1], turn=turns.of("a")))
-        await asyncio.to_thread(entered.wait, 5)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert batcher.counts == before, "it was not refused"
-        second = asyncio.create_task(turns.of("b").__aenter__())
-        await asyncio.sleep(0.05)
-        assert not second.done()
-        gate.set()
-        await asyncio.wait_for(second, 5)
+        with ThreadPoolExecutor(1) as one:
+            first = asyncio.create_task(batcher.asubmit([1], executor=one))
+            await asyncio.to_thread(entered.wait, 5)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert batcher.counts == before, "it was not refused"
+            second = asyncio.create_task(batcher.asubmit([2], executor=one))
+            await asyncio.sleep(0.05)
+            assert not second.done()
+            gate.set()
+            (await asyncio.wait_for(second, 5)).cancel()
 
     asyncio.run(ask())
 
