@@ -13,10 +13,8 @@ from starlette.routing import Route, Router
 
 from ..session.session import Session
 from . import metrics, page
-from .answer import tokenize as tokens
 from .answer.admission import count_tokens
-from .answer.service import Answering, Service
-from .answer.stream import EventStream
+from .answer.answering import Service, begin
 from .ask.bodies import Bodies
 from .ask.request import PATHS, Kind, read_ask
 from .door import CLIENT, Door
@@ -67,8 +65,6 @@ class _Routes:
             **{path: partial(self._answer, kind) for path, kind in PATHS.items()},
             "/v1/mars/streams/{id}": self.steer,
             "/v1/messages/count_tokens": self.count_tokens,
-            "/tokenize": self.tokenize,
-            "/detokenize": self.detokenize,
         }
         gets: dict[str, Handler] = {
             "/": self.page,
@@ -85,28 +81,16 @@ class _Routes:
     async def _answer(self, kind: Kind, request: Request) -> Any:
         service = self._service
         self._models.start()
-        model, answering = None, None
+        model = None
         try:
-            body = await self._bodies.read(request)
-            ask = read_ask(kind, body)
+            ask = read_ask(kind, await self._bodies.read(request))
             model = ask.model
             address = request.client.host if request.client is not None else None
-            answering = Answering(service, ask, request.scope[CLIENT], request.receive, address)
-            await answering.begin()
-            if ask.stream:
-                answering.is_streamed = True  # the stream closes it
-                return EventStream(answering)
-            async for _ in answering.pieces():
-                pass
-            assert answering.reply is not None, "it has begun"
-            return _json(answering.reply.body())
+            return await begin(service, ask, request.scope[CLIENT], address, request.receive)
         except Refused as refusal:
-            if answering is None or not answering.has_begun:
-                service.metrics.refused(model if model in self._models.models else None, refusal.status)
+            is_known = model is not None and model in self._models.models
+            service.metrics.refused(str(model) if is_known else "", refusal.status)
             raise
-        finally:
-            if answering is not None and not answering.is_streamed:
-                answering.close()
 
     async def steer(self, request: Request) -> Response:
         body = await self._bodies.read(request)
@@ -115,12 +99,6 @@ class _Routes:
     async def count_tokens(self, request: Request) -> Response:
         ask = read_ask("messages", await self._bodies.read(request))
         return _json({"input_tokens": await count_tokens(self._models, ask)})
-
-    async def tokenize(self, request: Request) -> Response:
-        return _json(await tokens.tokenize(self._models, await self._bodies.read(request)))
-
-    async def detokenize(self, request: Request) -> Response:
-        return _json(await tokens.detokenize(self._models, await self._bodies.read(request)))
 
     async def page(self, _: Request) -> Response:
         return Response(page.page(), headers=page.headers())

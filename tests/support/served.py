@@ -56,9 +56,9 @@ class Serving:
 
     @property
     def batcher(self) -> Batcher:
-        [served, *_] = self.door.service.models.served.values()
-        assert served.batcher is not None
-        return served.batcher
+        [model, *_] = self.door.service.models.opened.values()
+        assert model.batcher is not None
+        return model.batcher
 
     def call(
         self, path: str, body: Any = None, method: str | None = None, headers: Mapping[str, str] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,14 @@ Part = str | Thought | ToolCallEntry
 """A text, thinking or a call: the content of an answer is a list of them."""
 
 
+def text_of(parts: Sequence[Part]) -> str:
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def thinking_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Thought))
+
+
 @dataclass(slots=True)
 class Piece:
     """The parts and steps that an event adds."""
@@ -52,11 +61,11 @@ class Piece:
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return text_of(self.parts)
 
     @property
     def thinking(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+        return thinking_of(self.parts)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -85,35 +94,30 @@ class Choice:
         is_counted = self._shows_steps or self._thinking is not None
         self._steps = Steps(session.text) if is_counted else None
         self.num_thinking = 0  # tokens
-        self._is_full = False
+        self.is_full = False  # ended after its only call (`parallel_tool_calls` false)
 
     @property
     def is_over(self) -> bool:
         return self.reason is not None
 
     @property
-    def is_cut(self) -> bool:
-        """Whether it was ended after its only call (`parallel_tool_calls` false)."""
-        return self._is_full
-
-    @property
     def finish_reason(self) -> str:
         assert self.reason is not None, "the answer has not ended"
-        if self.calls and (self._is_full or self.reason in REASONS):
+        if self.calls and (self.is_full or self.reason in REASONS):
             return "tool_calls"
         return REASONS.get(self.reason, "length")
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return text_of(self.parts)
 
     def push(self, event: Event) -> Piece:
         """Add an event, and return the client's view of it."""
         piece = Piece()
         steps = self._steps.push(event) if self._steps is not None else []
-        if not self._is_full:
+        if not self.is_full:
             piece.parts = self._read(event)
-        if self._is_full and not self.is_over:
+        if self.is_full and not self.is_over:
             self.request.cancel()
         self.reason = event.finish_reason
         self._mark_thinking(steps)
@@ -146,7 +150,7 @@ class Choice:
                 continue
             parts.append(self._called(item))
             if self._once:
-                self._is_full = True
+                self.is_full = True
                 break
         return parts
 
@@ -178,15 +182,11 @@ class Choice:
         return entry
 
     @property
-    def thinking(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Thought))
-
-    @property
     def message(self) -> dict[str, Any]:
         """The message of a chat answer."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
-        if self.thinking:
-            message["reasoning_content"] = self.thinking
+        if thinking := thinking_of(self.parts):
+            message["reasoning_content"] = thinking
         if self.calls:
             message["content"] = self.text or None
             message["tool_calls"] = [call.to_dict() for call in self.calls]

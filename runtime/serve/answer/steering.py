@@ -9,8 +9,7 @@ from ...decode.config import GenerationConfig
 from ...errors import MarsError
 from ..ask.fields import Field, flag, number, read_fields
 from ..refusals import Refused
-from .protocols.replies import Reply
-from .protocols.usage import settings
+from .protocols.reply import Reply
 
 FIELDS = {"tau": Field(number), "exact": Field(flag)}
 
@@ -27,9 +26,6 @@ class Streams:
     def drop(self, reply: Reply) -> None:
         self._running.pop(reply.id, None)
 
-    def __len__(self) -> int:
-        return len(self._running)
-
     def steer(self, name: str, client: int | None, body: Mapping[str, Any]) -> dict[str, Any]:
         """Set tau or exact mode from the next step on, and return the settings. Clients steer their own
         streams only.
@@ -41,7 +37,7 @@ class Streams:
         tau, exact = values.get("tau"), values.get("exact")
         if (tau is None) == (exact is None) or exact is False:
             raise Refused(400, 'send either {"tau": NUMBER} or {"exact": true}', param="tau")
-        session = reply.admitted.served.session
+        session = reply.admitted.model.session
         try:
             session.check(GenerationConfig(tau=tau) if exact is None else GenerationConfig(exact=True))
             for request in reply.admitted.requests:
@@ -51,4 +47,4 @@ class Streams:
                     request.exact = True
         except MarsError as error:
             raise Refused.of(error, "tau" if exact is None else "exact") from None
-        return {"id": name, "mars": settings(reply.admitted)}
+        return {"id": name, "mars": reply.settings()}

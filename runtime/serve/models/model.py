@@ -10,9 +10,8 @@ from typing import Any
 from ...bundle.manifest import Variant
 from ...bundle.open import Bundle
 from ...bundle.profiles import staleness
-from ...errors import MarsError
 from ...session.session import Session
-from .served import Served
+from .open_model import OpenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +24,18 @@ class Unopened:
 
 
 class Model:
-    """A name, a bundle, and while it is open a `served`.
+    """A name and a bundle.
 
-    users: requests that keep it open
+    opened: its session and batcher, while it is open
     used: number of its last use, in the order of all uses
-    fault: why it could not be opened the last time
+    state: loaded, loading, failed (at the last attempt) or unloaded
     """
 
     def __init__(self, name: str, source: Session | Unopened) -> None:
         self.name, self.source = name, source
-        self.served: Served | None = None
-        self.users = self.used = 0
-        self.is_opening = False
-        self.fault: MarsError | None = None
+        self.opened: OpenModel | None = None
+        self.used = 0
+        self.state = "unloaded"
         self._created = int(time())
         manifest = source.bundle.manifest
         self.profiles = [p.name for p in manifest.profiles if not staleness(manifest, source.variant, p)]
@@ -56,20 +54,14 @@ class Model:
     @property
     def can_close(self) -> bool:
         """Whether it is open, no request uses it, and it can be opened again."""
-        return self.served is not None and not self.users and isinstance(self.source, Unopened)
-
-    @property
-    def state(self) -> str:
-        if self.served is not None:
-            return "loaded"
-        return "loading" if self.is_opening else "failed" if self.fault is not None else "unloaded"
+        return self.opened is not None and not self.opened.users and isinstance(self.source, Unopened)
 
     def entries(self) -> list[dict[str, Any]]:
         """Its entries in /v1/models: its name, and its name with each valid profile."""
         return [self.entry(name) for name in self.names]
 
     def entry(self, name: str) -> dict[str, Any]:
-        manifest, variant, served = self.source.bundle.manifest, self.source.variant, self.served
+        manifest, variant, opened = self.source.bundle.manifest, self.source.variant, self.opened
         text, outputs = manifest.text, set(variant.outputs)
         is_structured = text is not None and bool({"logits", "topk_ids"} & outputs)
         mars = {
@@ -77,7 +69,7 @@ class Model:
             "block": manifest.block,
             "precision": variant.precision,
             "near_ties": variant.has_near_ties,
-            "context": served.context if served is not None else manifest.model.context_length,
+            "context": opened.context if opened is not None else manifest.model.context_length,
             "profiles": self.profiles,
             "sampling": "logits" in outputs,
             "structured": is_structured,
@@ -87,35 +79,10 @@ class Model:
             "logprobs": True,
             "variant": variant.name,
             "backend": variant.backend,
-            "adaptive": list(served.levels) if served is not None else [],
+            "adaptive": list(opened.levels) if opened is not None else [],
         }
         if manifest.draft is not None:
             mars["drafts"] = list(manifest.draft.adapters)
         return {
             "id": name, "object": "model", "created": self._created, "owned_by": "mars-export", "mars": mars,
         }  # fmt: skip
-
-
-class Lease:
-    """One request's use of a model, which stays open until `release`."""
-
-    def __init__(
-        self, model: Model, served: Served, profile: str | None, on_release: Callable[[], None]
-    ) -> None:
-        self.served, self.profile = served, profile
-        self._model, self._on_release = model, on_release
-        model.users += 1
-        self._is_held = True
-
-    def release(self) -> None:
-        """End the use. Later calls do nothing."""
-        if self._is_held:
-            self._is_held = False
-            self._model.users -= 1
-            self._on_release()
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

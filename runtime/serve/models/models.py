@@ -14,10 +14,11 @@ from ...errors import MarsError, SessionError
 from ...session.session import Session
 from ..options import ServeOptions
 from ..refusals import Refused
-from .model import Lease, Model, Unopened
-from .served import Served
+from .model import Model, Unopened
+from .open_model import OpenModel
 
 LOG = logging.getLogger("mars_export.serve")
+LOOK = 0.02  # seconds between looks for a model that no request uses any more
 
 
 class Models:
@@ -25,7 +26,7 @@ class Models:
 
     Sessions are open from the start to the end. An unopened bundle is opened for its first request, and
     closed when another one needs its place and no request uses it: `max_models` and `max_model_bytes` of the
-    options, or the machine's memory. `take` and leases belong to one event loop.
+    options, or the machine's memory. `take` belongs to one event loop.
     """
 
     def __init__(self, sources: Mapping[str, Session | Unopened], options: ServeOptions) -> None:
@@ -35,18 +36,17 @@ class Models:
         self.models = {name: Model(name, source) for name, source in sources.items()}
         for model in self.models.values():
             if not isinstance(model.source, Unopened):
-                model.served = Served(model.name, model.source, options)
+                model.opened, model.state = OpenModel(model.name, model.source, options), "loaded"
         self._is_started = self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards these two, and that nothing is opened after `close`
         self._turn = asyncio.Lock()  # of requests that need another model to be opened
         self._needs_room = False
-        self._released = asyncio.Event()
         self._uses = count(1)
 
     @property
-    def served(self) -> dict[str, Served]:
-        """The open bundles."""
-        return {name: model.served for name, model in self.models.items() if model.served is not None}
+    def opened(self) -> dict[str, OpenModel]:
+        """The open models."""
+        return {name: model.opened for name, model in self.models.items() if model.opened is not None}
 
     def start(self) -> None:
         """Begin to warm up the sessions, one after the other. Later calls do nothing."""
@@ -58,15 +58,14 @@ class Models:
 
     def warm(self) -> None:
         """Warm up now. Raises the first failure."""
-        with self._lock:
-            self._is_started = True
+        self._is_started = True
         self._warm()
         for fault in self.faults.values():
             raise fault
 
     def _warm(self) -> None:
-        for served in self.served.values():
-            served.warm()
+        for model in self.opened.values():
+            model.warm()
 
     def find(self, name: str | None) -> tuple[Model, str | None]:
         """The model of a name, and the profile after its colon. Raises Refused."""
@@ -74,10 +73,10 @@ class Models:
             return next(iter(self.models.values())), None
         if name in self.models:
             return self.models[name], None
-        for at in (i for i, character in enumerate(name) if character == ":"):
-            model = self.models.get(name[:at])
-            if model is not None and name[at + 1 :] in model.profiles:
-                return model, name[at + 1 :]
+        for model in self.models.values():
+            profile = name.removeprefix(f"{model.name}:")
+            if profile != name and profile in model.profiles:
+                return model, profile
         known = ", ".join(other for model in self.models.values() for other in model.names)
         raise Refused(
             404, f"no model {name[:200]!r} (there are: {known})", param="model", code="model_not_found"
@@ -85,72 +84,73 @@ class Models:
 
     # --- opening and closing ---
 
-    async def take(self, name: str | None) -> Lease:
-        """Open the model of a name if it is not, and keep it open. Raises Refused."""
+    async def take(self, name: str | None) -> tuple[OpenModel, str | None]:
+        """The open model of a name, and the profile after its colon. It is opened if it is not, and stays
+        open until the caller takes 1 from its `users`. Raises Refused.
+        """
         model, profile = self.find(name)
-        if model.served is None or self._needs_room:  # then all wait, or a busy model would keep its place
+        if model.opened is None or self._needs_room:  # then all wait, or a busy model would keep its place
             async with self._turn:
-                if model.served is None:
-                    await self._open(model)
-                return self._lease(model, profile)
-        return self._lease(model, profile)
-
-    def _lease(self, model: Model, profile: str | None) -> Lease:
-        assert model.served is not None, "it is open"
+                opened = model.opened or await self._open(model)
+        else:
+            opened = model.opened
+        opened.users += 1
         model.used = next(self._uses)
-        return Lease(model, model.served, profile, self._released.set)
+        return opened, profile
 
-    async def _open(self, model: Model) -> None:
-        if self._is_closed:
-            raise Refused(503, f"{model.name} takes no more requests", code="closing")
-        while self._is_over(model):
-            if not await self._close_one():
-                self._needs_room = True
-                try:
-                    self._released.clear()
-                    await self._released.wait()
-                finally:
-                    self._needs_room = False
-        model.is_opening = True
+    async def _open(self, model: Model) -> OpenModel:
+        try:
+            while self._is_over(model):
+                if not await self._close_one():
+                    self._needs_room = True
+                    await asyncio.sleep(LOOK)
+        finally:
+            self._needs_room = False
         opening = asyncio.ensure_future(self._opened(model))
         try:
-            await asyncio.shield(opening)
+            return await asyncio.shield(opening)
         finally:
             while not opening.done():  # the client has gone; the next turn begins when this one is over
                 await asyncio.wait({opening})
-            model.is_opening = False
 
-    async def _opened(self, model: Model) -> None:
+    async def _opened(self, model: Model) -> OpenModel:
+        model.state = "loading"
         while True:
             try:
-                model.served = await asyncio.to_thread(self._new_served, model)
-                model.fault = None
-                return
+                opened = await asyncio.to_thread(self._new, model)
+                break
             except MarsError as error:
                 if error.code == "out_of_memory" and await self._close_one():
                     continue
-                model.fault = error
+                model.state = "failed"
                 LOG.error("%s cannot be opened: %s", model.name, error)
                 raise Refused(
                     503, f"{model.name} cannot be opened; see the server's log", code="failed"
                 ) from None
+        with self._lock:
+            if not self._is_closed:
+                model.opened, model.state = opened, "loaded"
+                return opened
+        model.state = "unloaded"
+        await asyncio.to_thread(opened.close, 0)
+        raise Refused(503, f"{model.name} takes no more requests", code="closing")
 
-    def _new_served(self, model: Model) -> Served:
+    def _new(self, model: Model) -> OpenModel:
         assert isinstance(model.source, Unopened), "a session is open from the start"
-        served = Served(model.name, model.source.open(), self._options)
-        served.warm()
-        if served.fault is not None:
-            raise SessionError(f"its first step failed ({type(served.fault).__name__})")
-        return served
+        opened = OpenModel(model.name, model.source.open(), self._options)
+        opened.warm()
+        if opened.fault is not None:
+            raise SessionError(f"its first step failed ({type(opened.fault).__name__})")
+        return opened
 
     def _is_over(self, model: Model) -> bool:
         """Whether `model` does not fit beside the open ones."""
         options = self._options
-        is_open = [other for other in self.models.values() if other.served is not None]
-        if options.max_models is not None and len(is_open) >= options.max_models:
+        others = [other for other in self.models.values() if other.opened is not None]
+        if options.max_models is not None and len(others) >= options.max_models:
             return True
-        num_bytes = sum(other.num_bytes for other in (*is_open, model))
-        return bool(is_open) and options.max_model_bytes is not None and num_bytes > options.max_model_bytes
+        num_bytes = sum(other.num_bytes for other in (*others, model))
+        return bool(others) and options.max_model_bytes is not None and num_bytes > options.max_model_bytes
 
     async def _close_one(self) -> bool:
         """Close the model that was not used for the longest time. False if all are in use."""
@@ -158,11 +158,11 @@ class Models:
         if not idle:
             return False
         model = min(idle, key=lambda model: model.used)
-        served, model.served = model.served, None
-        assert served is not None, "it is open"
+        opened, model.opened, model.state = model.opened, None, "unloaded"
+        assert opened is not None, "it is open"
         LOG.info("closing %s", model.name)
-        await asyncio.to_thread(served.close, 0)
-        del served
+        await asyncio.to_thread(opened.close, 0)
+        del opened
         await asyncio.to_thread(_free)
         return True
 
@@ -170,23 +170,23 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_closed and all(served.is_ready for served in self.served.values())
+        return not self._is_closed and all(model.is_ready for model in self.opened.values())
 
     @property
     def is_live(self) -> bool:
         """False if only a new process helps: a bundle cannot be served any more, or a step hangs."""
-        return not self.faults and not any(served.hangs for served in self.served.values())
+        return not self.faults and not any(model.hangs for model in self.opened.values())
 
     @property
     def faults(self) -> dict[str, BaseException]:
         """The names of open bundles that cannot be served, with the reasons."""
-        faults = {name: served.fault or served.broken for name, served in self.served.items()}
-        return {name: fault for name, fault in faults.items() if fault is not None}
+        return {name: model.fault for name, model in self.opened.items() if model.fault is not None}
 
     def close(self, drain: float) -> None:
         """Refuse new requests, and end after running ones, in at most `drain` seconds."""
-        self._is_closed = True
-        threads = [threading.Thread(target=served.close, args=(drain,)) for served in self.served.values()]
+        with self._lock:
+            self._is_closed = True
+        threads = [threading.Thread(target=model.close, args=(drain,)) for model in self.opened.values()]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -56,8 +56,6 @@ class Front:
             **{path: partial(self._answer, kind) for path, kind in PATHS.items()},
             "/v1/mars/streams/{id}": self._steer,
             "/v1/messages/count_tokens": self._pass_on,
-            "/tokenize": self._pass_on,
-            "/detokenize": self._pass_on,
         }
         gets: dict[str, Handler] = {
             "/": self._page,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from starlette.types import Receive, Scope, Send
 
-from ..answer.stream import HEADERS, PING, failure
+from ..answer.answering import HEADERS, PING, failure
 from ..refusals import Refused, busy
 from .call import Begun, Headers, Lost, Part, Start
 

@@ -48,8 +48,8 @@ class Replica:
 
     async def check_health(self) -> None:
         """Run a step, unless one is running. Raises SessionError."""
-        for served in self._models.served.values():
-            await asyncio.to_thread(served.check)
+        for model in self._models.opened.values():
+            await asyncio.to_thread(model.check)
         if not self._models.is_ready:
             raise SessionError("a step hangs, or the batcher has ended")
 

@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def rule(clock: Clock) -> Adaptive:
-    return Adaptive(NAMES, high=0.5, low=0.1, hold=5.0, clock=clock)
+    return Adaptive(ServeOptions(adaptive=NAMES, high_queue=0.5, low_queue=0.1, hold=5.0), clock)
 
 
 def test_waiting_makes_it_faster_step_by_step(rule: Adaptive, clock: Clock) -> None:
@@ -88,7 +88,7 @@ def test_between_the_two_nothing_changes(rule: Adaptive, clock: Clock) -> None:
         assert rule.choose(0.3) == 1
     clock.now += 4
     assert rule.choose(0.0) == 1, "the last wait was not long ago"
-    rule.saw(0.2)
+    rule.choose(0.2)
     clock.now += 4
     assert rule.choose(0.0) == 1
     clock.now += 1
@@ -173,8 +173,8 @@ def test_the_load_chooses(slow: tuple[Session, Paced], clock: Clock) -> None:
     limits = Limits(max_rows=1, max_waiting=8)
     options = ServeOptions(limits, adaptive=NAMES, high_queue=0.4, low_queue=0.3)
     with serving({"tiny": session}, options) as server, ThreadPoolExecutor(8) as pool:
-        [served] = server.door.service.models.served.values()
-        served.adaptive = Adaptive(NAMES, options.high_queue, options.low_queue, options.hold, clock)
+        [model] = server.door.service.models.opened.values()
+        model.adaptive = Adaptive(options, clock)
         calm = server.chat(max_tokens=4).json["mars"]
         assert (calm["level"], calm["exact"], calm["profile"]) == ("exact", True, None)
         pace.hold()
@@ -183,7 +183,7 @@ def test_the_load_chooses(slow: tuple[Session, Paced], clock: Clock) -> None:
         for number in (1, 2, 3):
             waiting.append(pool.submit(server.chat, max_tokens=4))
             until(lambda n=number: server.batcher.num_waiting == n)  # type: ignore[misc]
-            until(lambda: served.watch_waits() > options.high_queue)
+            until(lambda: server.batcher.longest_wait > options.high_queue)
             clock.now += options.hold
         asked = pool.submit(server.chat, max_tokens=4, exact=True)
         drawn = pool.submit(server.chat, max_tokens=4, temperature=1.0)

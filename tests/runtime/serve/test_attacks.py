@@ -117,7 +117,6 @@ def test_bodies_that_are_too_large(server: Serving) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "a" * 20_000}]})
     for large in (body, body * 3):
         assert server.call("/v1/chat/completions", large).status == 413
-        assert server.call("/tokenize", large).status == 413
     said = server.raw(CHAT + b"content-length: 99999999999\r\n\r\n" + b"a" * 100)
     assert status(said) == 413, "refused before it comes"
     chunk = b"1000\r\n" + b"a" * 4096 + b"\r\n"
@@ -175,7 +174,7 @@ def test_deep_json(body: str, server: Serving) -> None:
     ],
 )  # fmt: skip
 def test_bodies_that_are_no_json_object(body: bytes, server: Serving) -> None:
-    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/mars/streams/x"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/mars/streams/x"):
         answer = server.call(path, body)
         assert 400 <= answer.status < 500, answer.data
         assert answer.json["error"]["message"]
@@ -234,8 +233,6 @@ def test_any_value_in_messages_and_tools(value: Any, server: Serving) -> None:
             answer = server.call("/v1/chat/completions", json.dumps(given))
             assert answer.status < 500, (body, answer.data)
             assert answer.status == 200 or answer.json["error"]["message"]
-        told = {name: body[name] for name in ("messages", "tools") if name in body}
-        assert server.call("/tokenize", json.dumps(told)).status < 500, told
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from support.served import Answer, Serving, serving  # noqa: E402
 
 from mars_export import Limits, Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.models.served import FairSemaphore  # noqa: E402
 from mars_export.runtime.structured.grammar import AnswerForm, Grammars  # noqa: E402
 
 MOST_SECONDS = 60
@@ -95,26 +93,6 @@ def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: G
     assert sorted(answer.status for answer in answers) == [429] * 8
     assert sum(b"max_waiting" in answer.data for answer in answers) == 3
     assert sum(b"its grammar was not processed within 1 s" in answer.data for answer in answers) == 5
-
-
-def test_clients_take_turns() -> None:
-    order: list[str] = []
-
-    async def work(turns: FairSemaphore, client: str) -> None:
-        async with turns.of(client):
-            order.append(client)
-            await asyncio.sleep(0)
-
-    async def run() -> None:
-        turns = FairSemaphore(1)
-        tasks = [asyncio.create_task(work(turns, client)) for client in "aaaabb"]
-        await asyncio.sleep(0)
-        tasks[2].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await work(turns, "c")
-
-    asyncio.run(run())
-    assert order == [*"aabbac"], "the second of a client waits for the first of another"
 
 
 def test_grammars_that_cannot_be_leave_the_others_alone(server: Serving, gate: Gate) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from support.missing import need
 
 need("uvicorn", "serve")
 
-from support.served import Serving, serving, talking, until  # noqa: E402
+from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 
 from mars_export import Session, SessionError  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
@@ -76,7 +77,7 @@ def test_a_bundle_is_opened_at_its_first_request(shelf: Shelf) -> None:
         assert answer(server, "b").json["model"] == "b"
         assert states(server) == {"a": "unloaded", "b": "loaded"}
         assert server.call("/v1/models/b").json["mars"] == listed | {"state": "loaded"}
-        assert server.call("/tokenize", {"content": "hi"}).status == 200
+        assert server.call("/v1/messages/count_tokens", {"messages": HELLO}).status == 200
         assert states(server) == {"a": "loaded", "b": "loaded"}
         assert [server.metric("mars_model_loaded", model=name) for name in "ab"] == [1, 1]
         assert [server.metric("mars_generation_tokens_total", model=name) for name in "ab"] == [0, 6]
@@ -191,3 +192,23 @@ def test_a_request_that_gives_up_does_not_stop_the_opening(shelf: Shelf) -> None
         until(lambda: states(server)["b"] == "loaded")
         until(lambda: answer(server, "b").status == 200)
         assert shelf.opened == [OTHER], "once"
+
+
+def test_a_server_that_closes_keeps_no_model_that_is_being_opened(shelf: Shelf) -> None:
+    both = shelf.both
+    entered, gate = threading.Event(), threading.Event()
+
+    def slow() -> Session:
+        entered.set()
+        assert gate.wait(30)
+        return opens()
+
+    opens = both["b"].open
+    both["b"] = Unopened(both["b"].bundle, both["b"].variant, slow)
+    with serving(both) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answer, server, "b")
+        assert entered.wait(30)
+        server.door.service.models.close(0)
+        gate.set()
+        assert (asked.result().status, asked.result().json["error"]["code"]) == (503, "closing")
+        assert states(server)["b"] == "unloaded" and shelf.opened == [OTHER]

@@ -311,16 +311,6 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
         assert (wrong.value.code, wrong.value.param) == (code, param)
 
 
-def test_text_to_ids_and_back(server: Serving, session: Session) -> None:
-    ids = session.encode("hi there")
-    assert server.call("/tokenize", {"content": "hi there"}).json["tokens"] == ids
-    assert server.call("/tokenize", {"prompt": "hi there"}).json["count"] == len(ids)
-    assert server.call("/tokenize", {"messages": HELLO}).json["tokens"] == session.encode(HELLO)
-    assert server.call("/detokenize", {"tokens": ids}).json["content"] == "hi there"
-    assert server.call("/detokenize", {"tokens": [10**9]}).status == 400
-    assert server.call("/tokenize", {"content": "a", "messages": HELLO}).status == 400
-
-
 def test_a_running_stream_is_steered(session: Session) -> None:
     slow, pace = paced(session)
     with serving({"tiny": slow}) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:

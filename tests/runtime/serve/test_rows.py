@@ -19,7 +19,7 @@ from mars_export.runtime.bundle.engine_info import Extent
 need("starlette", "serve")
 
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.models.models import Served  # noqa: E402
+from mars_export.runtime.serve.models.open_model import OpenModel  # noqa: E402
 
 
 def engine(session: Session, rows: int) -> Session:
@@ -52,12 +52,12 @@ def test_rows_of_an_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     session = sessions("llama") if rows is None else engine(sessions("llama"), rows)
-    served = Served("m", session, options)
+    model = OpenModel("m", session, options)
     with caplog.at_level(logging.INFO, "mars_export.serve"):
-        served.warm()
-    assert served.fault is None and served.batcher is not None
-    served.batcher.close()
-    assert served.batcher.limits == replace(options.limits, max_rows=expected)
+        model.warm()
+    assert model.fault is None and model.batcher is not None
+    model.batcher.close()
+    assert model.batcher.limits == replace(options.limits, max_rows=expected)
     said = [
         record.getMessage() for record in caplog.records if "the rows of its engine" in record.getMessage()
     ]

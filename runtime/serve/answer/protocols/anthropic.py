@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import json
-import secrets
 from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Part, Piece, Thought, ToolCallEntry
-from . import usage as statistics
+from .reply import Reply
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 Event = dict[str, Any]
 
 
-class MessagesReply:
+class MessagesReply(Reply):
     """The answer to one ask of /v1/messages: blocks, each of one part of the answer."""
 
     def __init__(self, admitted: Admitted) -> None:
-        self.admitted = admitted
-        self.id = f"msg_{secrets.token_hex(16)}"
-        self.choices = [Choice(0, admitted.requests[0], admitted.ask, admitted.served.session)]
+        super().__init__(admitted, "msg_")
         self._num_blocks = 0
         self._open_kind: str | None = None  # of the open block
 
-    @property
-    def is_over(self) -> bool:
-        return self.choices[0].is_over
-
     def body(self) -> Event:
-        """The body of a finished reply."""
         blocks = [_block(part) for part in self.choices[0].parts]
-        return self._message(blocks) | self._reason | {"usage": self._usage} | self._statistics
+        return self._message(blocks) | self._reason | {"usage": self._usage()} | self.statistics()
 
     def opening(self) -> list[Event]:
-        """The first events of a stream."""
         unknown = {"stop_reason": None, "stop_sequence": None}
-        return [{"type": "message_start", "message": self._message([]) | unknown | {"usage": self._usage}}]
+        return [{"type": "message_start", "message": self._message([]) | unknown | {"usage": self._usage()}}]
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Event]:
-        """The events for an event of the model; the last ones at the end."""
         events = []
         for part in piece.parts:
             if isinstance(part, ToolCallEntry):
@@ -55,7 +45,7 @@ class MessagesReply:
         if choice.is_over:
             events += self._close()
             events.append(
-                {"type": "message_delta", "delta": self._reason, "usage": self._usage} | self._statistics
+                {"type": "message_delta", "delta": self._reason, "usage": self._usage()} | self.statistics()
             )
             events.append({"type": "message_stop"})
         return events
@@ -77,7 +67,7 @@ class MessagesReply:
         return [{"type": "content_block_stop", "index": self._num_blocks - 1}] if kind else []
 
     def _message(self, blocks: list[Event]) -> Event:
-        model = self.admitted.model
+        model = self.admitted.name
         return {"id": self.id, "type": "message", "role": "assistant", "model": model, "content": blocks}
 
     @property
@@ -87,23 +77,15 @@ class MessagesReply:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": REASONS[choice.finish_reason], "stop_sequence": None}
 
-    @property
     def _usage(self) -> Event:
         """Anthropic's counts: cached tokens are not input tokens."""
-        counts = statistics.usage(self.admitted, self.choices)
+        counts = self.usage()
         num_cached = counts["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": counts["prompt_tokens"] - num_cached,
             "cache_read_input_tokens": num_cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts["completion_tokens"],
-        }
-
-    @property
-    def _statistics(self) -> Event:
-        return {
-            "mars": statistics.settings(self.admitted, self.choices),
-            "timings": statistics.timings(self.admitted),
         }
 
 

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from time import time
 from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Piece
 from ..steps import AnswerStep, Token
-from . import usage as statistics
+from .reply import Reply
 
-OBJECTS = {"chat": ("chatcmpl", "chat.completion"), "text": ("cmpl", "text_completion")}
+OBJECTS = {"chat": ("chatcmpl-", "chat.completion"), "text": ("cmpl-", "text_completion")}
 
 
-class CompletionsReply:
+class CompletionsReply(Reply):
     """The answers to one ask of /v1/chat/completions or /v1/completions."""
 
     def __init__(self, admitted: Admitted) -> None:
-        self.admitted, self.ask = admitted, admitted.ask
-        prefix, self._object = OBJECTS[self.ask.kind]
-        self.id, self._created = f"{prefix}-{secrets.token_hex(16)}", int(time())
-        session = admitted.served.session
-        self.choices = [Choice(i, r, self.ask, session) for i, r in enumerate(admitted.requests)]
-
-    @property
-    def is_over(self) -> bool:
-        return all(choice.is_over for choice in self.choices)
+        prefix, self._object = OBJECTS[admitted.ask.kind]
+        super().__init__(admitted, prefix)
 
     def body(self) -> dict[str, Any]:
-        """The body of a finished reply."""
-        return self._head(self._object, [self._whole(choice) for choice in self.choices]) | self._end(
-            usage=True
-        )
+        head = self._head(self._object, [self._whole(choice) for choice in self.choices])
+        return head | {"usage": self.usage()} | self.statistics()
 
     def opening(self) -> list[dict[str, Any]]:
-        """The first chunks of a stream."""
         if self.ask.kind == "text":
             return []
         delta = {"role": "assistant", "content": ""}
         return [self._chunk([self._entry(choice, delta)]) for choice in self.choices]
 
     def chunks(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
-        """The chunks for an event; none if it adds nothing, the last ones at the end."""
         chunks = []
         if piece.parts or piece.steps:
             only_others = not piece.text and (piece.calls or piece.thinking)
@@ -58,9 +45,8 @@ class CompletionsReply:
             chunks.append(self._chunk([self._entry(choice, {}, None, choice.finish_reason)]))
         if self.is_over and chunks:
             if self.ask.include_usage:
-                chunks.append(self._head(self._chunk_object, []) | self._end(usage=True))
-            else:
-                chunks[-1] |= self._end(usage=False)
+                chunks.append(self._head(self._chunk_object, []) | {"usage": self.usage()})
+            chunks[-1] |= self.statistics()
         return chunks
 
     # --- parts ---
@@ -70,19 +56,12 @@ class CompletionsReply:
         return "chat.completion.chunk" if self.ask.kind == "chat" else self._object
 
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        model = self.admitted.model
-        return {"id": self.id, "object": kind, "created": self._created, "model": model, "choices": choices}
+        name = self.admitted.name
+        return {"id": self.id, "object": kind, "created": self.created, "model": name, "choices": choices}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head(self._chunk_object, choices)
         return chunk | {"usage": None} if self.ask.include_usage else chunk
-
-    def _end(self, *, usage: bool) -> dict[str, Any]:
-        end = {"usage": statistics.usage(self.admitted, self.choices)} if usage else {}
-        return end | {
-            "mars": statistics.settings(self.admitted, self.choices),
-            "timings": statistics.timings(self.admitted),
-        }
 
     def _entry(
         self, choice: Choice, delta: dict[str, Any], piece: Piece | None = None, reason: str | None = None

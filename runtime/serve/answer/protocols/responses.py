@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from time import time
 from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Part, Piece, Thought, ToolCallEntry
 from ..steps import AnswerStep
-from . import usage as statistics
+from .reply import Reply
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
 Event = dict[str, Any]
 
 
-class ResponsesReply:
+class ResponsesReply(Reply):
     """The answer to one ask of /v1/responses: items, each of one part of the answer."""
 
     def __init__(self, admitted: Admitted) -> None:
-        self.admitted, self._created = admitted, int(time())
-        self.id = f"resp_{secrets.token_hex(16)}"
-        self.choices = [Choice(0, admitted.requests[0], admitted.ask, admitted.served.session)]
+        super().__init__(admitted, "resp_")
         self._items: list[Event] = []  # of the stream, the last one may be open
         self._logprobs: list[Event] = []  # of tokens of which no text was sent yet
         self._open_kind: str | None = None  # of the text of the open item
         self._num_events = 0
 
-    @property
-    def is_over(self) -> bool:
-        return self.choices[0].is_over
-
     def body(self) -> Event:
-        """The body of a finished reply."""
         items = [_item(part) for part in self.choices[0].parts]
         message = next((item for item in items if item["type"] == "message"), None)
         if message is not None:
@@ -41,7 +33,6 @@ class ResponsesReply:
         return self._response(self._status, items)
 
     def opening(self) -> list[Event]:
-        """The first events of a stream."""
         response = self._response("in_progress", [])
         return [
             self._event("created", response=response),
@@ -49,7 +40,6 @@ class ResponsesReply:
         ]
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Event]:
-        """The events for an event of the model; the last ones at the end."""
         events = []
         self._logprobs += self._entries(piece.steps)
         for part in piece.parts:
@@ -145,7 +135,7 @@ class ResponsesReply:
     def _response(self, status: str, items: list[Event]) -> Event:
         admitted, config = self.admitted, self.admitted.config
         response = {
-            "id": self.id, "object": "response", "created_at": self._created, "model": admitted.model,
+            "id": self.id, "object": "response", "created_at": self.created, "model": admitted.name,
             "status": status, "output": items, "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto",
@@ -158,23 +148,16 @@ class ResponsesReply:
         response |= {name: body[name] for name in ECHOED if body.get(name) is not None}
         if status == "in_progress":
             return response
-        return response | {
-            "usage": self._usage,
-            "mars": statistics.settings(admitted, self.choices),
-            "timings": statistics.timings(admitted),
-        }
-
-    @property
-    def _usage(self) -> Event:
-        counts = statistics.usage(self.admitted, self.choices)
+        counts = self.usage()
         num_thinking = counts["completion_tokens_details"]["reasoning_tokens"]
-        return {
+        usage = {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": counts["prompt_tokens_details"],
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": num_thinking},
             "total_tokens": counts["total_tokens"],
         }
+        return response | {"usage": usage} | self.statistics()
 
 
 def _item(part: Part) -> Event:

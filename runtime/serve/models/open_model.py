@@ -1,63 +1,18 @@
-"""One open bundle: its session, and its batcher once it is warm."""
+"""A model that is open: its session, and its batcher once it is warm."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from time import perf_counter
 
 from ...batcher.batcher import Batcher
-from ...batcher.request import Request
 from ...decode.config import GenerationConfig
 from ...decode.schedule import Limits
 from ...session.session import Session
 from ..options import ServeOptions
 from ..refusals import Refused, busy
 from .adaptive import Adaptive, read_levels
-
-
-class FairSemaphore:
-    """At most `most` holders at a time. For one event loop only."""
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}  # in the order of turns
-
-    @asynccontextmanager
-    async def of(self, client: Hashable) -> AsyncIterator[None]:
-        """Hold the semaphore, when it is this client's turn."""
-        if self._free:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(client, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._pass_on()
-                raise
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            client = next(iter(self._waiting))
-            turns = self._waiting.pop(client)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[client] = turns  # its next turn comes last
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
 
 LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds that a client should wait before it tries again
@@ -66,21 +21,22 @@ STEP_TIME = 60.0  # seconds for an answer of one token
 STEP_HANGS = 120.0  # seconds of a step, after which the server is unhealthy
 
 
-class Served:
-    """One session and its name. It has a batcher once it is warm."""
+class OpenModel:
+    """One session and its name. It has a batcher once it is warm.
+
+    users: requests that keep it open
+    levels: the settings of `--adaptive` by name, which `adaptive` chooses from
+    compiling: threads for prompts with a grammar to compile
+    """
 
     def __init__(self, name: str, session: Session, options: ServeOptions) -> None:
         self.name, self.session, self._options = name, session, options
+        self.users = 0
         self.batcher: Batcher | None = None
-        self.fault: BaseException | None = None
+        self._fault: BaseException | None = None
         self.levels = read_levels(session, options.adaptive)
-        self.adaptive = (
-            Adaptive(options.adaptive, options.high_queue, options.low_queue, options.hold)
-            if options.adaptive
-            else None
-        )
-        self.compiling = FairSemaphore(COMPILING)
-        self._waiting: dict[int, Request] = {}  # for a row, as of the last look
+        self.adaptive = Adaptive(options) if options.adaptive else None
+        self.compiling = ThreadPoolExecutor(COMPILING, "mars-compile")
 
     def warm(self) -> None:
         """Measure step times and answer one token, so that the first client need not wait."""
@@ -93,13 +49,14 @@ class Served:
         except BaseException as error:
             if batcher is not None:
                 batcher.close()
-            self.fault = error
+            self._fault = error
             LOG.critical("%s cannot be served: %s", self.name, type(error).__name__)
 
     def close(self, drain: float) -> None:
         """Refuse new requests, and end after running ones, in at most `drain` seconds."""
         if self.batcher is not None:
             self.batcher.close(drain)
+        self.compiling.shutdown(wait=False, cancel_futures=True)
 
     def _limits(self) -> Limits:
         limits, engine = self._options.limits, self.session.variant.engine
@@ -123,9 +80,9 @@ class Served:
         batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(STEP_TIME)
 
     @property
-    def is_ready(self) -> bool:
-        batcher = self.batcher
-        return batcher is not None and batcher.alive and not self.hangs
+    def fault(self) -> BaseException | None:
+        """Why it cannot be served, such as a failed GPU; else None."""
+        return self._fault or (self.batcher.fault if self.batcher is not None else None)
 
     @property
     def hangs(self) -> bool:
@@ -133,52 +90,25 @@ class Served:
         return self.batcher is not None and self.batcher.step_seconds >= STEP_HANGS
 
     @property
-    def broken(self) -> BaseException | None:
-        """Why it can no longer be served, such as a failed GPU; else None."""
-        return self.batcher.fault if self.batcher is not None else None
+    def is_ready(self) -> bool:
+        return self.batcher is not None and self.batcher.alive and not self.hangs
 
     def running(self) -> Batcher:
         """The batcher. Raises Refused if it is not running."""
+        if self.fault is not None:
+            raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
         if self.batcher is None:
-            if self.fault is not None:
-                raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
             raise busy(f"{self.name} is being loaded; try again in {WARMING:g} s", WARMING, 503)
-        if self.batcher.fault is not None:
-            raise Refused(503, f"{self.name} cannot be served any more; see the server's log", code="failed")
         if not self.batcher.alive:
             raise Refused(503, f"{self.name} takes no more requests", code="closing")
         return self.batcher
 
-    # --- waiting requests ---
-
-    def entered(self, request: Request) -> None:
-        """Note that a request waits for a row."""
-        self._waiting[request.number] = request
-
-    def left(self, request: Request) -> None:
-        """Note that a request has stopped waiting."""
-        if self._waiting.pop(request.number, None) is not None:
-            self._tell(request)
-
-    def watch_waits(self) -> float:
-        """Seconds that the oldest waiting request has waited. Requests that have a row now stop waiting."""
-        longest = 0.0
-        for number, request in list(self._waiting.items()):
-            if request.stats.queue_time or request.finish_reason is not None:
-                del self._waiting[number]
-                self._tell(request)
-            else:
-                longest = max(longest, perf_counter() - request.stats.began)
-        return longest
-
-    def choose_level(self) -> int:
-        """The level of load for a new request, after a look at those that wait."""
-        return self.adaptive.choose(self.watch_waits()) if self.adaptive is not None else 0
-
-    def _tell(self, request: Request) -> None:
-        waited = request.stats.queue_time
-        if self.adaptive is not None and waited:
-            self.adaptive.saw(waited)
+    @property
+    def level(self) -> int:
+        """The number of the level of load that a new request gets."""
+        if self.adaptive is None or self.batcher is None:
+            return 0
+        return self.adaptive.choose(self.batcher.longest_wait)
 
     # --- limits ---
 
