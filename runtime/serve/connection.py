@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -21,55 +22,50 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
         else:
-            self._wait_for_headers()
+            self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_header_timer()
-        self._cancel_write_timer()
+        self._stop("headers")
+        self._stop("write")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
-            self._wait_for_headers()
+            self._await_headers()
         else:
-            self._cancel_header_timer()
+            self._stop("headers")
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.write_timeout, self.transport.abort)
+        self._start("write", self.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel_write_timer()
+        self._stop("write")
 
     def send_400_response(self, msg: str) -> None:
         """The response to invalid HTTP; 431 if the headers are too large."""
         self._complain(431 if len(self.conn.trailing_data[0]) > 16_384 else 400, msg)
 
-    def _wait_for_headers(self) -> None:
+    def _await_headers(self) -> None:
         """The time runs from the connection or the last request; one byte a second does not extend it."""
-        if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout, self._too_slow)
+        self._start("headers", self.header_timeout, self._too_slow)
 
-    def _cancel_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _start(self, name: str, seconds: float, end: Callable[[], None]) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, end)
 
-    def _cancel_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+    def _stop(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .keys import Keys
@@ -17,34 +20,27 @@ from .options import HEADER_BYTES, ServeOptions
 from .refusals import CLOSE, Refused, encoded
 
 LOG = logging.getLogger("mars_export.serve")
-OPEN_PATHS = (
-    "/health",
-    "/health/live",
-    "/health/ready",
-    "/",
-)  # need no key: probes have none, and the page asks for it
+# Need no key: probes have none, and the page asks for it.
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/")
 CLIENT = "mars.client"
-METHODS, ALLOWED = "GET, POST, OPTIONS", "authorization, x-api-key, anthropic-version, content-type"
-
-
-class Keyed(Protocol):
-    """A service with API keys."""
-
-    @property
-    def keys(self) -> Keys: ...
-
-
-S = TypeVar("S", bound=Keyed)
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST, OPTIONS",
+    "access-control-allow-headers": "authorization, x-api-key, anthropic-version, content-type",
+    "access-control-max-age": "600",
+}
+S = TypeVar("S")
 
 
 class Door(Generic[S]):
-    """An ASGI application around another. `scope["mars.client"]` is the number of the caller's key. `paths`
-    are those that a 404 names.
+    """An ASGI application around another, and the `service` behind it. `scope["mars.client"]` is the number
+    of the caller's key. `paths` are those that a 404 names.
     """
 
-    def __init__(self, inner: ASGIApp, service: S, options: ServeOptions, paths: Sequence[str] = ()) -> None:
-        self._inner, self.service, self._options, self._paths = inner, service, options, paths
-        self._keys = service.keys
+    def __init__(
+        self, inner: ASGIApp, service: S, keys: Keys, options: ServeOptions, paths: Sequence[str]
+    ) -> None:
+        self._inner, self.service, self._paths = inner, service, paths
+        self._keys, self._hosts, self._origins = keys, options.hosts, options.cors_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,35 +49,44 @@ class Door(Generic[S]):
         began, status = perf_counter(), 0
         headers = Headers(scope=scope)
         origin = headers.get("origin")
+        is_friend = origin is not None and (origin in self._origins or "*" in self._origins)
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._add_headers(MutableHeaders(scope=message), origin)
+                added = MutableHeaders(scope=message)
+                added["x-content-type-options"] = "nosniff"
+                if origin is not None and is_friend:
+                    added["access-control-allow-origin"] = origin
+                    added.add_vary_header("Origin")
             await send(message)
 
+        async def refuse(refusal: Refused) -> None:
+            if status == 0:
+                body = encoded(refusal.body)
+                response = Response(body, refusal.status, refusal.headers, "application/json")
+                await response(scope, receive, sending)
+
         try:
-            try:
-                _check_form(scope, headers)
-                self._check_source(headers, origin)
-                if scope["method"] == "OPTIONS" and self._is_allowed(origin):
-                    await respond(sending, 204, b"", _preflight())
-                    return
-                scope[CLIENT] = self._client(scope["path"], headers)
-                scope["app"] = self  # then the router raises for an unknown path
-                await self._inner(scope, receive, sending)
-            except (Refused, HTTPException) as error:
-                refusal = error if isinstance(error, Refused) else self._no_route(scope, error)
-                if status == 0:
-                    await respond(sending, refusal.status, encoded(refusal.body), refusal.headers)
-            except Exception as error:
-                LOG.error("%s %s failed: %s", scope["method"], scope["path"][:200], type(error).__name__)
-                LOG.debug("traceback", exc_info=error)
-                if status != 0:
-                    raise
-                refusal = Refused(500, "the server failed; see its log", code="failed")
-                await respond(sending, 500, encoded(refusal.body), {})
+            _check_form(scope, headers)
+            self._check_source(headers, None if is_friend else origin)
+            if scope["method"] == "OPTIONS" and is_friend:
+                await Response(None, 204, PREFLIGHT)(scope, receive, sending)
+                return
+            scope[CLIENT] = self._client(scope["path"], headers)
+            scope["app"] = self  # then the router raises for an unknown path
+            await self._inner(scope, receive, sending)
+        except Refused as refusal:
+            await refuse(refusal)
+        except HTTPException as error:
+            await refuse(self._no_route(scope, error))
+        except Exception as error:
+            LOG.error("%s %s failed: %s", scope["method"], scope["path"][:200], type(error).__name__)
+            LOG.debug("traceback", exc_info=error)
+            if status != 0:
+                raise
+            await refuse(Refused(500, "the server failed; see its log", code="failed"))
         finally:
             fields = {
                 "method": scope["method"], "path": scope["path"][:200], "status": status,
@@ -119,32 +124,23 @@ class Door(Generic[S]):
         """Protect against foreign pages in a browser: against DNS rebinding by Host, and against cross-origin
         requests by Origin.
         """
-        host = headers.get("host", "")
-        if self._options.hosts is not None and host and host_name(host) not in self._options.hosts:
+        host = headers.get("host", "").lower().strip()
+        if self._hosts is not None and host and re.sub(r":\d*$", "", host) not in self._hosts:
             raise Refused(
                 403,
                 f"this server does not answer as {host[:100]!r}; call it by the address that it listens on",
                 code="wrong_host",
             )
-        if origin is None or self._is_allowed(origin) or _netloc(origin) == host.lower():
+        if origin is None:
             return
+        with suppress(ValueError):  # not an address
+            if urlsplit(origin).netloc.lower() == host:
+                return
         raise Refused(
             403,
             f"pages of {origin[:100]!r} may not call this server; --cors-origin allows it",
             code="wrong_origin",
         )
-
-    def _is_allowed(self, origin: str | None) -> bool:
-        return origin is not None and (
-            origin in self._options.cors_origins or "*" in self._options.cors_origins
-        )
-
-    def _add_headers(self, headers: MutableHeaders, origin: str | None) -> None:
-        headers["x-content-type-options"] = "nosniff"
-        if self._is_allowed(origin):
-            assert origin is not None
-            headers["access-control-allow-origin"] = origin
-            headers.add_vary_header("Origin")
 
 
 def _check_form(scope: Scope, headers: Headers) -> None:
@@ -157,33 +153,3 @@ def _check_form(scope: Scope, headers: Headers) -> None:
     if "content-length" in headers and "transfer-encoding" in headers:
         # Request smuggling: a proxy may use one of them and this server the other.
         raise Refused(400, "Content-Length and Transfer-Encoding exclude each other", headers=CLOSE)
-
-
-async def respond(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-    lines = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    lines += [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    host = host.lower().strip()
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
-
-
-def _netloc(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return None
-
-
-def _preflight() -> dict[str, str]:
-    return {
-        "access-control-allow-methods": METHODS,
-        "access-control-allow-headers": ALLOWED,
-        "access-control-max-age": "600",
-    }

@@ -23,29 +23,23 @@ def page() -> bytes:
 
 
 @cache
-def policy() -> str:
-    """The Content-Security-Policy, with the hashes of the page's script and style."""
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src '{_hash('script')}'",
-            f"style-src '{_hash('style')}'",
-            "connect-src 'self'",
-            "img-src data:",  # the icon
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",  # no text can become HTML
-            "trusted-types 'none'",
-        ]
-    )
-
-
 def headers() -> dict[str, str]:
     """The headers of the page."""
+    policy = [
+        "default-src 'none'",
+        f"script-src '{_hash('script')}'",
+        f"style-src '{_hash('style')}'",
+        "connect-src 'self'",
+        "img-src data:",  # the icon
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # no text can become HTML
+        "trusted-types 'none'",
+    ]
     return {
         "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": policy(),
+        "Content-Security-Policy": "; ".join(policy),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",

@@ -46,7 +46,7 @@ def app(sessions: Mapping[str, Session | Unopened], options: ServeOptions | None
 
     table = _Routes(service).table()
     inner = Router(table, redirect_slashes=False, lifespan=lifespan)
-    return Door(inner, service, options, [route.path for route in table])
+    return Door(inner, service, service.keys, options, [route.path for route in table])
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -20,12 +20,11 @@ from .models.models import Models
 from .options import HEADER_BYTES, ServeOptions
 
 LOG = logging.getLogger("mars_export.serve")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST_WRITES = 10  # seconds for sending the rest of answers after the drain time
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers; `_Shutdown` has ours."""
+    """uvicorn's server without its signal handlers; `run` has ours."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,36 +89,35 @@ def run(
     drain: float,
     reload: Callable[[], int] | None = None,
 ) -> None:
-    """Serve until a signal. `reload` reads the API keys again at SIGHUP, and returns their number.
+    """Serve until a signal. The first one drains and closes the server, the second one ends the process.
+    `reload` reads the API keys again at SIGHUP, and returns their number.
 
     Raises MarsError if a bundle fails.
     """
-    asyncio.run(_run(server, listening, models, drain, reload))
+
+    def end(number: int) -> None:
+        if server.should_exit:
+            # No cleanup: threads may be inside of a library.
+            LOG.warning("second signal: ending at once")
+            os._exit(128 + number)
+        LOG.info("closing: running answers get %g s", drain)
+        threading.Thread(target=models.close, args=(drain,), daemon=True).start()
+        server.should_exit = True
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        if reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, _reload, reload)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, end, number)
+        watch = asyncio.create_task(_watch(models, server))
+        await server.serve(sockets=[listening])
+        watch.cancel()
+
+    asyncio.run(serve())
     if faults := models.faults:
         reasons = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())
         raise MarsError(f"cannot serve {reasons}")
-
-
-async def _run(
-    server: Server,
-    listening: socket.socket,
-    models: Models,
-    drain: float,
-    reload: Callable[[], int] | None,
-) -> None:
-    loop = asyncio.get_running_loop()
-    if reload is not None:
-        loop.add_signal_handler(signal.SIGHUP, _reload, reload)
-    shutdown = _Shutdown(server, models, drain)
-    for number in SIGNALS:
-        loop.add_signal_handler(number, shutdown.signal, number)
-    watch = asyncio.create_task(_watch(models, server))
-    try:
-        await server.serve(sockets=[listening])
-    finally:
-        watch.cancel()
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 async def _watch(models: Models, server: Server) -> None:
@@ -137,21 +135,3 @@ def _reload(keys: Callable[[], int]) -> None:
         LOG.info("%d API keys", keys())
     except MarsError as error:
         LOG.error("the API keys stay as they were: %s", error)
-
-
-class _Shutdown:
-    """The first signal drains and closes the server, the second one ends the process."""
-
-    def __init__(self, server: Server, models: Models, drain: float) -> None:
-        self._server, self._models, self._drain = server, models, drain
-        self._has_begun = False
-
-    def signal(self, number: int) -> None:
-        if self._has_begun:
-            # No cleanup: threads may be inside of a library.
-            LOG.warning("second signal: ending at once")
-            os._exit(128 + number)
-        self._has_begun = True
-        LOG.info("closing: running answers get %g s", self._drain)
-        threading.Thread(target=self._models.close, args=(self._drain,), daemon=True).start()
-        self._server.should_exit = True

@@ -6,19 +6,19 @@ import json
 from typing import Any
 
 from ..refusals import Refused
-from .completions import SHARED, json_schema, no_effect, refusing
+from .completions import SHARED, no_effect, plain_format, refusing
 from .fields import (
     Field,
     Several,
     Table,
     a_dict,
     a_list,
-    ignored,
     inner,
     integer,
     one_of,
+    setting,
     shown,
-    texts,
+    unsupported_value,
 )
 from .messages import MOST_MESSAGES, joined_text
 
@@ -41,13 +41,8 @@ def read_turns(name: str, value: Any) -> list[dict[str, Any]]:
             raise Refused(400, f"{name}[{i}].role must be user or assistant, not {role}", param=name)
         messages += _turn(f"{name}[{i}].content", fields["role"], fields.get("content"), name)
     if messages[-1]["role"] == "assistant":
-        raise Refused(
-            400,
-            f"{name} ends with an assistant message, and continuing one is not supported; end with a user"
-            " message",
-            param=name,
-            code="unsupported_parameter",
-        )
+        reason = "ends with an assistant message, which is not continued; end with a user message"
+        raise unsupported_value(name, f"{name} {reason}")
     return messages
 
 
@@ -90,13 +85,8 @@ def _tools(name: str, value: Any) -> list[Any]:
     for i, tool in enumerate(a_list(name, value)):
         fields = a_dict(f"{name}[{i}]", tool)
         if fields.get("type", "custom") != "custom" or "input_schema" not in fields:
-            raise Refused(
-                400,
-                f"{name}[{i}] must be {{name, description, input_schema}}, not one of type"
-                f" {shown(fields.get('type'))}",
-                param=name,
-                code="unsupported_parameter",
-            )
+            form = f"must be {{name, description, input_schema}}, not one of type {shown(fields.get('type'))}"
+            raise unsupported_value(name, f"{name}[{i}] {form}")
         function = {"name": fields.get("name"), "parameters": fields["input_schema"]}
         if fields.get("description") is not None:
             function["description"] = fields["description"]
@@ -123,18 +113,14 @@ def _thinking(name: str, value: Any) -> bool:
     return kind != "disabled"
 
 
-def _format(name: str, value: Any) -> Any:
-    return json_schema(name, value, None)
-
-
-_output_config = inner({"format": Field(_format, "schema"), "effort": Field(ignored)})
+_output_config = inner({"format": Field(plain_format, "schema"), **no_effect("effort")})
 
 MESSAGES: Table = {
     **SHARED,
     "messages": Field(read_turns, is_needed=True),
     "system": Field(_system),
     "max_tokens": Field(integer(1), "max_new_tokens"),
-    "stop_sequences": Field(texts, "stop"),
+    "stop_sequences": Field(setting, "stop"),
     "tools": Field(_tools),
     "tool_choice": Field(_tool_choice),
     "output_config": Field(_output_config),

@@ -13,7 +13,7 @@ from ..refusals import CLOSE, Refused, busy
 MOST_DEPTH = 80  # nesting: a schema may have 64 levels, inside of a request
 LONG = 64 * 1024  # bytes; longer bodies are parsed in a thread
 MOST_AT_ONCE = 64 << 20
-PATIENCE = 4  # a too large body is read up to this multiple of the limit before it is refused
+PATIENCE = 4  # a client that still sends does not read the response: up to this multiple, it is read first
 
 
 class Bodies:
@@ -29,45 +29,41 @@ class Bodies:
         """The JSON object of a body. Raises Refused for any other body."""
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise Refused(415, "compressed bodies are not supported; send plain JSON", headers=CLOSE)
-        pieces: list[bytes] = []
+        body = bytearray()
         try:
-            await asyncio.wait_for(self._whole(request, pieces), self._seconds)
-            size = sum(map(len, pieces))
-            return await asyncio.to_thread(parse, pieces) if size > LONG else parse(pieces)
+            await asyncio.wait_for(self._receive(request, body), self._seconds)
+            return await asyncio.to_thread(parse, body) if len(body) > LONG else parse(body)
         except asyncio.TimeoutError:
             raise Refused(
                 408, f"the body did not arrive within {self._seconds:g} s; send it faster", headers=CLOSE
             ) from None
-        finally:
-            self._reading -= sum(map(len, pieces))
-
-    async def _whole(self, request: Request, pieces: list[bytes]) -> None:
-        length = request.headers.get("content-length", "0")  # the HTTP parser allows digits only
-        too_large = Refused(413, f"the body is larger than {self._most} bytes; send less", headers=CLOSE)
-        if len(length) > 18 or int(length) > PATIENCE * self._most:
-            raise too_large
-        size = 0
-        try:
-            # A too large body is read for a while: a client that still sends does not read the response.
-            async for piece in request.stream():
-                size += len(piece)
-                if size <= self._most:
-                    pieces.append(piece)
-                    self._reading += len(piece)
-                if self._reading > self._room:
-                    raise busy("too many request bodies at once; try again in 1 s", 1.0, 503)
-                if size > PATIENCE * self._most:
-                    break
         except ClientDisconnect:
             raise Refused(499, "the client disconnected") from None
+        finally:
+            self._reading -= len(body)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        too_large = Refused(413, f"the body is larger than {self._most} bytes; send less", headers=CLOSE)
+        size = 0
+        if int(request.headers.get("content-length", "0")) > PATIENCE * self._most:
+            raise too_large
+        async for piece in request.stream():
+            size += len(piece)
+            if size <= self._most:
+                body += piece
+                self._reading += len(piece)
+            if self._reading > self._room:
+                raise busy("too many request bodies at once; try again in 1 s", 1.0, 503)
+            if size > PATIENCE * self._most:
+                break
         if size > self._most:
             raise too_large
 
 
-def parse(pieces: list[bytes]) -> dict[str, Any]:
-    """The JSON object in `pieces`."""
+def parse(body: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object in `body`."""
     try:
-        value = json.loads(b"".join(pieces).decode("utf-8"), parse_constant=_no_number)
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise Refused(400, f"the body is not UTF-8 text ({error.reason} at {error.start})") from None
     except RecursionError:

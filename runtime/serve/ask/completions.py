@@ -20,43 +20,36 @@ from .fields import (
     ignored,
     inner,
     integer,
-    number,
     one_of,
-    shown,
+    setting,
     text,
-    texts,
     unsupported,
     wrong,
 )
 from .messages import read_messages
 
 
-def _top_k(name: str, value: Any) -> int:
-    k: int = integer()(name, value)
-    return 0 if k == -1 else k  # -1 is off in some APIs
+def _top_k(_name: str, value: Any) -> Any:
+    return 0 if value == -1 else value  # -1 is off in some APIs
 
 
-def _seed(name: str, value: Any) -> int:
-    seed: int = integer()(name, value)
-    return seed + 2**64 if -(2**63) <= seed < 0 else seed
-
-
-def _window(name: str, value: Any) -> Any:
-    if value not in ("auto", "full") and not is_integer(value, 1):
-        raise wrong(name, '"auto", "full" or an integer of 1 or more', value)
-    return value
+def _seed(_name: str, value: Any) -> Any:
+    return value + 2**64 if is_integer(value, -(2**63)) and value < 0 else value
 
 
 def _ignore_eos(name: str, value: Any) -> tuple[int, ...] | None:
     return () if flag(name, value) else None
 
 
-def _logit_bias(name: str, value: Any) -> dict[int, float]:
+def _logit_bias(name: str, value: Any) -> dict[Any, Any]:
     """Biases by token ids, which are texts in JSON."""
-    biases = a_dict(name, value)
-    if wrong_keys := [key for key in biases if not re.fullmatch("[0-9]{1,9}", key)]:
-        raise wrong(name, "an object of token ids and numbers", wrong_keys[0])
-    return {int(key): number(name, bias) for key, bias in biases.items()}
+    is_id = re.compile("[0-9]{1,9}").fullmatch
+    return {int(key) if is_id(key) else key: bias for key, bias in a_dict(name, value).items()}
+
+
+def settings(*names: str) -> dict[str, Field]:
+    """Fields of GenerationConfig, which checks them."""
+    return dict.fromkeys(names, Field(setting))
 
 
 def no_effect(*names: str) -> dict[str, Field]:
@@ -74,28 +67,16 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 SHARED: Table = {
     "model": Field(text),
     "stream": Field(flag),
-    "temperature": Field(number),
-    "top_p": Field(number),
-    "top_k": Field(_top_k),
-    "min_p": Field(number),
-    "repetition_penalty": Field(number),
-    "presence_penalty": Field(number),
-    "frequency_penalty": Field(number),
-    "logit_bias": Field(_logit_bias),
-    "chat_template_kwargs": Field(a_dict, "template"),
-    "seed": Field(_seed),
-    "ignore_eos": Field(_ignore_eos, "eos_ids"),
-    "exact": Field(flag),
-    "tau": Field(number),
-    "metric": Field(text),
-    "window": Field(_window),
-    "lookup": Field(integer()),
-    "draft": Field(text),
     "profile": Field(text),
-    "cache_salt": Field(text),
-    "regex": Field(text),
-    "choice": Field(texts),
-    "grammar": Field(text),
+    "top_k": Field(_top_k),
+    "seed": Field(_seed),
+    "logit_bias": Field(_logit_bias),
+    "ignore_eos": Field(_ignore_eos, "eos_ids"),
+    "chat_template_kwargs": Field(a_dict, "template"),
+    **settings(
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "exact", "tau", "metric", "window", "lookup", "draft", "cache_salt", "regex", "choice", "grammar",
+    ),
     **no_effect("user", "metadata", "service_tier", "safety_identifier", "request_id", "priority"),
     **refusing(
         min_tokens=(0,), length_penalty=(1,), stop_token_ids=([],), typical_p=(1,), mirostat=(0,),
@@ -113,7 +94,7 @@ def json_schema(name: str, form: Any, inside: str | None = "json_schema") -> Any
         return None
     if kind == "json_object":
         return {"type": "object"}
-    named = form.get(inside) if inside is not None else form
+    named = form if inside is None else form.get(inside)
     if kind == "json_schema" and isinstance(named, dict) and isinstance(named.get("schema"), dict | bool):
         return named["schema"]
     schema = '"schema": {...}' if inside is None else f'"{inside}": {{"name": ..., "schema": {{...}}}}'
@@ -121,23 +102,19 @@ def json_schema(name: str, form: Any, inside: str | None = "json_schema") -> Any
     raise Refused(400, f"{name} must be {forms}", param=name)
 
 
+def plain_format(name: str, form: Any) -> Any:
+    """The schema of a text format that has it itself."""
+    return json_schema(name, form, None)
+
+
 def tool_choice(name: str, value: Any) -> str:
     """none, auto, required, or "=" and the name of a function."""
     if value in ("none", "auto", "required"):
         return str(value)
-    named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    function = named.get("name") if isinstance(named, dict) else None
-    if not isinstance(function, str):
-        raise Refused(
-            400,
-            f'{name} must be "none", "auto", "required" or {{"type": "function", "function": {{"name":'
-            f" ...}}}}, not {shown(value)}",
-            param=name,
-        )
-    return f"={function}"
-
-
-top_logprobs = integer(0, MOST_TOP)
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return f"={function['name']}"
+    raise wrong(name, '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}', value)
 
 
 def reasoning_effort(name: str, value: Any) -> bool | None:
@@ -151,7 +128,7 @@ def _chat_logprobs(name: str, value: Any) -> int | None:
 
 def _text_logprobs(name: str, value: Any) -> Several:
     """Of the chosen tokens; from 2 on, also of the most likely ones, for which the bundle needs logits."""
-    num = top_logprobs(name, value)
+    num = integer(0, MOST_TOP)(name, value)
     return Several(logprobs=0, top_logprobs=num if num > 1 else None)
 
 
@@ -168,16 +145,13 @@ def _prompts(name: str, value: Any) -> list[Any]:
     raise wrong(name, f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of these", value)
 
 
-def _limit(into: str = "max_new_tokens") -> Field:
-    return Field(integer(1), into)
-
-
 _stream_options: Reader = inner({"include_usage": Field(flag), "include_obfuscation": Field(ignored)})
 
 COMPLETIONS: Table = {
     **SHARED,
-    "stop": Field(texts),
+    **settings("stop"),
     "n": Field(integer(1, MOST_CHOICES)),
+    "max_tokens": Field(integer(1), "max_new_tokens"),
     "stream_options": Field(_stream_options),
     "response_format": Field(json_schema, "schema"),
     "return_steps": Field(flag),
@@ -190,13 +164,12 @@ COMPLETIONS: Table = {
 CHAT: Table = {
     **COMPLETIONS,
     "messages": Field(read_messages, is_needed=True),
-    "max_tokens": _limit(),
-    "max_completion_tokens": _limit(),
+    "max_completion_tokens": Field(integer(1), "max_new_tokens"),
     "tools": Field(a_list),
     "tool_choice": Field(tool_choice),
     "parallel_tool_calls": Field(flag),
     "logprobs": Field(_chat_logprobs),
-    "top_logprobs": Field(top_logprobs),
+    **settings("top_logprobs"),
     "reasoning_effort": Field(reasoning_effort, "thinking"),
     **refusing(
         modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
@@ -208,7 +181,6 @@ CHAT: Table = {
 TEXT: Table = {
     **COMPLETIONS,
     "prompt": Field(_prompts, "prompts", is_needed=True),
-    "max_tokens": _limit(),
     "logprobs": Field(_text_logprobs),
     **refusing(chat_template_kwargs=({},)),
 }

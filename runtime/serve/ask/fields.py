@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...rules import is_integer
 from ..refusals import Refused
 
 Reader = Callable[[str, Any], Any]
@@ -35,27 +36,29 @@ def read_fields(body: Mapping[str, Any], table: Table) -> tuple[dict[str, Any], 
 
     Raises Refused for an unknown or missing field, and for an invalid value.
     """
+    body = {name: value for name, value in body.items() if value is not None}
+    if unknown := [name[:60] for name in body if name not in table]:
+        raise Refused(400, f"unknown field {unknown[0]!r}; remove it, or correct its name", param=unknown[0])
     values: dict[str, Any] = {}
     names = {field.into or name: name for name, field in table.items()}
-    for name in body:
-        if name not in table and body[name] is not None:
-            raise Refused(
-                400, f"unknown field {name[:60]!r}; remove it, or correct its name", param=name[:60]
-            )
     for name, field in table.items():
-        if body.get(name) is None:
-            if field.is_needed:
-                raise Refused(400, f"{name} is missing", param=name)
-            continue
-        value = field.read(name, body[name])
-        found = value if isinstance(value, Several) else {field.into or name: value}
-        found = {into: given for into, given in found.items() if given is not None}
-        values |= found
-        names |= dict.fromkeys(found, name)
+        if name in body:
+            value = field.read(name, body[name])
+            several = value if isinstance(value, Several) else {field.into or name: value}
+            for into, content in several.items():
+                if content is not None:
+                    values[into], names[into] = content, name
+        elif field.is_needed:
+            raise Refused(400, f"{name} is missing", param=name)
     return values, names
 
 
 # --- readers ---
+
+
+def setting(_name: str, value: Any) -> Any:
+    """A field of GenerationConfig, which checks it."""
+    return value
 
 
 def text(name: str, value: Any) -> str:
@@ -70,21 +73,14 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def number(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise wrong(name, "a number", value)
-    return value
-
-
-def integer(low: int | None = None, high: int | None = None) -> Reader:
+def integer(low: int, high: int | None = None) -> Reader:
     """A reader of integers of `low` to `high`."""
-    limits = "" if low is None else f" of {low} or more" if high is None else f" of {low} to {high}"
+    limits = f" of {low} or more" if high is None else f" of {low} to {high}"
 
     def read(name: str, value: Any) -> int:
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if not is_integer or (low is not None and value < low) or (high is not None and value > high):
+        if not is_integer(value, low) or (high is not None and value > high):
             raise wrong(name, f"an integer{limits}", value)
-        return int(value)
+        return value
 
     return read
 
@@ -99,14 +95,6 @@ def a_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise wrong(name, "a list", value)
     return value
-
-
-def texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or a list of them."""
-    found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, list | tuple) or not all(isinstance(item, str) for item in found):
-        raise wrong(name, "a text or a list of texts", value)
-    return tuple(found)
 
 
 def one_of(*known: str) -> Reader:
@@ -126,8 +114,10 @@ def unsupported(*neutral: Any) -> Reader:
     """A reader of a field that would change the answer, unless it has one of the values `neutral`."""
 
     def read(name: str, value: Any) -> None:
-        if not any(_is_same(value, other) for other in neutral):
-            raise _refused(name, f" (except {json.dumps(neutral[0])})" if neutral else "")
+        if value not in neutral:
+            note = f" (except {json.dumps(neutral[0])})" if neutral else ""
+            reason = f"is not supported{note} and would change the answer; remove it"
+            raise unsupported_value(name, f"{name} {reason}")
 
     return read
 
@@ -146,13 +136,8 @@ def inner(table: Table) -> Reader:
     return read
 
 
-def _refused(name: str, note: str) -> Refused:
-    return Refused(
-        400,
-        f"{name} is not supported{note} and would change the answer; remove it",
-        param=name,
-        code="unsupported_parameter",
-    )
+def unsupported_value(name: str, message: str) -> Refused:
+    return Refused(400, message, param=name, code="unsupported_parameter")
 
 
 def wrong(name: str, what: str, value: object) -> Refused:
@@ -164,8 +149,3 @@ def shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return repr(value)[:80]
-
-
-def _is_same(value: object, neutral: object) -> bool:
-    """Equality, in which 0 differs from False."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -77,13 +77,6 @@ class Ask:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def is_structured(self) -> bool:
-        """Whether it has a schema, a regex, choices or tools, which take time to check; a stored grammar does
-        not.
-        """
-        return self.tools is not None or bool({"schema", "regex", "choice"} & self.settings.keys())
-
-    @property
     def has_grammar(self) -> bool:
         """Whether a grammar constrains the answer."""
         must = self.tools is not None and self.tools.must
@@ -106,7 +99,7 @@ def read_ask(kind: Kind, body: dict[str, Any]) -> Ask:
         values.setdefault("max_new_tokens", TEXT_TOKENS)
     settings = {name: value for name, value in values.items() if name in SETTINGS}
     knobs = frozenset(name for name in KNOBS if name in values)
-    _check_knobs(knobs, settings)
+    _check_knobs(knobs)
     tools = _tools(values, names)
     if tools is not None and tools.must:
         settings.pop("schema", None)  # of the text, and the answer is a call
@@ -151,12 +144,10 @@ def _with_system(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *rest]
 
 
-def _check_knobs(knobs: frozenset[str], settings: dict[str, Any]) -> None:
-    """Refuse combinations of exact, tau and profile."""
+def _check_knobs(knobs: frozenset[str]) -> None:
+    """Refuse combinations of knobs that GenerationConfig does not know."""
     if "profile" in knobs and (others := sorted(knobs - {"profile"})):
         raise Refused(400, f"a profile sets {others[0]}; use one of them", param=others[0])
-    if settings.get("exact") and "tau" in knobs:
-        raise Refused(400, "tau and exact exclude each other; use one of them", param="tau")
     if "metric" in knobs and "tau" not in knobs:
         raise Refused(400, "metric is the confidence that tau is compared with; add tau", param="metric")
 

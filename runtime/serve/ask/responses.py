@@ -5,8 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from ..refusals import Refused
-from .completions import SHARED, json_schema, no_effect, reasoning_effort, refusing, tool_choice, top_logprobs
-from .fields import Field, Several, Table, a_dict, a_list, flag, ignored, inner, integer, shown, text
+from .completions import SHARED, no_effect, plain_format, reasoning_effort, refusing, settings, tool_choice
+from .fields import (
+    Field,
+    Several,
+    Table,
+    a_dict,
+    a_list,
+    flag,
+    inner,
+    integer,
+    shown,
+    text,
+    unsupported_value,
+)
 from .messages import MOST_MESSAGES, joined_text
 
 LOGPROBS = "message.output_text.logprobs"
@@ -70,12 +82,7 @@ def _tools(name: str, value: Any) -> list[Any]:
     tools = []
     for i, tool in enumerate(a_list(name, value)):
         if a_dict(f"{name}[{i}]", tool).get("type") != "function":
-            raise Refused(
-                400,
-                f"{name}[{i}].type must be function, not {shown(tool.get('type'))}",
-                param=name,
-                code="unsupported_parameter",
-            )
+            raise unsupported_value(name, f"{name}[{i}].type must be function, not {shown(tool.get('type'))}")
         function = {
             key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None
         }
@@ -89,28 +96,18 @@ def _tool_choice(name: str, value: Any) -> str:
     return tool_choice(name, value)
 
 
-def _format(name: str, value: Any) -> Any:
-    return json_schema(name, value, None)
-
-
 def _include(name: str, value: Any) -> Several:
     """There is no encrypted reasoning, so a request for it has no effect."""
     known = ("reasoning.encrypted_content", LOGPROBS)
     if others := [part for part in a_list(name, value) if part not in known]:
-        raise Refused(
-            400, f"{name}: {shown(others[0])} is not supported", param=name, code="unsupported_parameter"
-        )
+        raise unsupported_value(name, f"{name}: {shown(others[0])} is not supported")
     return Several(logprobs=0 if LOGPROBS in value else None)
 
 
 _reasoning = inner(
-    {
-        "effort": Field(reasoning_effort, "thinking"),
-        "summary": Field(ignored),
-        "generate_summary": Field(ignored),
-    }
+    {"effort": Field(reasoning_effort, "thinking"), **no_effect("summary", "generate_summary")}
 )
-_text = inner({"format": Field(_format, "schema"), "verbosity": Field(ignored)})
+_text = inner({"format": Field(plain_format, "schema"), **no_effect("verbosity")})
 
 RESPONSES: Table = {
     **SHARED,
@@ -122,8 +119,8 @@ RESPONSES: Table = {
     "tool_choice": Field(_tool_choice),
     "parallel_tool_calls": Field(flag),
     "include": Field(_include),
-    "top_logprobs": Field(top_logprobs),
     "reasoning": Field(_reasoning),
+    **settings("top_logprobs"),
     **no_effect(
         "store", "stream_options", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
         "prompt_cache_options",

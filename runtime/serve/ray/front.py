@@ -187,7 +187,8 @@ def new_front(pools: Mapping[str, ReplicaPool], options: ServeOptions, counts: F
     """The ASGI application of a front."""
     front = Front(pools, options, counts)
     table = front.table()
-    return Door(Router(table, redirect_slashes=False), front, options, [route.path for route in table])
+    inner = Router(table, redirect_slashes=False)
+    return Door(inner, front, front.keys, options, [route.path for route in table])
 
 
 def _called(handler: Handler) -> Handler:

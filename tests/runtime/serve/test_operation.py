@@ -85,7 +85,7 @@ def test_keys_are_read_and_compared(tmp_path: Path) -> None:
     keys = Keys(read_keys(file))
     assert [keys.find(f"Bearer {key}") for key in ("alpha", "beta", "gamma", "")] == [0, 1, None, None]
     assert keys.find(None) is None and keys.find("bearer beta") == 1
-    for bad in (b"", b"# none\n", b"two words\n", "é\n".encode(), b"\xff\n", b"x" * (2 << 20)):
+    for bad in (b"", b"# none\n", b"two words\n", "é\n".encode(), b"\xff\n"):
         file.write_bytes(bad)
         with pytest.raises(MarsError, match="keys"):
             read_keys(file)
