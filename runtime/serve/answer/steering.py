@@ -7,11 +7,11 @@ from typing import Any
 
 from ...decode.config import GenerationConfig
 from ...errors import MarsError
-from ..ask.fields import Field, flag, number, read_fields
+from ..ask.fields import Field, flag, read_fields, setting
 from ..refusals import Refused
 from .protocols.reply import Reply
 
-FIELDS = {"tau": Field(number), "exact": Field(flag)}
+FIELDS = {"tau": Field(setting), "exact": Field(flag)}
 
 
 class Streams:
