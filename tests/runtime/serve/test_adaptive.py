@@ -46,53 +46,23 @@ def rule(clock: Clock) -> Adaptive:
     return Adaptive(ServeOptions(adaptive=NAMES, high_queue=0.5, low_queue=0.1, hold=5.0), clock)
 
 
-def test_waiting_makes_it_faster_step_by_step(rule: Adaptive, clock: Clock) -> None:
-    assert rule.choose(0.0) == 0
-    assert rule.choose(0.5) == 1, "at once"
-    assert rule.choose(9.0) == 1, "one level in `hold` seconds"
-    clock.now += 4.9
-    assert rule.choose(9.0) == 1
-    clock.now += 0.1
-    assert rule.choose(9.0) == 2
-    clock.now += 50
-    assert rule.choose(9.0) == 2, "never below the floor"
-
-
-def test_it_comes_back_when_all_was_quiet(rule: Adaptive, clock: Clock) -> None:
-    rule.choose(1.0)
-    clock.now += 5
-    assert rule.choose(1.0) == 2
-    clock.now += 4.9
-    assert rule.choose(0.0) == 2
-    clock.now += 0.1
-    assert rule.choose(0.0) == 1, "one level"
-    assert rule.choose(0.0) == 1
-    clock.now += 5
-    assert rule.choose(0.0) == 0
-    clock.now += 50
-    assert rule.choose(0.0) == 0
-
-
-def test_a_long_quiet_brings_it_back_at_once(rule: Adaptive, clock: Clock) -> None:
-    rule.choose(1.0)
-    clock.now += 5
-    assert rule.choose(1.0) == 2
-    clock.now += 3600
-    assert rule.choose(0.0) == 0
-
-
-def test_between_the_two_nothing_changes(rule: Adaptive, clock: Clock) -> None:
-    rule.choose(0.5)
-    for _ in range(100):
-        clock.now += 1
-        assert rule.choose(0.3) == 1
-    clock.now += 4
-    assert rule.choose(0.0) == 1, "the last wait was not long ago"
-    rule.choose(0.2)
-    clock.now += 4
-    assert rule.choose(0.0) == 1
-    clock.now += 1
-    assert rule.choose(0.0) == 0
+@pytest.mark.parametrize(
+    "script",  # (seconds since the last wait, seconds of a wait, level after it)
+    [
+        # Waiting makes it faster, one level in `hold` seconds, and never faster than the last.
+        [(0, 0.0, 0), (0, 0.5, 1), (0, 9.0, 1), (4.9, 9.0, 1), (0.1, 9.0, 2), (50, 9.0, 2)],
+        # It comes back level by level when all was quiet.
+        [(0, 1.0, 1), (5, 1.0, 2), (4.9, 0.0, 2), (0.1, 0.0, 1), (0, 0.0, 1), (5, 0.0, 0), (50, 0.0, 0)],
+        # A long quiet brings it back at once.
+        [(0, 1.0, 1), (5, 1.0, 2), (3600, 0.0, 0)],
+        # Between the two limits nothing changes, and each such wait begins the quiet anew.
+        [(0, 0.5, 1), *[(1, 0.3, 1)] * 100, (4, 0.0, 1), (0, 0.2, 1), (4, 0.0, 1), (1, 0.0, 0)],
+    ],
+)
+def test_the_rule(script: list[tuple[float, float, int]], rule: Adaptive, clock: Clock) -> None:
+    for seconds, waited, level in script:
+        clock.now += seconds
+        assert rule.choose(waited) == level
 
 
 def test_a_load_at_the_edge_does_not_flicker(rule: Adaptive, clock: Clock) -> None:
@@ -100,8 +70,7 @@ def test_a_load_at_the_edge_does_not_flicker(rule: Adaptive, clock: Clock) -> No
     for i in range(600):
         clock.now += 0.1
         levels.append(rule.choose(0.6 if i % 2 else 0.0))
-    changes = sum(a != b for a, b in pairwise(levels))
-    assert changes == 2 and levels[-1] == 2
+    assert sum(a != b for a, b in pairwise(levels)) == 2 and levels[-1] == 2
 
 
 def profiled(session: Session, *taus: tuple[str, float]) -> Bundle:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -56,12 +55,3 @@ def test_the_model_s_list_is_told(told: dict[str, set[str]]) -> None:
     [model] = [v for v in DASHBOARD["templating"]["list"] if v["name"] == "model"]
     name, label = re.findall(r"label_values\((\w+), (\w+)\)", model["query"]["query"])[0]
     assert label in told[name]
-
-
-def test_panels_do_not_overlap() -> None:
-    places = [(p["gridPos"], p["title"]) for p in DASHBOARD["panels"]]
-    assert len({title for _, title in places}) > 12 and all(p["description"] for p in DASHBOARD["panels"])
-    for (a, one), (b, other) in combinations(places, 2):
-        apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        assert apart or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], (one, other)
-    assert all(a["x"] + a["w"] <= 24 for a, _ in places)

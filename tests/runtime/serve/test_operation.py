@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.agreement import MAIN
@@ -22,7 +23,7 @@ need("uvicorn", "serve")
 
 from support.served import HELLO, Answer, serving, talking, until  # noqa: E402
 
-from mars_export import Limits, MarsError, Session, SessionError  # noqa: E402
+from mars_export import Batcher, Limits, MarsError, Session, SessionError  # noqa: E402
 from mars_export.runtime.device.trt.backend import TrtBackend  # noqa: E402
 from mars_export.runtime.errors import DeviceLost  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
@@ -77,6 +78,25 @@ def test_a_stream_is_steered_by_its_own_key_only(slow: tuple[Session, Paced]) ->
             assert server.call(path, {"tau": 0.5}, headers=alpha).status == 200
             pace.open()
             assert answer.read().endswith(b"[DONE]\n\n")
+
+
+def test_keys_take_turns_and_without_keys_addresses_do(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[object] = []
+    real = Batcher.asubmit
+
+    async def asubmit(self: Batcher, *arguments: Any, **named: Any) -> Any:
+        clients.append(named["client"])
+        return await real(self, *arguments, **named)
+
+    monkeypatch.setattr(Batcher, "asubmit", asubmit)
+    with serving({"tiny": session}, ServeOptions(keys=("alpha", "beta"))) as server:
+        for key in ("beta", "alpha"):
+            server.chat(max_tokens=1, headers={"authorization": f"Bearer {key}"})
+    with serving({"tiny": session}) as server:
+        server.chat(max_tokens=1)
+    assert clients == [1, 0, "127.0.0.1"]
 
 
 def test_keys_are_read_and_compared(tmp_path: Path) -> None:
