@@ -58,7 +58,7 @@ class Batcher:
         )
         self._budget = budget
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs
-        self._requests: dict[int, tuple[Request, Row]] = {}  # in the order in which they came
+        self._requests: dict[int, Request] = {}  # in the order in which they came
         self._places = Places(self.limits)
         self._arrivals: deque[Row] = deque()  # rows that the thread will add to the schedule
         self._numbers = itertools.count()
@@ -104,7 +104,7 @@ class Batcher:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._enter(client)
         with self._returning_place(client):
-            return self._start(*self._new_request(prompt, config, until, client))
+            return self._start(self._new_request(prompt, config, until, client))
 
     async def asubmit(
         self,
@@ -134,7 +134,7 @@ class Batcher:
             await asyncio.wait({room}, timeout=seconds)
         new_request = partial(self._new_request, prompt, config, until, client, tools, template)
         with self._returning_place(client):
-            return self._start(*await asyncio.get_running_loop().run_in_executor(executor, new_request))
+            return self._start(await asyncio.get_running_loop().run_in_executor(executor, new_request))
 
     @property
     def alive(self) -> bool:
@@ -160,7 +160,7 @@ class Batcher:
     def longest_wait(self) -> float:
         """Seconds that the oldest request without a row has waited."""
         with self._changed:
-            waiting = (request for request, _ in self._requests.values() if not request.has_row)
+            waiting = (request for request in self._requests.values() if not request.has_row)
             oldest = next(waiting, None)
         return 0.0 if oldest is None else perf_counter() - oldest.stats.began
 
@@ -192,8 +192,8 @@ class Batcher:
                 longest = None if drain is True else min(drain, 1e9)
                 self._changed.wait_for(lambda: not self._requests or self._stopped, longest)
             remaining = list(self._requests.values())
-            for request, row in remaining:
-                self._conclude(request, row, "cancelled")
+            for request in remaining:
+                self._conclude(request, "cancelled")
             self._stopped = True
             self._notify()
         if remaining:
@@ -252,7 +252,7 @@ class Batcher:
         client: Hashable,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
-    ) -> tuple[Request, Row]:
+    ) -> Request:
         """Tokenize the prompt and compile a grammar, without the lock."""
         config = config if config is not None else GenerationConfig()
         self.session.check(config)
@@ -263,17 +263,20 @@ class Batcher:
         row.client = client
         request = Request(row, text, self._end, until, client)
         row.on_start = request.start
-        return request, row
+        return request
 
-    def _start(self, request: Request, row: Row) -> Request:
+    def _start(self, request: Request) -> Request:
+        """Give a request to the thread."""
         with self._changed:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
-            self._arrivals.append(row)
-            self._requests[row.index] = request, row
+            self._arrivals.append(request.row)
+            self._requests[request.number] = request
             self._places.accept()
             self._notify()
-        LOG.debug("request %d of %r: %d prompt tokens", row.index, request.client, row.stats.prompt_tokens)
+        LOG.debug(
+            "request %d of %r: %d prompt tokens", request.number, request.client, request.stats.prompt_tokens
+        )
         return request
 
     # --- the way out ---
@@ -281,15 +284,13 @@ class Batcher:
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request for its reader."""
         with self._changed:
-            if (entry := self._requests.get(request.number)) is not None:
-                self._conclude(*entry, reason)
+            self._conclude(request, reason)
 
-    def _conclude(
-        self, request: Request, row: Row, reason: FinishReason, error: BaseException | None = None
-    ) -> None:
+    def _conclude(self, request: Request, reason: FinishReason, error: BaseException | None = None) -> None:
         """End a request, for `reason` unless a delivered step gave another. Its row leaves before the next
-        step. The caller holds the lock.
+        step. An ended request stays as it is. The caller holds the lock.
         """
+        row = request.row
         if self._requests.pop(request.number, None) is None:
             return
         row.finish_reason = row.finish_reason or reason
@@ -322,8 +323,8 @@ class Batcher:
             LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:
                 self.fault, self._closed, self._stopped = error, True, True
-                for request, row in list(self._requests.values()):
-                    self._conclude(request, row, "cancelled", error)
+                for request in list(self._requests.values()):
+                    self._conclude(request, "cancelled", error)
                 self._notify()
 
     def _next(self) -> bool:
@@ -332,9 +333,9 @@ class Batcher:
             self._changed.wait_for(lambda: self._stopped or self._arrivals or not self._schedule.is_idle)
             while self._arrivals:
                 self._schedule.add(self._arrivals.popleft())
-            for request, row in list(self._requests.values()):
+            for request in list(self._requests.values()):
                 if request.is_overdue:
-                    self._conclude(request, row, "deadline")
+                    self._conclude(request, "deadline")
             return not self._stopped
 
     def _step(self) -> None:
@@ -356,10 +357,9 @@ class Batcher:
             raise lost
 
     def _deliver(self, event: Accepted) -> None:
-        entry, error = self._requests.get(event.row), event.error
-        if entry is None:
+        request, error = self._requests.get(event.row), event.error
+        if request is None:
             return  # it ended while the forward ran
-        request, row = entry
         if error is None:
             try:
                 request.deliver(event)
@@ -369,7 +369,7 @@ class Batcher:
                 error = panic
         if error is not None or event.finish_reason is not None:
             with self._changed:
-                self._conclude(request, row, event.finish_reason or "cancelled", error)
+                self._conclude(request, event.finish_reason or "cancelled", error)
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

@@ -67,7 +67,7 @@ class Request(Answer):
         client: Hashable = None,
     ) -> None:
         super().__init__(row, text)
-        self.number, self.client = row.index, client
+        self.row, self.number, self.client = row, row.index, client
         self.finish_reason: FinishReason | None = None
         self.last_reason: FinishReason | None = None
         self.error: BaseException | None = None
@@ -131,7 +131,7 @@ class Request(Answer):
         with self._changed:
             reason = self.finish_reason or "cancelled"
             ids, confidences = tuple(self._token_ids), tuple(self._confidences)
-            tops = tuple(self._row.top_logprobs[: len(ids)])
+            tops = tuple(self.row.top_logprobs[: len(ids)])
             return Completion(self._answer_text, ids, confidences, reason, self._stats, tops)
 
     @property
@@ -142,7 +142,7 @@ class Request(Answer):
     @property
     def prompt(self) -> list[int]:
         """Its token ids."""
-        return self._row.tokens[: self._row.stats.prompt_tokens]
+        return self.row.tokens[: self.row.stats.prompt_tokens]
 
     # --- for the batcher ---
 
@@ -155,7 +155,7 @@ class Request(Answer):
         """The request has its row. Called in the batcher's thread, before each step."""
         if not self.has_row:
             with self._changed:
-                self.has_row, self._stats = True, self._row.stats.copy()
+                self.has_row, self._stats = True, self.row.stats.copy()
                 self._wake()
 
     def deliver(self, accepted: Accepted) -> None:
@@ -167,7 +167,7 @@ class Request(Answer):
                 return  # it ended while the step ran
             self._token_ids += accepted.token_ids
             self._confidences += accepted.confidences
-            self._answer_text, self._stats = text, self._row.stats.copy()
+            self._answer_text, self._stats = text, self.row.stats.copy()
             self._stats.tokens = len(self._token_ids)  # the row may have tokens of a later event of this step
             self._num_sent += len(event.text)
             self._events.append(event)

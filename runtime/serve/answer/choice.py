@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from ...batcher.request import Request
 from ...decode.row import FinishReason
 from ...session.answer import Event
 from ...session.session import Session
-from ...text.toolcalls import ToolCall, ToolStream
+from ...text.toolcalls import ToolStream
 from ..ask.request import Ask
 from .steps import AnswerStep, Steps, Token
 
@@ -21,12 +20,11 @@ REASONS = {"eos": "stop", "stop": "stop"}
 
 @dataclass(slots=True)
 class ToolCallEntry:
-    """One call of a tool, with its id and its number in the answer."""
+    """One call of a tool, with its id."""
 
     id: str
     name: str
     arguments: str
-    index: int
 
     def to_dict(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": self.arguments}
@@ -44,45 +42,42 @@ Part = str | Thought | ToolCallEntry
 """A text, thinking or a call: the content of an answer is a list of them."""
 
 
-def text_of(parts: Sequence[Part]) -> str:
-    return "".join(part for part in parts if isinstance(part, str))
-
-
-def thinking_of(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Thought))
-
-
 @dataclass(slots=True)
 class Piece:
-    """The parts and steps that an event adds."""
+    """Parts and steps of an answer. No two texts follow each other, and no two thoughts."""
 
     parts: list[Part] = field(default_factory=list)
     steps: list[AnswerStep] = field(default_factory=list)
 
+    def add(self, part: Part) -> None:
+        last = self.parts[-1] if self.parts else None
+        if isinstance(part, str) and isinstance(last, str):
+            self.parts[-1] = last + part
+        elif isinstance(part, Thought) and isinstance(last, Thought):
+            self.parts[-1] = Thought(last.text + part.text)
+        else:
+            self.parts.append(part)
+
     @property
     def text(self) -> str:
-        return text_of(self.parts)
+        return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
     def thinking(self) -> str:
-        return thinking_of(self.parts)
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
 
     @property
-    def calls(self) -> list[dict[str, Any]]:
-        """The calls as `tool_calls` of a chunk."""
-        calls = [part for part in self.parts if isinstance(part, ToolCallEntry)]
-        return [call.to_dict() | {"index": call.index} for call in calls]
+    def calls(self) -> list[ToolCallEntry]:
+        return [part for part in self.parts if isinstance(part, ToolCallEntry)]
 
 
-class Choice:
-    """Collects the events of one request."""
+class Choice(Piece):
+    """All pieces of the answer to one request, made from its events."""
 
     def __init__(self, index: int, request: Request, ask: Ask, session: Session) -> None:
+        super().__init__()
         self.index, self.request = index, request
         self.reason: FinishReason | None = None
-        self.parts: list[Part] = []  # no two texts in a row, and no two thoughts
-        self.calls: list[ToolCallEntry] = []
-        self.steps: list[AnswerStep] = []
         self.num_shown = 0  # characters of the text in earlier chunks
         self._reader: ToolStream | None = session.tool_stream() if ask.tools is not None else None
         is_chat = ask.kind != "text" and not ask.has_grammar
@@ -92,7 +87,7 @@ class Choice:
         self._num_spelled = 0  # characters of the marked tokens
         self._shows_steps = ask.return_steps or ask.logprobs
         is_counted = self._shows_steps or self._thinking is not None
-        self._steps = Steps(session.text) if is_counted else None
+        self._stepper = Steps(session.text) if is_counted else None
         self.num_thinking = 0  # tokens
         self.is_full = False  # ended after its only call (`parallel_tool_calls` false)
 
@@ -107,14 +102,10 @@ class Choice:
             return "tool_calls"
         return REASONS.get(self.reason, "length")
 
-    @property
-    def text(self) -> str:
-        return text_of(self.parts)
-
     def push(self, event: Event) -> Piece:
         """Add an event, and return the client's view of it."""
         piece = Piece()
-        steps = self._steps.push(event) if self._steps is not None else []
+        steps = self._stepper.push(event) if self._stepper is not None else []
         if not self.is_full:
             piece.parts = self._read(event)
         if self.is_full and not self.is_over:
@@ -125,13 +116,7 @@ class Choice:
             piece.steps = steps
             self.steps += steps
         for part in piece.parts:
-            last = self.parts[-1] if self.parts else None
-            if isinstance(part, str) and isinstance(last, str):
-                self.parts[-1] = last + part
-            elif isinstance(part, Thought) and isinstance(last, Thought):
-                self.parts[-1] = Thought(last.text + part.text)
-            else:
-                self.parts.append(part)
+            self.add(part)
         return piece
 
     def _read(self, event: Event) -> list[Part]:
@@ -147,11 +132,11 @@ class Choice:
         for item in items:
             if isinstance(item, str):
                 parts.append(item)
-                continue
-            parts.append(self._called(item))
-            if self._once:
-                self.is_full = True
-                break
+            else:
+                parts.append(ToolCallEntry(f"call_{secrets.token_hex(12)}", item.name, item.arguments))
+                if self._once:
+                    self.is_full = True
+                    break
         return parts
 
     def _think(self, event: Event) -> tuple[list[Part], str]:
@@ -176,17 +161,12 @@ class Choice:
             self.num_thinking += token.is_thinking
         self._unmarked = []
 
-    def _called(self, call: ToolCall) -> ToolCallEntry:
-        entry = ToolCallEntry(f"call_{secrets.token_hex(12)}", call.name, call.arguments, len(self.calls))
-        self.calls.append(entry)
-        return entry
-
     @property
     def message(self) -> dict[str, Any]:
         """The message of a chat answer."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
-        if thinking := thinking_of(self.parts):
-            message["reasoning_content"] = thinking
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
         if self.calls:
             message["content"] = self.text or None
             message["tool_calls"] = [call.to_dict() for call in self.calls]

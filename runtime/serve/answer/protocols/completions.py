@@ -38,7 +38,10 @@ class CompletionsReply(Reply):
             if piece.thinking:
                 delta["reasoning_content"] = piece.thinking
             if piece.calls:
-                delta["tool_calls"] = piece.calls
+                first = len(choice.calls) - len(piece.calls)
+                delta["tool_calls"] = [
+                    call.to_dict() | {"index": first + i} for i, call in enumerate(piece.calls)
+                ]
             chunks.append(self._chunk([self._entry(choice, delta, piece)]))
         choice.num_shown += len(piece.text)
         if choice.is_over:
