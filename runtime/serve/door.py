@@ -32,8 +32,8 @@ S = TypeVar("S")
 
 
 class Door(Generic[S]):
-    """An ASGI application around another, and the `service` behind it. `scope["mars.client"]` is the number
-    of the caller's key. `paths` are those that a 404 names.
+    """An ASGI application around another one, which serves `service`. `scope["mars.client"]` is the
+    number of the caller's key. `paths` are those that a 404 names.
     """
 
     def __init__(

@@ -104,18 +104,18 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         def gauge(name: str, text: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"mars_{name}", text, labels=MODEL)
+            return GaugeMetricFamily(name, text, labels=MODEL)
 
         def counter(name: str, text: str) -> CounterMetricFamily:
-            return CounterMetricFamily(f"mars_{name}", text, labels=MODEL)
+            return CounterMetricFamily(name, text, labels=MODEL)
 
-        loaded = gauge("model_loaded", "1 if the model is open.")
-        running = gauge("num_requests_running", "Requests with a row.")
-        waiting = gauge("num_requests_waiting", "Requests that wait for a row.")
-        usage = gauge("kv_cache_usage_ratio", "Share of the KV memory in use.")
-        level = gauge("adaptive_level", "Level of load: 0 is the best setting of the list.")
-        queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        loaded = gauge("mars_model_loaded", "1 if the model is open.")
+        running = gauge("mars_num_requests_running", "Requests with a row.")
+        waiting = gauge("mars_num_requests_waiting", "Requests that wait for a row.")
+        usage = gauge("mars_kv_cache_usage_ratio", "Share of the KV memory in use.")
+        level = gauge("mars_adaptive_level", "Level of load: 0 is the best setting of the list.")
+        queries = counter("mars_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        hits = counter("mars_prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         for name, model in self._models.models.items():
             batcher = model.opened.batcher if model.opened is not None else None
             loaded.add_metric([name], int(model.opened is not None))

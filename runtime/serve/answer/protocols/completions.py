@@ -21,14 +21,17 @@ class CompletionsReply(Reply):
         super().__init__(admitted, prefix)
 
     def body(self) -> dict[str, Any]:
-        head = self._head(self._object, [self._whole(choice) for choice in self.choices])
-        return head | {"usage": self.usage()} | self.statistics()
+        choices = []
+        for choice in self.choices:
+            content = {"message": choice.message} if self.ask.kind == "chat" else {"text": choice.text}
+            choices.append(self._entry(choice, content, choice.steps, choice.finish_reason))
+        return self._head(self._object, choices) | {"usage": self.usage()} | self.statistics()
 
     def opening(self) -> list[dict[str, Any]]:
         if self.ask.kind == "text":
             return []
         delta = {"role": "assistant", "content": ""}
-        return [self._chunk([self._entry(choice, delta)]) for choice in self.choices]
+        return [self._chunk(choice, delta) for choice in self.choices]
 
     def chunks(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         chunks = []
@@ -42,10 +45,10 @@ class CompletionsReply(Reply):
                 delta["tool_calls"] = [
                     call.to_dict() | {"index": first + i} for i, call in enumerate(piece.calls)
                 ]
-            chunks.append(self._chunk([self._entry(choice, delta, piece)]))
+            chunks.append(self._chunk(choice, delta, piece.steps))
         choice.num_shown += len(piece.text)
         if choice.is_over:
-            chunks.append(self._chunk([self._entry(choice, {}, None, choice.finish_reason)]))
+            chunks.append(self._chunk(choice, {}, (), choice.finish_reason))
         if self.is_over and chunks:
             if self.ask.include_usage:
                 chunks.append(self._head(self._chunk_object, []) | {"usage": self.usage()})
@@ -62,30 +65,24 @@ class CompletionsReply(Reply):
         name = self.admitted.name
         return {"id": self.id, "object": kind, "created": self.created, "model": name, "choices": choices}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = self._head(self._chunk_object, choices)
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: dict[str, Any],
+        steps: Sequence[AnswerStep] = (),
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        content = {"delta": delta} if self.ask.kind == "chat" else {"text": delta.get("content", "")}
+        chunk = self._head(self._chunk_object, [self._entry(choice, content, steps, reason)])
         return chunk | {"usage": None} if self.ask.include_usage else chunk
 
     def _entry(
-        self, choice: Choice, delta: dict[str, Any], piece: Piece | None = None, reason: str | None = None
+        self, choice: Choice, content: dict[str, Any], steps: Sequence[AnswerStep], reason: str | None
     ) -> dict[str, Any]:
-        """One choice of a chunk."""
-        entry: dict[str, Any] = {"index": choice.index}
-        if self.ask.kind == "chat":
-            entry["delta"] = delta
-        else:
-            entry["text"] = delta.get("content", "")
-        steps = piece.steps if piece is not None else []
-        entry |= {"logprobs": self._logprobs(steps, choice.num_shown), "finish_reason": reason}
-        return entry | ({"steps": [step.to_dict() for step in steps]} if self.ask.return_steps else {})
-
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        """One choice of a body."""
-        entry: dict[str, Any] = {"index": choice.index}
-        entry |= {"message": choice.message} if self.ask.kind == "chat" else {"text": choice.text}
-        entry |= {"logprobs": self._logprobs(choice.steps, 0), "finish_reason": choice.finish_reason}
-        steps = [step.to_dict() for step in choice.steps]
-        return entry | ({"steps": steps} if self.ask.return_steps else {})
+        """One choice of a chunk or a body."""
+        logprobs = self._logprobs(steps, choice.num_shown)
+        entry = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": reason}
+        return entry | {"steps": [step.to_dict() for step in steps]} if self.ask.return_steps else entry
 
     def _logprobs(self, steps: Sequence[AnswerStep], offset: int) -> dict[str, Any] | None:
         tokens = [token for step in steps for token in step.tokens]
