@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..refusals import Refused
 from .completions import SHARED, no_effect, plain_format, refusing
 from .fields import (
     Field,
@@ -19,8 +18,9 @@ from .fields import (
     setting,
     shown,
     unsupported_value,
+    wrong,
 )
-from .messages import MOST_MESSAGES, joined_text
+from .messages import joined_text, message_list
 
 TEXTS = ("text",)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -30,23 +30,18 @@ def read_turns(name: str, value: Any) -> list[dict[str, Any]]:
     """Messages of the form of a chat: results of tools become messages of their own, before the text that
     they came with. The model begins a message of its own, so the last one cannot be the assistant's.
     """
-    turns = a_list(name, value)
-    if not 0 < len(turns) <= MOST_MESSAGES:
-        raise Refused(400, f"{name} must be a list of 1 to {MOST_MESSAGES} messages", param=name)
     messages: list[dict[str, Any]] = []
-    for i, turn in enumerate(turns):
+    for i, turn in enumerate(message_list(name, value)):
         fields = a_dict(f"{name}[{i}]", turn)
-        if fields.get("role") not in ("user", "assistant"):
-            role = shown(fields.get("role"))
-            raise Refused(400, f"{name}[{i}].role must be user or assistant, not {role}", param=name)
-        messages += _turn(f"{name}[{i}].content", fields["role"], fields.get("content"), name)
+        role = one_of("user", "assistant")(f"{name}[{i}].role", fields.get("role"))
+        messages += _turn(f"{name}[{i}].content", role, fields.get("content"))
     if messages[-1]["role"] == "assistant":
         reason = "ends with an assistant message, which is not continued; end with a user message"
         raise unsupported_value(name, f"{name} {reason}")
     return messages
 
 
-def _turn(where: str, role: str, content: Any, name: str) -> list[dict[str, Any]]:
+def _turn(where: str, role: str, content: Any) -> list[dict[str, Any]]:
     """One message, with the results of tools before it."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else a_list(where, content)
     results: list[dict[str, Any]] = []
@@ -56,7 +51,7 @@ def _turn(where: str, role: str, content: Any, name: str) -> list[dict[str, Any]
         fields = block if isinstance(block, dict) else {}
         kind = fields.get("type")
         if kind == "tool_result" and role == "user" and isinstance(fields.get("tool_use_id"), str):
-            text = joined_text(f"{where}[{i}].content", fields.get("content", ""), TEXTS, name)
+            text = joined_text(f"{where}[{i}].content", fields.get("content", ""), TEXTS)
             results.append({"role": "tool", "tool_call_id": fields["tool_use_id"], "content": text})
         elif kind == "tool_use" and role == "assistant" and _is_call(fields):
             arguments = json.dumps(fields["input"], ensure_ascii=False)
@@ -64,7 +59,7 @@ def _turn(where: str, role: str, content: Any, name: str) -> list[dict[str, Any]
             calls.append({"id": fields["id"], "type": "function", "function": function})
         elif kind not in ("thinking", "redacted_thinking") or role != "assistant":
             said.append(block)
-    message: dict[str, Any] = {"role": role, "content": joined_text(where, said, TEXTS, name)}
+    message: dict[str, Any] = {"role": role, "content": joined_text(where, said, TEXTS)}
     if calls:
         message["tool_calls"] = calls
     return results if results and not said else [*results, message]
@@ -76,7 +71,7 @@ def _is_call(block: dict[str, Any]) -> bool:
 
 
 def _system(name: str, value: Any) -> str:
-    return joined_text(name, value, TEXTS, name)
+    return joined_text(name, value, TEXTS)
 
 
 def _tools(name: str, value: Any) -> list[Any]:
@@ -102,8 +97,8 @@ def _tool_choice(name: str, value: Any) -> Several:
     elif kind in CHOICES:
         made = CHOICES[kind]
     else:
-        forms = '"auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}'
-        raise Refused(400, f'{name} must be {{"type": {forms}', param=name)
+        forms = '{"type": "auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}'
+        raise wrong(name, forms, value)
     return Several(tool_choice=made, parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from ...decode.config import MOST_TOP
 from ...rules import is_integer
 from ..options import MOST_CHOICES, MOST_PROMPTS
-from ..refusals import Refused
 from .fields import (
     Field,
     Reader,
@@ -99,7 +98,7 @@ def json_schema(name: str, form: Any, inside: str | None = "json_schema") -> Any
         return named["schema"]
     schema = '"schema": {...}' if inside is None else f'"{inside}": {{"name": ..., "schema": {{...}}}}'
     forms = f'{{"type": "text"}}, {{"type": "json_object"}} or {{"type": "json_schema", {schema}}}'
-    raise Refused(400, f"{name} must be {forms}", param=name)
+    raise wrong(name, forms, form)
 
 
 def plain_format(name: str, form: Any) -> Any:

@@ -8,36 +8,32 @@ from typing import Any
 
 from ...text.tokenizer import Message
 from ...text.toolcalls import Dialect
-from ..refusals import Refused
-from .fields import shown
+from .fields import a_dict, a_list, text, wrong
 
 MOST_MESSAGES = 4096
 
 
-def read_messages(_name: str, value: object) -> list[dict[str, Any]]:
+def message_list(name: str, value: object) -> list[Any]:
+    messages = a_list(name, value)
+    if not 0 < len(messages) <= MOST_MESSAGES:
+        raise wrong(name, f"a list of 1 to {MOST_MESSAGES} messages", messages)
+    return messages
+
+
+def read_messages(name: str, value: object) -> list[dict[str, Any]]:
     """The messages of a body. Raises Refused if they are invalid."""
-    if not isinstance(value, list) or not value:
-        raise _wrong(f"messages must be a list of at least one message, not {shown(value) if value else []}")
-    if len(value) > MOST_MESSAGES:
-        raise _wrong(f"{len(value)} messages are too many; at most {MOST_MESSAGES} are allowed")
-    return [_message(i, message) for i, message in enumerate(value)]
+    return [_message(f"{name}[{i}]", message) for i, message in enumerate(message_list(name, value))]
 
 
-def _message(i: int, message: object) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise _wrong(f"messages[{i}] must be an object, not {shown(message)}")
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise _wrong(f"messages[{i}].role must be a text, not {shown(role)}")
-    fields = {name: value for name, value in message.items() if value is not None}
+def _message(where: str, message: object) -> dict[str, Any]:
+    fields = {name: value for name, value in a_dict(where, message).items() if value is not None}
+    text(f"{where}.role", fields.get("role"))
     content = fields.get("content", "" if "tool_calls" in fields else None)
     if not isinstance(content, str | list):
-        raise _wrong(f"messages[{i}].content must be a text or a list of parts, not {shown(content)}")
+        raise wrong(f"{where}.content", "a text or a list of parts", content)
     calls = fields.get("tool_calls", [])
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
-        raise _wrong(
-            f"messages[{i}].tool_calls must be a list of {{id, type, function: {{name, arguments}}}}"
-        )
+        raise wrong(f"{where}.tool_calls", "a list of {id, type, function: {name, arguments}}", calls)
     return {**fields, "content": content}
 
 
@@ -50,23 +46,18 @@ def _is_call(call: object) -> bool:
     )
 
 
-def joined_text(where: str, content: object, kinds: Sequence[str], param: str) -> str:
+def joined_text(where: str, content: object, kinds: Sequence[str]) -> str:
     """A text, or the joined texts of parts whose type is one of `kinds`. Raises Refused for other parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refused(400, f"{where} must be a text or a list of parts, not {shown(content)}", param=param)
+        raise wrong(where, "a text or a list of parts", content)
     texts = []
     for i, part in enumerate(content):
         fields = part if isinstance(part, dict) else {}
         kind, text = fields.get("type"), fields.get("text")
         if kind not in kinds or not isinstance(text, str):
-            raise Refused(
-                400,
-                f'{where}[{i}]: only text is supported ({{"type": "{kinds[0]}", "text": ...}}), not'
-                f" {shown(kind)}",
-                param=param,
-            )
+            raise wrong(f"{where}[{i}]", f'text ({{"type": "{kinds[0]}", "text": ...}})', kind)
         texts.append(text)
     return "".join(texts)
 
@@ -95,7 +86,3 @@ def _object(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-
-
-def _wrong(message: str) -> Refused:
-    return Refused(400, message, param="messages")

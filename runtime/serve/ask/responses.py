@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..refusals import Refused
 from .completions import SHARED, no_effect, plain_format, reasoning_effort, refusing, settings, tool_choice
 from .fields import (
     Field,
@@ -18,8 +17,9 @@ from .fields import (
     shown,
     text,
     unsupported_value,
+    wrong,
 )
-from .messages import MOST_MESSAGES, joined_text
+from .messages import joined_text, message_list
 
 LOGPROBS = "message.output_text.logprobs"
 TEXTS = ("input_text", "output_text", "text")
@@ -31,17 +31,15 @@ def read_input(name: str, value: Any) -> list[dict[str, Any]]:
     """
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
-        raise Refused(400, f"{name} must be a text or a list of 1 to {MOST_MESSAGES} items", param=name)
     messages: list[dict[str, Any]] = []
-    for i, item in enumerate(value):
-        _add_item(messages, f"{name}[{i}]", item, name)
+    for i, item in enumerate(message_list(name, value)):
+        _add_item(messages, f"{name}[{i}]", item)
     if not messages:
-        raise Refused(400, f"{name} has no message", param=name)
+        raise wrong(name, "a text or a list with a message", value)
     return messages
 
 
-def _add_item(messages: list[dict[str, Any]], where: str, item: Any, name: str) -> None:
+def _add_item(messages: list[dict[str, Any]], where: str, item: Any) -> None:
     fields = item if isinstance(item, dict) else {}
     kind = fields.get("type", "message")
     last = messages[-1] if messages else {}
@@ -49,7 +47,7 @@ def _add_item(messages: list[dict[str, Any]], where: str, item: Any, name: str) 
         return
     if kind == "message" and isinstance(fields.get("role"), str):
         role = "system" if fields["role"] == "developer" else fields["role"]
-        content = joined_text(f"{where}.content", fields.get("content"), TEXTS, name)
+        content = joined_text(f"{where}.content", fields.get("content"), TEXTS)
         if role == "system" and last.get("role") == "system":  # templates take one
             last["content"] += f"\n\n{content}"
         else:
@@ -62,15 +60,14 @@ def _add_item(messages: list[dict[str, Any]], where: str, item: Any, name: str) 
         call = {"id": fields["call_id"], "type": "function", "function": function}
         last.setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output" and _has_texts(fields, "call_id"):
-        content = joined_text(f"{where}.output", fields.get("output"), TEXTS, name)
+        content = joined_text(f"{where}.output", fields.get("output"), TEXTS)
         messages.append({"role": "tool", "tool_call_id": fields["call_id"], "content": content})
     else:
-        raise Refused(
-            400,
-            f"{where} must be a message {{role, content}}, a function_call {{call_id, name, arguments}}, a"
-            f" function_call_output {{call_id, output}} or a reasoning item, not {shown(kind)}",
-            param=name,
+        forms = (
+            "a message {role, content}, a function_call {call_id, name, arguments}, a function_call_output"
+            " {call_id, output} or a reasoning item"
         )
+        raise wrong(where, forms, kind)
 
 
 def _has_texts(fields: dict[str, Any], *names: str) -> bool:
