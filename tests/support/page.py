@@ -23,6 +23,12 @@ def ended(tab: Any) -> None:
     tab.get_by_role("button", name="Send").wait_for()
 
 
+def ask(tab: Any, text: str) -> None:
+    """Send a message, and wait for the answer."""
+    write(tab, text)
+    ended(tab)
+
+
 def slide(tab: Any, tau: float) -> None:
     tab.get_by_role("slider", name="Tau").fill(str(tau))
 

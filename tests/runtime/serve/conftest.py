@@ -1,5 +1,5 @@
-"""What the tests of the server share: OpenAI's client, and for the page a real Chromium with a tab on a
-server whose model is a script (support/fake_serve.py).
+"""What the tests of the server share: a server, OpenAI's client, and for the page a real Chromium with a tab
+on a server whose model is a script (support/fake_serve.py).
 """
 
 from __future__ import annotations
@@ -9,13 +9,31 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.agreement import MAIN
 from support.browser import browser
+from support.fixtures import Sessions
 from support.page import Open
+
+from mars_export import Session
 
 if TYPE_CHECKING:
     import openai
     from support.fake_serve import FakeServe
     from support.served import Serving
+
+
+@pytest.fixture(scope="module")
+def session(sessions: Sessions) -> Session:
+    return sessions(MAIN)
+
+
+@pytest.fixture(scope="module")
+def server(session: Session) -> Iterator[Serving]:
+    """A server of one model, `tiny`."""
+    from support.served import serving
+
+    with serving({"tiny": session}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.agreement import MAIN
-from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import paced
 
@@ -24,17 +22,6 @@ CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "r
 WEATHER = {"name": "weather", "description": "of a city", "input_schema": CITY}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "stop", "input": {"now": True}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "ok"}]}
-
-
-@pytest.fixture(scope="module")
-def session(sessions: Sessions) -> Session:
-    return sessions(MAIN)
-
-
-@pytest.fixture(scope="module")
-def server(session: Session) -> Iterator[Serving]:
-    with serving({"tiny": session}) as running:
-        yield running
 
 
 def connected(server: Serving, key: str = "none") -> anthropic.Anthropic:

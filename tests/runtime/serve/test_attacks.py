@@ -13,8 +13,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.agreement import MAIN
-from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import paced
 
@@ -29,11 +27,6 @@ CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 QUICK = ServeOptions(
     header_timeout=0.4, body_timeout=0.4, write_timeout=0.3, idle_timeout=0.6, max_body=20_000
 )
-
-
-@pytest.fixture(scope="module")
-def session(sessions: Sessions) -> Session:
-    return sessions(MAIN)
 
 
 @pytest.fixture(scope="module")

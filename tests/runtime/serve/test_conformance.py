@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.agreement import MAIN
 from support.exchanges import NAMED, check_events, check_stream, content, like, named, sent
-from support.fixtures import Sessions
 from support.missing import need
 
 need("uvicorn", "serve")
 
-from support.served import Answer, Serving, serving  # noqa: E402
+from support.served import Answer, Serving  # noqa: E402
 
 MODEL = "tiny"
-
-
-@pytest.fixture(scope="module")
-def server(sessions: Sessions) -> Iterator[Serving]:
-    with serving({MODEL: sessions(MAIN)}) as running:
-        yield running
 
 
 def call(server: Serving, exchange: dict[str, Any]) -> Answer:

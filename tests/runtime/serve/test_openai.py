@@ -10,8 +10,6 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from support.agreement import MAIN
-from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import Paced, paced
 
@@ -36,11 +34,6 @@ WEATHER = {
     },
 }  # fmt: skip
 STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
-
-
-@pytest.fixture(scope="module")
-def session(sessions: Sessions) -> Session:
-    return sessions(MAIN)
 
 
 def fresh(session: Session) -> Session:

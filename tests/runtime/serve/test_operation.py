@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agreement import MAIN
 from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
-from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import Paced, behind_a_gate, paced
 
@@ -31,11 +29,6 @@ from mars_export.runtime.serve.keys import Keys, read_keys  # noqa: E402
 from mars_export.runtime.serve.logs import Lines  # noqa: E402
 
 NARROW = Limits(max_rows=1, max_waiting=1)
-
-
-@pytest.fixture(scope="module")
-def session(sessions: Sessions) -> Session:
-    return sessions(MAIN)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from support.missing import need
-from support.page import FOREVER, LONG, WORDS, Open, ended, write
+from support.page import FOREVER, LONG, WORDS, Open, ask, ended, write
 
 need("uvicorn", "serve")
 
@@ -36,11 +36,9 @@ def test_chats_are_kept_switched_and_deleted(visit: Open) -> None:
     tab = visit(fake)
     assert titles(tab) == []
     tab.keyboard.press("Escape")
-    write(tab, "one?\nmore")
-    ended(tab)
+    ask(tab, "one?\nmore")
     tab.get_by_role("button", name="New chat").click()
-    write(tab, "two <b>")
-    ended(tab)
+    ask(tab, "two <b>")
     assert titles(tab) == ["two <b>", "one?"], "the newest first"
     chat(tab, "one?")
     assert tab.locator("article .text").all_inner_texts() == ["the first"]
@@ -72,11 +70,9 @@ def test_chats_are_kept_switched_and_deleted(visit: Open) -> None:
 
 def test_chats_are_searched_and_renamed(visit: Open) -> None:
     tab = visit(FakeServe([tokens_of("Say Ahoy"), tokens_of("plain")]))
-    write(tab, "one")
-    ended(tab)
+    ask(tab, "one")
     tab.get_by_role("button", name="New chat").click()
-    write(tab, "two")
-    ended(tab)
+    ask(tab, "two")
     assert titles(tab) == ["two", "one"]
     find = tab.get_by_role("searchbox", name="Search chats")
     find.fill("ahoy")
@@ -87,8 +83,7 @@ def test_chats_are_searched_and_renamed(visit: Open) -> None:
     find.fill("SHIPS")
     tab.keyboard.press("Enter")
     assert tab.locator("article .text").all_inner_texts() == ["Say Ahoy"]
-    write(tab, "again")
-    ended(tab)
+    ask(tab, "again")
     tab.reload()
     assert titles(tab) == ["Ships <b>", "two"]
     tab.once("dialog", lambda question: question.accept(" "))
@@ -103,12 +98,10 @@ def test_a_full_storage_keeps_texts_and_then_the_newest(visit: Open) -> None:
     tab = visit(FakeServe([tokens_of(WORDS)]))
     for name in ("one", "two"):
         tab.get_by_role("button", name="New chat").click()
-        write(tab, name)
-        ended(tab)
+        ask(tab, name)
     tab.evaluate(FILL)
     tab.get_by_role("button", name="New chat").click()
-    write(tab, "three")
-    ended(tab)
+    ask(tab, "three")
     assert titles(tab)[:2] == ["three", "two"]
     tab.reload()
     assert tab.locator("article .text").all_inner_texts() == [WORDS]
@@ -126,8 +119,7 @@ def test_no_more_than_fifty_chats(visit: Open) -> None:
         tab.evaluate("([k, v]) => localStorage.setItem(k, v)", [f"mars.chat.c{i}", kept])
     listed = json.dumps([{"id": f"c{i}", "title": f"old {i}", "at": 0} for i in range(50)])
     tab.evaluate("(v) => localStorage.setItem('mars.chats', v)", listed)
-    write(tab, "new")
-    ended(tab)
+    ask(tab, "new")
     assert titles(tab) == ["new", *(f"old {i}" for i in range(49))]
     assert tab.evaluate("localStorage.getItem('mars.chat.c49')") is None
 
@@ -137,11 +129,9 @@ def test_a_blocked_storage(visit: Open) -> None:
     tab = visit(fake)
     tab.add_init_script(BLOCKED)
     tab.reload()
-    write(tab, "one")
-    ended(tab)
+    ask(tab, "one")
     tab.get_by_role("button", name="New chat").click()
-    write(tab, "two")
-    ended(tab)
+    ask(tab, "two")
     assert titles(tab) == ["two", "one"]
     chat(tab, "one")
     assert tab.locator("article .text").all_inner_texts() == ["the first"]

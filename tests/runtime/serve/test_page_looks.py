@@ -1,4 +1,6 @@
-"""The page for all eyes and hands: keyboard, names of controls, themes, small screens."""
+"""The page for all eyes and hands: keyboard, names of controls, themes, small screens; and its policy, by
+which what a model says can do nothing to it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import re
 
 import pytest
 from support.missing import need
-from support.page import WORDS, Open, ended, write
+from support.page import WORDS, Open, ask, ended
+
+from mars_export.runtime.serve.page import headers, page
 
 need("uvicorn", "serve")
 
@@ -40,8 +44,7 @@ def test_by_keyboard_alone(visit: Open) -> None:
 
 def test_every_control_has_a_name(visit: Open) -> None:
     tab = visit(FakeServe([tokens_of(WORDS)]))
-    write(tab, "go")
-    ended(tab)
+    ask(tab, "go")
     page = tab.locator("body").aria_snapshot()
     tab.get_by_role("button", name="Settings").click()
     shown = page + tab.get_by_role("dialog").aria_snapshot()
@@ -60,8 +63,7 @@ def test_the_system_message_is_in_sight_and_the_page_says_what_it_is(visit: Open
     tab.get_by_role("button", name="No system message").click()
     tab.get_by_label("System message", exact=True).fill("be kind")
     tab.get_by_role("button", name="Done").click()
-    write(tab, "go")
-    ended(tab)
+    ask(tab, "go")
     assert tab.get_by_role("button", name="System: be kind").is_visible()
     assert tab.locator(".system").inner_text() == "system: be kind"
 
@@ -86,8 +88,7 @@ def test_on_a_phone(visit: Open) -> None:
     size = {"width": 360, "height": 640}
     tab = visit(FakeServe([[("x" * 400, 0.9), *tokens_of(WORDS)]]), viewport=size, is_mobile=True)
     assert tab.evaluate("document.querySelector('#scroll').scrollTop") == 0  # the page begins with its title
-    write(tab, "y" * 300)
-    ended(tab)
+    ask(tab, "y" * 300)
     for name in ("header", ".dock", ".user", "article", "#say", "#go", "#tau", "aside"):
         box = tab.locator(name).first.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"], name
@@ -96,3 +97,40 @@ def test_on_a_phone(visit: Open) -> None:
     box = tab.get_by_role("button", name="Delete chat").bounding_box()
     assert box["x"] + box["width"] <= size["width"], "a long title leaves room for it"
     tab.get_by_role("button", name="Delete chat").click(trial=True)
+
+
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    " </div>\u202e<a href='javascript:alert(1)'>&lt;b&gt; \u0007"
+)
+
+
+def test_what_a_model_says_is_text(visit: Open) -> None:
+    fake = FakeServe(
+        [[(HOSTILE, 0.9)], [(f'[{{"name": "{"<b>x</b>"}", "arguments": {{"<i>": "<u>"}}}}]', 0.9)]]
+    )
+    tab = visit(fake)
+    ask(tab, "<b>me</b>")
+    assert tab.locator("article .t").inner_text() == HOSTILE
+    tab.locator("article .t").hover()
+    assert "U+202E" in tab.get_by_role("tooltip").inner_text()
+    ask(tab, "more")
+    assert tab.locator(".call").inner_text().split() == ["<b>x</b>", "tool", "call", "<i>", '"<u>"']
+    assert tab.locator("#talk :is(img, script, a, b:not(.foot b), i:not(.track i), u)").count() == 0
+    tab.reload()
+    assert tab.locator("article .t").first.inner_text() == HOSTILE
+    assert tab.title() == "mars-export"
+
+
+def test_one_file_and_its_policy() -> None:
+    """What the header promises the file holds: no markup from text, no handlers, nothing from elsewhere."""
+    source = page().decode()
+    code = source.partition("<script>")[2]
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert word not in source
+    assert "http://" not in code and "https://" not in code
+    assert re.search(r"<[^>]*\s(on\w+|style|src)=", source.partition("<script>")[0]) is None
+    policy = headers()["Content-Security-Policy"]
+    kinds = dict(part.split(" ", 1) for part in policy.split("; "))
+    assert kinds["default-src"] == kinds["base-uri"] == kinds["frame-ancestors"] == "'none'"
+    assert kinds["script-src"].startswith("'sha256-") and "unsafe" not in policy

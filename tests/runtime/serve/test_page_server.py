@@ -9,7 +9,7 @@ from support.agreement import MAIN
 from support.fake import Recording
 from support.fixtures import Sessions
 from support.missing import need
-from support.page import FOREVER, WORDS, Open, ended, runs, slide, write
+from support.page import FOREVER, WORDS, Open, ask, ended, runs, slide, write
 
 from mars_export import Session
 from mars_export.runtime.decode.backend import StepOutput
@@ -29,12 +29,10 @@ def port(address: str) -> int:
 def test_a_refusal_is_shown(visit: Open) -> None:
     fake = FakeServe([tokens_of("fine")], refusal="the queue is full; come back")
     tab = visit(fake)
-    write(tab, "go")
-    ended(tab)
+    ask(tab, "go")
     assert "the queue is full; come back" in tab.locator("article").inner_text()
     fake.refusal = ""
-    write(tab, "again")
-    ended(tab)
+    ask(tab, "again")
     assert fake.requests[1]["messages"] == [{"role": "user", "content": "again"}], "what was never answered"
 
 
@@ -51,8 +49,7 @@ def test_a_server_that_goes(visit: Open) -> None:
     assert said.startswith("w0") and len(said) < len(WORDS)
     words = tab.locator("article .note.bad").inner_text()
     assert "broke off" in words or "cannot be reached" in words
-    write(tab, "again")
-    ended(tab)
+    ask(tab, "again")
     assert "cannot be reached" in tab.locator("article .note.bad").last.inner_text()
     tab.get_by_role("status", name="Server").get_by_text("no server").wait_for()
     with Running(fake.app(), port(address)):
@@ -64,8 +61,7 @@ def test_below_a_prefix(visit: Open) -> None:
     fake = FakeServe([tokens_of("fine")])
     with Running(Starlette(routes=[Mount("/models/mars", fake.app())])) as address:
         tab = visit(f"{address}models/mars/")
-        write(tab, "go")
-        ended(tab)
+        ask(tab, "go")
         assert tab.locator("article .text").inner_text() == "fine"
 
 
@@ -109,7 +105,6 @@ def test_the_server_itself(visit: Open, sessions: Sessions) -> None:
         until(lambda: server.batcher.num_running == 0)
         backend.pace = 0.0
         tab.get_by_role("radio", name="Exact").click()
-        write(tab, "exactly")
-        ended(tab)
+        ask(tab, "exactly")
         assert tab.locator("article .mode").last.inner_text() == "exact"
         assert tab.locator("article .note.bad").all_inner_texts() == [""] * 3

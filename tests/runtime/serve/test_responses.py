@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.agreement import MAIN
-from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import paced
 
@@ -17,7 +14,7 @@ need("openai", "dev")
 
 import openai  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
-from support.served import HELLO, Serving, serving  # noqa: E402
+from support.served import HELLO, serving  # noqa: E402
 
 from mars_export import GenerationConfig, Session  # noqa: E402
 
@@ -28,17 +25,6 @@ CHAT_WEATHER = {
     "function": {"name": "weather", "description": "of a city", "parameters": CITY},
 }
 SAID = "hi there"
-
-
-@pytest.fixture(scope="module")
-def session(sessions: Sessions) -> Session:
-    return sessions(MAIN)
-
-
-@pytest.fixture(scope="module")
-def server(session: Session) -> Iterator[Serving]:
-    with serving({"tiny": session}) as running:
-        yield running
 
 
 def respond(client: openai.OpenAI, **fields: Any) -> Any:
