@@ -26,15 +26,7 @@ from support.shell import run
 need("uvicorn", "serve")
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "open sesame"}], "max_tokens": 8})
-LONG = json.dumps(
-    {
-        "messages": [{"role": "user", "content": "hi"}],
-        "tau": 1.0,
-        "stream": True,
-        "ignore_eos": True,
-        "max_tokens": 480,
-    }
-)
+LONG = json.dumps(json.loads(BODY) | {"tau": 1.0, "stream": True, "ignore_eos": True, "max_tokens": 480})
 
 
 class Process:
@@ -82,18 +74,22 @@ def started(*arguments: str) -> Iterator[tuple[Process, int]]:
         process.end()
 
 
-def begin(port: int, body: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+def call(port: int, path: str, body: str | None = None, key: str = "") -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-    return connection, connection.getresponse()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    connection.request("GET" if body is None else "POST", path, body, headers)
+    return connection.getresponse()
+
+
+def chat(port: int, body: str, key: str = "") -> http.client.HTTPResponse:
+    return call(port, "/v1/chat/completions", body, key)
 
 
 def test_it_answers_drains_and_ends(bundles: Named) -> None:
     with started(str(bundles(MAIN)), "--log-format", "json", "--threads", "1") as (process, port):
-        connection, answer = begin(port, BODY)
+        answer = chat(port, BODY)
         assert answer.status == 200 and json.loads(answer.read())["model"] == MAIN
-        connection.close()
-        connection, answer = begin(port, LONG)
+        answer = chat(port, LONG)
         assert answer.readline().startswith(b"data: ")
         process.process.send_signal(signal.SIGTERM)
         process.wait_for("closing")
@@ -113,18 +109,10 @@ def test_it_has_the_name_and_the_key_that_were_chosen(
     monkeypatch.setenv("MARS_API_KEY", "one two")
     arguments = ("--served-model-name", "my-model", "--threads", "1", "--max-body", "1M")
     with started(str(bundles(MAIN)), *arguments) as (_process, port):
-        assert begin(port, BODY)[1].status == 401
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("GET", "/v1/models", headers={"authorization": "Bearer two"})
-        assert [model["id"] for model in json.loads(connection.getresponse().read())["data"]] == ["my-model"]
-        connection.close()
+        assert chat(port, BODY).status == 401
+        listed = json.loads(call(port, "/v1/models", key="two").read())["data"]
+        assert [model["id"] for model in listed] == ["my-model"]
     assert run("serve", bundles(MAIN), "--served-model-name", "a", "--served-model-name", "b").returncode == 2
-
-
-def asked(port: int, path: str, key: str = "") -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
-    return connection.getresponse()
 
 
 def test_sighup_reads_the_keys_again(bundles: Named, tmp_path: Path) -> None:
@@ -132,7 +120,7 @@ def test_sighup_reads_the_keys_again(bundles: Named, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alpha\nbeta\n")
     with started(str(bundles(MAIN)), "--threads", "1", "--api-key-file", str(keys)) as (process, port):
-        assert [asked(port, "/v1/models", key).status for key in ("alpha", "gamma")] == [200, 401]
+        assert [call(port, "/v1/models", key=key).status for key in ("alpha", "gamma")] == [200, 401]
         for text, said, statuses in (
             ("gamma\n", "1 API keys", [401, 200]),
             ("# none\n", "API keys stay as they were: .*no key in it", [401, 200]),
@@ -141,8 +129,8 @@ def test_sighup_reads_the_keys_again(bundles: Named, tmp_path: Path) -> None:
             keys.write_text(text)
             process.process.send_signal(signal.SIGHUP)
             process.wait_for(said)
-            assert [asked(port, "/v1/models", key).status for key in ("alpha", "gamma")] == statuses
-        assert asked(port, "/health/live").status == asked(port, "/health/ready").status == 200
+            assert [call(port, "/v1/models", key=key).status for key in ("alpha", "gamma")] == statuses
+        assert call(port, "/health/live").status == call(port, "/health/ready").status == 200
         assert not process.said("alpha|gamma"), "keys are not logged"
 
 
@@ -157,12 +145,9 @@ def test_options_come_from_the_command_line_then_variables_then_the_file(
     monkeypatch.setenv("MARS_SERVED_MODEL_NAME", "variable")
     monkeypatch.setenv("MARS_MAX_NEW_TOKENS", "3")
     with started("--config", str(file), "--max-new-tokens", "4") as (process, port):
-        [entry] = json.loads(asked(port, "/v1/models", "two").read())["data"]
-        assert entry["id"] == "variable" and asked(port, "/v1/models").status == 401
-        body = {**json.loads(BODY), "max_tokens": 5}
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"authorization": "Bearer one"})
-        answer = connection.getresponse()
+        [entry] = json.loads(call(port, "/v1/models", key="two").read())["data"]
+        assert entry["id"] == "variable" and call(port, "/v1/models").status == 401
+        answer = chat(port, json.dumps({**json.loads(BODY), "max_tokens": 5}), "one")
         assert answer.status == 400 and b"4" in answer.read(), "of the command line"
         assert any(line.startswith("{") for line in process.lines)
 
@@ -194,7 +179,7 @@ def test_mistakes_in_the_file_are_told(text: str, words: str, tmp_path: Path) ->
 
 def test_a_second_signal_is_the_end(bundles: Named) -> None:
     with started(str(bundles(MAIN)), "--threads", "1", "--drain-timeout", "50") as (process, port):
-        _connection, answer = begin(port, LONG)
+        answer = chat(port, LONG)
         assert answer.readline().startswith(b"data: ")
         process.process.send_signal(signal.SIGTERM)
         process.wait_for("closing")
@@ -244,9 +229,8 @@ def test_a_directory_of_bundles_is_served(bundles: Named, tmp_path: Path) -> Non
     (tmp_path / "notes").mkdir()
     with started(str(tmp_path), "--max-models", "1", "--threads", "1") as (process, port):
         for name in (MAIN, "qwen2", MAIN):
-            connection, answer = begin(port, json.dumps({"model": name, **json.loads(BODY)}))
+            answer = chat(port, json.dumps({"model": name, **json.loads(BODY)}))
             assert (answer.status, json.loads(answer.read())["model"]) == (200, name)
-            connection.close()
         assert process.said(f"closing {MAIN}")
 
 
@@ -269,10 +253,7 @@ def test_traces(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
         with started(str(bundles(MAIN)), "--traces") as (process, port):
-            connection, response = begin(port, BODY)
-            assert response.status == 200 and response.read()
-            connection.request("GET", "/health")
-            assert connection.getresponse().status == 200
+            assert chat(port, BODY).read() and call(port, "/health").status == 200
             process.process.send_signal(signal.SIGTERM)
             assert process.end() == 0
         collector.shutdown()
