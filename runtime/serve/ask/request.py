@@ -16,6 +16,7 @@ from .responses import LOGPROBS, RESPONSES
 
 KNOBS = ("exact", "tau", "metric", "profile", "window")
 SETTINGS = frozenset(setting.name for setting in dataclasses.fields(GenerationConfig)) - {"tools"}
+AS_READ = ("model", "profile", "n", "stream", "include_usage", "return_steps", "template", "thinking")
 TEXT_TOKENS = 16  # default `max_tokens` of text completions, as in OpenAI's API
 
 Kind = Literal["chat", "text", "responses", "messages"]
@@ -42,9 +43,9 @@ class Ask:
     """One request for answers.
 
     kind: the protocol, by the path of the request
-    model: its name, with or without a profile
     prompts: texts or lists of token ids; for a chat one list of messages
     settings: fields of GenerationConfig
+    model: its name, with or without a profile
     profile: the name of a profile
     tools: functions that the answer may or must call
     n: answers to each prompt
@@ -60,9 +61,9 @@ class Ask:
     """
 
     kind: Kind
-    model: str | None
     prompts: list[Any]
     settings: dict[str, Any]
+    model: str | None = None
     profile: str | None = None
     tools: Tools | None = None
     n: int = 1
@@ -107,29 +108,21 @@ def read_ask(kind: Kind, body: dict[str, Any]) -> Ask:
     if tools is not None and (structured := sorted({"schema", "regex", "choice"} & settings.keys())):
         name = structured[0]
         raise Refused(400, f"tools and {names[name]} exclude each other; use one", param=names[name])
-    stream = values.get("stream", False)
-    if "include_usage" in values and not stream:
+    if "include_usage" in values and not values.get("stream"):
         raise Refused(400, "stream_options needs stream: true", param="stream_options")
     if values.get("top_logprobs") and "logprobs" not in values:
         needed = f'include: ["{LOGPROBS}"]' if kind == "responses" else "logprobs: true"
         raise Refused(400, f"top_logprobs needs {needed}", param="top_logprobs")
     return Ask(
         kind,
-        values.get("model"),
         values["prompts"] if kind == "text" else [_with_system(values)],
         settings,
-        values.get("profile"),
-        tools,
-        values.get("n", 1),
-        stream,
-        values.get("include_usage", False),
-        values.get("return_steps", False),
-        "logprobs" in values,
-        knobs,
-        values.get("template", {}),
-        values.get("thinking"),
-        names,
-        body,
+        tools=tools,
+        logprobs="logprobs" in values,
+        knobs=knobs,
+        names=names,
+        body=body,
+        **{name: values[name] for name in AS_READ if name in values},
     )
 
 

@@ -41,7 +41,7 @@ def choice(tools: Tools | None = None) -> tuple[Choice, Requested]:
     session: Any = SimpleNamespace(
         tool_stream=lambda: ToolStream("list"), thinking_stream=lambda _: None, text=None
     )
-    return Choice(0, request, Ask("chat", None, [], {}, None, tools=tools), session), request  # type: ignore[arg-type]
+    return Choice(0, request, Ask("chat", [], {}, tools=tools), session), request  # type: ignore[arg-type]
 
 
 def said(text: str, reason: Any = None) -> Event:
