@@ -153,12 +153,13 @@ def _serve_here(
 ) -> None:
     from ..serve import app as new_app
     from ..serve.logs import listen
-    from ..serve.server import bind, new_server, run
+    from ..serve.server import bind, new_server, run, traced
 
     listening = bind(server.host, server.port)
     with listening:
         open_one = model.open if len(names) == 1 else model.unopened
         server_app = new_app({name: open_one(path) for name, path in names.items()}, options)
+        running = traced(server_app) if server.traces else server_app
         listen(server.log_level, server.log_format)
         address, number = listening.getsockname()[:2]
         url = f"http://{in_url(address)}:{number}"
@@ -170,7 +171,7 @@ def _serve_here(
             return service.keys.replace(access.keys)
 
         run(
-            *(new_server(server_app, options), listening, service.models, options.drain),
+            *(new_server(running, options), listening, service.models, options.drain),
             reload=reload if access.api_key_file is not None else None,
         )
 
@@ -187,8 +188,9 @@ def _serve_replicas(
     from ..serve.ray.launch import run
     from ..serve.server import bind
 
-    if model.strict:
-        raise typer.BadParameter("--strict does not work with --ray")
+    for name, is_set in (("--strict", model.strict), ("--traces", server.traces)):
+        if is_set:
+            raise typer.BadParameter(f"{name} does not work with --ray")
     key_file = None if access.api_key_file is None else str(access.api_key_file.expanduser().resolve())
     fleet = Fleet(
         tuple(_shares(names, model, replicas.replicas or "1")), options=replace(options, keys=()),

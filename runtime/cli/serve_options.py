@@ -216,6 +216,10 @@ class ServerOptions:
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info"
     log_format: Annotated[str, typer.Option(help="text, or json: one object per line.")] = "text"
+    traces: Annotated[
+        bool,
+        typer.Option("--traces", help="Send OpenTelemetry traces by OTLP, as the variables OTEL_* say."),
+    ] = False
 
 
 def is_loopback(host: str) -> bool:

@@ -49,6 +49,25 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
     return Server(config)
 
 
+def traced(app: ASGIApp) -> ASGIApp:
+    """`app` with a span for each request, except health checks and metrics. Raises MarsError without the
+    extra `traces`.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise MarsError(f"--traces needs {error.name}: pip install 'mars-export[traces]'") from error
+    provider = TracerProvider()  # it sends the rest at the exit of the process
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    wrapped: ASGIApp = OpenTelemetryMiddleware(
+        app, excluded_urls="health,metrics", tracer_provider=provider, exclude_spans=["receive", "send"]
+    )
+    return wrapped
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises MarsError if the address is not available."""
     try:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,30 @@ def test_a_directory_of_bundles_is_served(bundles: Named, tmp_path: Path) -> Non
             answer = chat(port, json.dumps({"model": name, **json.loads(BODY)}))
             assert (answer.status, json.loads(answer.read())["model"]) == (200, name)
         assert process.said(f"closing {MAIN}")
+
+
+def test_traces(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span of each request, without its text."""
+    need("opentelemetry.instrumentation.asgi", "traces")
+    sent: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        with started(str(bundles(MAIN)), "--traces") as (process, port):
+            assert chat(port, BODY).read() and call(port, "/health").status == 200
+            process.process.send_signal(signal.SIGTERM)
+            assert process.end() == 0
+        collector.shutdown()
+    spans = b"".join(sent)
+    assert b"/v1/chat/completions" in spans and b"/health" not in spans and b"sesame" not in spans
