@@ -6,11 +6,7 @@ weights it has.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +16,8 @@ from ...runtime import machine
 from ...runtime.errors import ExportError
 from ..checkpoint.adapter import MergedTensors
 from ..checkpoint.architecture.names import EMBEDDING
-from ..checkpoint.formats.compressed import PackedTensors
+from ..checkpoint.architecture.stock import silence, stock_class, stock_config
+from ..checkpoint.formats.packed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import read_json
 from .segments import count_weights
@@ -28,24 +25,14 @@ from .segments import count_weights
 BOUND = 3e-3  # of the largest logit: both compute in fp32, but in another order
 SHARE_OF_MEMORY = 0.6  # of the free memory
 BYTES_PER_WEIGHT = 5  # four for the model in fp32, and some for loading
-# Fields of a config that are not settings of the stock class.
-NOT_SETTINGS = (
-    "auto_map",
-    "model_type",
-    "architectures",
-    "torch_dtype",
-    "dtype",
-    "quantization_config",
-    "transformers_version",
-)
 
 
 def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -> str | None:
     """The libraries that agree with `ours`, fp32 logits [tokens, vocab] of `sequence`: for example
     "transformers 5.1, peft 0.2".
 
-    None if they are not installed, cannot read the form, or if the model in fp32 does not fit in memory.
-    Raises ExportError if their logits differ.
+    None if they cannot read the form, if an adapter needs peft, or if the model in fp32 does not fit in
+    memory. Raises ExportError if their logits differ.
     """
     if not _can_read(checkpoint) or not _fits(checkpoint):
         return None
@@ -80,8 +67,8 @@ def _logits(checkpoint: Checkpoint, sequence: Sequence[int]) -> tuple[str, np.nd
     import transformers
 
     libraries = f"transformers {transformers.__version__}"
-    with _silence(), torch.inference_mode():
-        model = _load(checkpoint, transformers, torch)
+    with silence(), torch.inference_mode():
+        model = _load(checkpoint, torch)
         if checkpoint.adapter is not None:
             import peft
 
@@ -95,8 +82,7 @@ def _can_read(checkpoint: Checkpoint) -> bool:
     tensors = checkpoint.tensors.base if isinstance(checkpoint.tensors, MergedTensors) else checkpoint.tensors
     if isinstance(tensors, PackedTensors):
         return False  # transformers needs another package for them, and decodes them in bfloat16
-    needs = ["transformers"] + (["peft"] if checkpoint.adapter is not None else [])
-    return all(find_spec(name) is not None for name in needs)
+    return checkpoint.adapter is None or find_spec("peft") is not None
 
 
 def _fits(checkpoint: Checkpoint) -> bool:
@@ -105,43 +91,18 @@ def _fits(checkpoint: Checkpoint) -> bool:
     return free is None or needed <= SHARE_OF_MEMORY * free
 
 
-def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:
+def _load(checkpoint: Checkpoint, torch: Any) -> Any:
     """The stock causal class of the checkpoint's family, in fp32."""
-    dims, values = checkpoint.dims, read_json(checkpoint.model / "config.json")
-    settings = {name: value for name, value in values.items() if name not in NOT_SETTINGS}
-    if str(values.get("model_type")) != dims.model_type:
-        settings["use_sliding_window"] = False  # the authors' classes never use a sliding window
-        settings.pop("layer_types", None)
-    if checkpoint.long_context:
-        for params in (settings.get("rope_scaling"), settings.get("rope_parameters")):
-            if isinstance(params, dict):  # one prompt is too short for transformers to switch to these
-                params["short_factor"] = params.get("long_factor")
     tensors = checkpoint.tensors
-    settings["tie_word_embeddings"] = tensors.base_tied if isinstance(tensors, MergedTensors) else dims.tied
-    config = transformers.AutoConfig.for_model(dims.model_type, **settings)
-    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
-    model = kind.from_pretrained(
+    config = stock_config(read_json(checkpoint.model / "config.json"), long_context=checkpoint.long_context)
+    is_tied = tensors.base_tied if isinstance(tensors, MergedTensors) else checkpoint.dims.tied
+    config.tie_word_embeddings = is_tied
+    model = stock_class(config).from_pretrained(
         str(checkpoint.model), config=config, dtype=torch.float32, attn_implementation="eager"
     )
-    if settings["tie_word_embeddings"]:  # transformers 5 keeps a stored lm_head as it is
+    if is_tied:  # transformers 5 keeps a stored lm_head as it is
         model.lm_head.weight = model.get_input_embeddings().weight
     rows = tensors.shapes[EMBEDDING][0]
     if rows != model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows, mean_resizing=False)
     return model.eval()
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep progress bars and advice of transformers and peft out of an export's output."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "peft")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

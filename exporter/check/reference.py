@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
-from ..checkpoint.architecture.rope import Rope
+from ..checkpoint.architecture.stock import Rope
 from ..checkpoint.drafts import Drafts
 from ..checkpoint.tensors import Tensors, chunks
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -15,11 +15,9 @@ from ...runtime.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-JSON_LIMIT = 32 << 20  # bytes: an index of 200,000 tensors
-LONGEST_NAME = 255  # bytes of a file name
 LONGEST_LIST = 12  # problems of one kind in a message
+LONGEST_MESSAGE = 300  # characters of another library's error
 LONGEST_VALUE = 80  # characters of a file's value in a message
-HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -104,15 +102,11 @@ def _open_sharded(directory: Path) -> Tensors:
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
     names = sorted(set(weight_map.values()))
-    unsafe = [
-        shown(n) for n in names if Path(n).name != n or len(n.encode("utf-8", "replace")) > LONGEST_NAME
-    ]
-    if unsafe:
+    if unsafe := [shown(name) for name in names if Path(name).name != name]:
         raise CheckpointError(
             f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
         )
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
+    if missing := [name for name in names if not (directory / name).is_file()]:
         raise CheckpointError(
             f"{directory}: {len(missing)} of {len(names)} shards are missing: {listed(missing)};"
             " download them again"
@@ -128,21 +122,11 @@ def _open_sharded(directory: Path) -> Tensors:
     return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
 
 
-def read_text(path: Path, limit: int) -> str:
-    """The text of a file of at most `limit` bytes. Raises OSError or ValueError."""
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"more than {limit} bytes")
-    return content.decode("utf-8")
-
-
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     try:
-        text = read_text(path, JSON_LIMIT)
-        value = json.loads(text)
-        if HALF_CHARACTER.search(text):  # a lone surrogate could not be encoded later
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate could not be encoded later
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
@@ -150,12 +134,23 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
+@contextmanager
+def reading(where: Path | str) -> Iterator[None]:
+    """Turn whatever strange content makes a reader raise into one CheckpointError that names the file."""
+    try:
+        yield
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        kind, words = type(error).__name__, str(error)[:LONGEST_MESSAGE]
+        raise CheckpointError(
+            f"{where}: cannot be used as it is ({kind}: {words}); correct it, or save or download it again"
+        ) from error
+
+
 def shown(value: object) -> str:
     """A value of a file, shortened for a message."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested lists
-        text = f"a {type(value).__name__} that is too long to print"
+    text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
@@ -167,10 +162,9 @@ def listed(problems: Sequence[str], between: str = ", ") -> str:
 
 def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether two tables hold the same numbers, possibly in different types."""
-    first, second = np.atleast_1d(first), np.atleast_1d(second)
     return first.shape == second.shape and all(
         bool((np.asarray(a, np.float32) == np.asarray(b, np.float32)).all())
-        for a, b in zip(chunks(first, 1 << 20), chunks(second, 1 << 20), strict=True)
+        for a, b in zip(chunks(first), chunks(second), strict=True)
     )
 
 
@@ -203,6 +197,7 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
 
 def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
     """Split `array` along its first axis into views of about `limit` elements, to keep temporaries small."""
+    array = np.atleast_1d(array)
     rows = max(1, limit // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
     for start in range(0, array.shape[0], rows):
         yield array[start : start + rows]
@@ -216,11 +211,7 @@ def largest(array: np.ndarray) -> float:
     bits = np.dtype(f"u{array.dtype.itemsize}")
     unsigned = bits.type(np.iinfo(bits).max >> 1)
     most = max(
-        (
-            int((part.view(bits) & unsigned).max())
-            for part in chunks(np.atleast_1d(array), 1 << 18)
-            if part.size
-        ),
+        (int((part.view(bits) & unsigned).max()) for part in chunks(array, 1 << 18) if part.size),
         default=0,
     )
     return float(np.array(most, bits).view(array.dtype))
@@ -228,7 +219,7 @@ def largest(array: np.ndarray) -> float:
 
 def check_finite(name: str, array: np.ndarray) -> None:
     """Raise CheckpointError if `array` holds NaN or Inf."""
-    for part in chunks(np.atleast_1d(array)):
+    for part in chunks(array):
         finite = np.isfinite(part)
         if not finite.all():
             bad = int(finite.size - np.count_nonzero(finite))

@@ -8,12 +8,11 @@ from typing import Any
 
 from ....runtime.errors import CheckpointError
 from ....runtime.rules import is_integer
-from ..tensors import listed, shown
+from ..tensors import listed, reading, shown
 from . import names
-from .families import ALIASES, FAMILIES, REFUSED
+from .families import FAMILIES, Family, has_bias, refusal
 from .knobs import Knobs
-from .layers import rotations, windows
-from .rope import Rope, positive
+from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, windows
 
 # The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
 LIMITS = {
@@ -63,79 +62,88 @@ class Dims:
         return self.head_dim**-0.5 if scale is None else scale
 
 
-def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -> Dims:
-    """Read the dimensions of a Hugging Face `config.json`.
+def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -> Dims:
+    """Read the dimensions of a Hugging Face `config.json`; fields that it omits have transformers' defaults.
 
     `long_context`: use the rotary frequencies for long texts of a model that has two sets. Raises
     CheckpointError for an unknown architecture, for missing or senseless numbers, and for features that would
     change the result if they were ignored.
     """
-    declared = str(config.get("model_type"))
+    declared = str(values.get("model_type"))
     model_type = ALIASES.get(declared, declared)
-    if reason := REFUSED.get(declared):
+    if reason := refusal(declared):
         raise CheckpointError(f"config.json: architecture `{declared}` is not supported: {reason}")
     if model_type not in FAMILIES:
         known = ", ".join([*FAMILIES, *ALIASES])
         raise CheckpointError(
             f"config.json: architecture `{declared[:80]}` is not supported (known: {known})"
         )
-    family = FAMILIES[model_type]
-    if config.get("rope_parameters", ()) is None:
-        config = {name: value for name, value in config.items() if name != "rope_parameters"}
-    config = {**family.defaults, **config}
-    knobs = family.knobs_of(config)
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    kv_heads = (
-        _count(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
-    )
-    head_dim = _count(config, "head_dim") if config.get("head_dim") is not None else hidden // heads
-    if config.get("head_dim") is None and hidden % heads:
-        raise CheckpointError(
-            f"config.json: no head_dim, and hidden_size {hidden} is not a multiple of {heads} heads"
+    _check_counts(values)
+    family, config = FAMILIES[model_type], stock_config(values, long_context=long_context)
+    with reading("config.json"):
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        kv_heads = config.num_key_value_heads
+        head_dim = getattr(config, "head_dim", None) or hidden // heads
+        if heads % kv_heads or head_dim % 2:
+            raise CheckpointError(
+                f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit"
+                " together"
+            )
+        slides = (None,) * config.num_hidden_layers
+        if family.windows != "no layer":
+            slides = windows(config, family.windows == "typed")
+        ropes, rotation = _rotations(config, family, slides, long_context)
+        context = max(config.max_position_embeddings, *(rope.context for rope in ropes))
+        limits = (rope.limit for rope in ropes if rope.limit)
+        return Dims(
+            model_type=model_type,
+            vocab_size=config.vocab_size,
+            hidden_size=hidden,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            context_length=min(context, *limits, LIMITS["max_position_embeddings"]),
+            rms_norm_eps=float(config.rms_norm_eps),
+            ropes=ropes,
+            rotation=rotation,
+            tied=bool(config.tie_word_embeddings),
+            qkv_bias=has_bias(family.qkv_bias, config),
+            output_bias=has_bias(family.output_bias, config),
+            mlp_bias=has_bias(family.mlp_bias, config),
+            windows=slides,
+            knobs=family.knobs_of(config),
         )
-    if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(
-            f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit"
-            " together"
-        )
-    num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
-    # These classes never use sliding windows, whatever their config says.
-    slides = (None,) * num_layers if declared in ALIASES else windows(config, family, num_layers)
-    ropes, rotation = rotations(config, family, head_dim, slides, long_context)
-    context = max(context, *(rope.context for rope in ropes))
-    context = min(context, *(rope.limit for rope in ropes if rope.limit), LIMITS["max_position_embeddings"])
-    return Dims(
-        model_type=model_type,
-        vocab_size=_count(config, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_count(config, "intermediate_size"),
-        num_layers=num_layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        context_length=context,
-        rms_norm_eps=positive(config, "rms_norm_eps") if "rms_norm_eps" in config else 1e-6,
-        ropes=ropes,
-        rotation=rotation,
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family.has_bias(family.qkv_bias, config),
-        output_bias=family.has_bias(family.output_bias, config),
-        mlp_bias=family.has_bias(family.mlp_bias, config),
-        windows=slides,
-        knobs=knobs,
-    )
 
 
-def _count(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not is_integer(value, 1):
-        raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
-    if value > LIMITS.get(name, 2**31):
-        raise CheckpointError(
-            f"config.json: `{name}` is {shown(value)}, beyond the {LIMITS.get(name, 2**31)} that any model"
-            " has"
-        )
-    return value
+def _check_counts(values: Mapping[str, Any]) -> None:
+    for name, most in LIMITS.items():
+        value = values.get(name, 1)
+        if value is None and name in ("num_key_value_heads", "head_dim"):
+            continue
+        if not is_integer(value, 1):
+            raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
+        if value > most:
+            raise CheckpointError(
+                f"config.json: `{name}` is {shown(value)}, beyond the {most} that any model has"
+            )
+
+
+def _rotations(
+    config: Any, family: Family, slides: tuple[int | None, ...], long_context: bool
+) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
+    """The rotary embeddings of a model, and for each layer the index of its own; None if it has none."""
+    if family.rope_by_kind:
+        both = (rope(config, FULL), rope(config, SLIDING))
+        return both, tuple(int(window is not None) for window in slides)
+    rotates = [True] * len(slides)
+    if family.unrotated == "listed":
+        rotates = [bool(flag) for flag in config.no_rope_layers]
+    elif family.unrotated == "full" and config.sliding_window is not None:
+        rotates = [window is not None for window in slides]
+    one = rope(config, partial=family.partial_rotary, long_context=long_context)
+    return (one,), tuple(0 if flag else None for flag in rotates)
 
 
 def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from ...checkpoint.architecture.dims import Dims
-from ...checkpoint.architecture.rope import Rope
+from ...checkpoint.architecture.stock import Rope
 from ..nodes import Nodes
 
 

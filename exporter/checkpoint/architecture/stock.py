@@ -1,0 +1,134 @@
+"""What transformers makes of a config.json: its defaults and dialects, windows, and rotary frequencies."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....runtime.errors import CheckpointError
+from ..tensors import reading
+
+# The MARS authors' A2D classes and I-DLM's have stock weights under stock names, inference is plainly causal,
+# and they never use sliding windows. sdar.py tells I-DLM's from SDAR's own.
+ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3", "sdar": "qwen3"}
+SLIDING, FULL = "sliding_attention", "full_attention"
+# Fields of a config that are not settings of the stock class.
+NOT_SETTINGS = (
+    "auto_map",
+    "model_type",
+    "architectures",
+    "torch_dtype",
+    "dtype",
+    "quantization_config",
+    "transformers_version",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding."""
+
+    inv_freq: np.ndarray  # float32 [rotary_dim / 2]
+    scale: float  # factor of cos and sin: yarn's attention factor, else 1
+    context: int = 0  # positions that the scaling supports; 0: max_position_embeddings
+    limit: int = 0  # positions beyond which the model uses other frequencies; 0: none
+
+
+def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> Any:
+    """The config of the stock class for the fields of a config.json. Code of a checkpoint is never run.
+
+    `long_context`: longrope's frequencies for long texts at every position. Raises CheckpointError for what
+    transformers refuses.
+    """
+    declared = str(values.get("model_type"))
+    settings = {name: value for name, value in values.items() if name not in NOT_SETTINGS}
+    if declared in ALIASES:
+        settings["use_sliding_window"] = False
+        settings.pop("layer_types", None)
+    with reading("config.json"), silence():
+        from transformers import AutoConfig
+
+        config = AutoConfig.for_model(ALIASES.get(declared, declared), **settings)
+        if long_context:
+            params = config.rope_parameters
+            if params["rope_type"] != "longrope":
+                raise CheckpointError(
+                    f"config.json: rope type `{params['rope_type']}` has no separate frequencies for long"
+                    " texts: leave out --long-context"
+                )
+            params["short_factor"] = params["long_factor"]
+        return config
+
+
+def rope(config: Any, kind: str | None = None, *, partial: bool = False, long_context: bool = False) -> Rope:
+    """The rotary embedding of a stock config; `kind` is the type of layer if each has its own.
+
+    `partial`: the family rotates a part of each head if the config says so. Raises CheckpointError for
+    settings that the stock class would ignore.
+    """
+    with reading("config.json"), silence():
+        params = config.rope_parameters if kind is None else config.rope_parameters[kind]
+        share = params.get("partial_rotary_factor", 1.0)
+        if any(isinstance(value, Mapping) for value in params.values()) or (share != 1 and not partial):
+            raise CheckpointError(
+                "config.json: rope parameters for parts of a head (`partial_rotary_factor`) or for types of"
+                " layers are not supported for this architecture"
+            )
+        rotary = _rotary_class(config)(config)
+        prefix = "" if kind is None else f"{kind}_"
+        inv_freq = getattr(rotary, f"{prefix}inv_freq").numpy()
+        scale = float(getattr(rotary, f"{prefix}attention_scaling"))
+        if not np.isfinite([*inv_freq, scale]).all():
+            raise CheckpointError("config.json: its rope parameters give no finite frequencies")
+        context = limit = 0
+        if params["rope_type"] == "yarn":
+            context = int(params["factor"] * params["original_max_position_embeddings"])
+        if params["rope_type"] == "longrope" and not long_context:
+            limit = int(params["original_max_position_embeddings"])
+        return Rope(inv_freq, scale, context, limit)
+
+
+def windows(config: Any, typed: bool) -> tuple[int | None, ...]:
+    """Each layer's sliding window in tokens, None for full causal attention: of the layers that the config
+    names as sliding if they are `typed`, else of all.
+    """
+    window, num_layers = getattr(config, "sliding_window", None), config.num_hidden_layers
+    kinds = config.layer_types if typed else [SLIDING] * num_layers
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def stock_class(config: Any) -> Any:
+    """The stock causal class of a config."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM._model_mapping[type(config)]
+
+
+def _rotary_class(config: Any) -> Any:
+    """The class that computes rotary frequencies, beside the stock causal class."""
+    members = vars(sys.modules[stock_class(config).__module__])
+    return next(value for name, value in members.items() if name.endswith("RotaryEmbedding"))
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Keep progress bars and advice of transformers and peft out of an export's output."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "peft")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
