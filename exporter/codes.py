@@ -11,20 +11,6 @@ import numpy as np
 SCHEMES = ("int4", "int8", "w8a8")
 GROUP_SIZES = (16, 32, 64, 128, 256)
 TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
-LOWEST = {
-    ("int4", True): -8,
-    ("int7", True): -63,
-    ("int8", True): -127,
-    ("int4", False): 0,
-    ("int8", False): 0,
-}
-HIGHEST = {
-    ("int4", True): 7,
-    ("int7", True): 63,
-    ("int8", True): 127,
-    ("int4", False): 15,
-    ("int8", False): 255,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +36,13 @@ class Codec:
 
     @property
     def lowest(self) -> int:
-        return LOWEST[self.kind, self.symmetric]
+        if not self.symmetric:
+            return 0
+        return -8 if self.kind == "int4" else -self.highest
 
     @property
     def highest(self) -> int:
-        return HIGHEST[self.kind, self.symmetric]
+        return (1 << (self.bits - self.symmetric)) - 1
 
     def num_groups(self, inputs: int) -> int:
         return inputs // (self.group_size or inputs)
@@ -63,23 +51,19 @@ class Codec:
         """Encode a Linear weight [outputs, inputs], with scales that are rounded to `scale_dtype`."""
         outputs, inputs = weight.shape
         groups = np.asarray(weight, np.float32).reshape(outputs, self.num_groups(inputs), -1)
-        low, high = (
-            (np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0))
-            if not self.symmetric
-            else _mirrored(groups)
-        )
-        steps = self.highest - self.lowest if not self.symmetric else 2 * self.highest
+        if self.symmetric:
+            high = np.abs(groups).max(-1)
+            low, steps = -high, 2 * self.highest
+        else:
+            low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+            steps = self.highest
         with np.errstate(over="ignore"):
             scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
         # The codes of a group are zero if its numbers are zero or too small for the scale's dtype.
         wide = np.where(scales > 0, scales, 1).astype(np.float32)
-        zeros = (
-            None
-            if self.symmetric
-            else np.clip(np.rint(-low / wide), self.lowest, self.highest).astype(np.uint8)
-        )
-        shifted = np.rint(groups / wide[..., None])
-        if zeros is not None:
+        zeros, shifted = None, np.rint(groups / wide[..., None])
+        if not self.symmetric:
+            zeros = np.clip(np.rint(-low / wide), self.lowest, self.highest).astype(np.uint8)
             shifted += zeros[..., None]
         codes = np.clip(shifted, self.lowest, self.highest).astype(np.int8 if self.symmetric else np.uint8)
         if (scales <= 0).any():
@@ -94,6 +78,10 @@ class Encoded:
     codes: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray | None
+
+    def rows(self, rows: slice) -> Encoded:
+        """The codes of some outputs."""
+        return Encoded(self.codes[rows], self.scales[rows], None if self.zeros is None else self.zeros[rows])
 
     def decoded(self) -> np.ndarray:
         """The decoded weight, [outputs, groups, group] fp32."""
@@ -112,11 +100,6 @@ class CodeSource(Protocol):
         ...
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded: ...
-
-
-def _mirrored(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    largest = np.abs(groups).max(-1)
-    return -largest, largest
 
 
 def pack(codes: np.ndarray, dtype: str) -> bytes:

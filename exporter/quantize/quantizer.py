@@ -9,7 +9,7 @@ from pathlib import Path
 from ...runtime.bundle.quantization_info import QuantizerInfo
 from ...runtime.errors import ExportError
 from ..checkpoint import default
-from ..checkpoint.formats.compressed import PackedTensors
+from ..checkpoint.formats.packed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
 from ..codes import Quantization

@@ -22,7 +22,7 @@ from support.graphs import KEPT, TOKENS, forward
 
 from mars_export import CheckpointError, ExportError, Session
 from mars_export.exporter.check import reference
-from mars_export.exporter.checkpoint.formats.compressed import PackedTensors
+from mars_export.exporter.checkpoint.formats.packed import PackedTensors
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
@@ -42,7 +42,6 @@ class Kind:
     bits: int = 4
     sym: bool = True
     layout: str = "gptq"
-    act_order: bool = False
     config: str = "config.json"
 
 
@@ -53,8 +52,6 @@ KINDS = {
     "gptq-8-bit": Kind("gptq", bits=8),
     "gptq-8-bit-asymmetric": Kind("gptq", bits=8, sym=False, layout="gptq_v2"),
     "gptq-old-file": Kind("gptq", sym=False, config="quantize_config.json"),
-    "gptq-act-order": Kind("gptq", act_order=True),
-    "gptq-act-order-asymmetric": Kind("gptq", sym=False, layout="gptq_v2", act_order=True),
     "awq": Kind("awq", sym=False),
 }
 
@@ -106,7 +103,7 @@ def settings(kind: Kind) -> dict[str, Any]:
         "bits": kind.bits,
         "group_size": GROUP,
         "sym": kind.sym,
-        "desc_act": kind.act_order,
+        "desc_act": False,
         "damp_percent": 0.01,
         "true_sequential": True,
     }
@@ -134,8 +131,6 @@ def write(source: Path, target: Path, kind: Kind) -> Truth:
             else random.integers(top // 2 - 3, top // 2 + 4, (groups, outputs))
         )
         order = np.arange(inputs) // GROUP
-        if kind.act_order:
-            random.shuffle(order)
         weight = np.empty((outputs, inputs))
         for i in range(inputs):
             weight[:, i] = (codes[i] - zeros[order[i]]) * scales[order[i]].astype(np.float64)
@@ -165,7 +160,6 @@ def test_what_codes_stand_for(name: str, checkpoints: Named, tmp_path: Path) -> 
     assert checkpoint.tensors.packed.keys() == truth.keys()
     for weight, expected in truth.items():
         np.testing.assert_allclose(checkpoint.tensors.read(weight), expected, rtol=1e-6, atol=1e-7)
-    assert bool(checkpoint.tensors.reordered) == KINDS[name].act_order
 
 
 def dequantized(bundle: Path, name: str) -> np.ndarray:
@@ -178,7 +172,7 @@ def dequantized(bundle: Path, name: str) -> np.ndarray:
     return plain
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.act_order])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_bundle_of_the_same_form_has_the_checkpoint_s_codes(
     name: str, checkpoints: Named, tmp_path: Path
 ) -> None:
@@ -198,19 +192,6 @@ def test_a_bundle_of_the_same_form_has_the_checkpoint_s_codes(
     found = forward(Session.open(tmp_path / "b", threads=1, cache_bytes=0), TOKENS, (9,))[-1]
     exact = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
     assert np.abs(found - exact)[:, KEPT].max() < 2e-3
-
-
-def test_groups_in_the_order_of_activations_are_decoded_and_never_rounded_twice(
-    checkpoints: Named, tmp_path: Path
-) -> None:
-    write(checkpoints(BASE), tmp_path / "model", KINDS["gptq-act-order"])
-    checkpoint = open_checkpoint(str(tmp_path / "model"))
-    with pytest.raises(ExportError, match=r"14 weights are in the order of activations \(desc_act\)"):
-        export_onnx(checkpoint, tmp_path / "b", ExportOptions(block=4, precision="int4", group=GROUP))
-    export_onnx(checkpoint, tmp_path / "b", ExportOptions(block=4, logits=True, metrics=True))
-    found = forward(Session.open(tmp_path / "b", threads=1, cache_bytes=0), TOKENS, (9,))[-1]
-    exact = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
-    assert np.abs(found - exact)[:, KEPT].max() < 1e-4
 
 
 def test_biases_of_zeros_that_autogptq_adds_are_passed_over(checkpoints: Named, tmp_path: Path) -> None:
@@ -263,7 +244,11 @@ def test_a_form_that_is_not_read(
             r"scales is \[2, 48\], 48 x 48 in groups of 16 need \[3, 48\]",
         ),
         ("qweight", np.zeros((6, 48), np.float16), "has dtype F16|32-bit integers are expected"),
-        ("g_idx", np.full(48, 3, np.int32), "g_idx names groups that do not exist"),
+        (
+            "g_idx",
+            np.full(48, 3, np.int32),
+            r"g_idx: the groups are in the order of activations \(desc_act\)",
+        ),
         ("g_idx", np.zeros(47, np.int32), r"g_idx is \[47\]"),
         ("scales", np.full((3, 48), np.nan, np.float16), "NaN or Inf"),
     ],
