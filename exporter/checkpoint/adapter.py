@@ -7,13 +7,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ...runtime.errors import CheckpointError
 from .architecture.names import EMBEDDING, HEAD
-from .tensors import SafetensorsFile, ShardedTensors, Tensors, chunks, listed, read_json, same_numbers, shown
+from .tensors import (
+    SafetensorsFile,
+    ShardedTensors,
+    Tensors,
+    chunks,
+    listed,
+    read_json,
+    reading,
+    same_numbers,
+    shown,
+)
 
 T = TypeVar("T")
 
@@ -40,26 +50,17 @@ PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
 WRAPPERS = ("modules_to_save", "base_layer", "original_module")
 
 
-@dataclass(frozen=True, slots=True)
-class Patterns(Generic[T]):
-    """Values by module name or regular expression, as in PEFT: the first pattern that matches a module's
-    whole name, or its end after a dot, counts. Raises ValueError for an invalid pattern.
-    """
+Patterns = Mapping[re.Pattern[str], T]
+"""Values by regular expressions, as in PEFT: of a module's whole name, or of its end after a dot."""
 
-    values: Mapping[str, T]
 
-    def __post_init__(self) -> None:
-        for pattern in self.values:
-            try:
-                re.compile(pattern)
-            except (re.error, RecursionError) as error:
-                raise ValueError(
-                    f"the pattern {pattern[:80]!r} is not a regular expression ({error})"
-                ) from error
+def _compiled(values: Mapping[str, T]) -> Patterns[T]:
+    return {re.compile(rf"(.*\.)?({pattern})"): value for pattern, value in values.items()}
 
-    def find(self, module: str, default: T) -> T:
-        matches = (v for p, v in self.values.items() if re.fullmatch(rf"(.*\.)?({p})", module))
-        return next(matches, default)
+
+def _find(patterns: Patterns[T], module: str, default: T) -> T:
+    """The value of the first pattern that matches."""
+    return next((value for pattern, value in patterns.items() if pattern.fullmatch(module)), default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class AdapterConfig:
     keeps_tied: bool = False  # `ensure_weight_tying`: a trained tied table is used for both of its purposes
 
     def scaling(self, module: str, rank: int) -> float:
-        alpha = self.alpha_pattern.find(module, self.alpha)
+        alpha = _find(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
@@ -89,12 +90,12 @@ def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterCo
     that this reader does not reproduce.
     """
     path = directory / CONFIG_FILE
-    raw = read_json(path)
+    raw: dict[str, Any] = read_json(path)
     kind, init = str(raw.get("peft_type"))[:80], raw.get("init_lora_weights", True)
     refused = [name for field, name in UNSUPPORTED.items() if raw.get(field)]
     if raw.get("bias", "none") != "none":
         refused.append(f"bias={str(raw['bias'])[:80]}")
-    if not any(init is plain or (isinstance(init, str) and init == plain) for plain in PLAIN_INITS):
+    if init not in PLAIN_INITS:
         refused.append(f"init_lora_weights={str(init)[:80]}, which changes the base weights too,")
     if kind != "LORA" or refused:
         what = ", ".join(refused) if kind == "LORA" else f"peft_type {kind}"
@@ -102,64 +103,23 @@ def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterCo
             "cannot act at draft slots only" if is_draft else f"cannot be merged while streaming; {MERGED}"
         )
         raise CheckpointError(f"{path}: {what} {cannot}")
-    base, rank, revision = (raw.get(name) for name in ("base_model_name_or_path", "r", "revision"))
-    if not isinstance(base, str | None) or type(rank) is not int or rank <= 0:
-        raise CheckpointError(f"{path}: `base_model_name_or_path` must be a string, and `r` positive")
-    if revision is not None and not isinstance(revision, str):
-        raise CheckpointError(f"{path}: `revision` must be a string, not {shown(revision)}")
-    return AdapterConfig(
-        base=base or None,
-        revision=revision,
-        rank=rank,
-        alpha=_number(path, raw.get("lora_alpha", rank)),
-        rslora=bool(raw.get("use_rslora")),
-        alpha_pattern=_alphas(path, raw.get("alpha_pattern") or {}),
-        token_indices=_token_lists(path, raw.get("trainable_token_indices") or {}),
-        modules_to_save=_names(path, raw.get("modules_to_save") or []),
-        keeps_tied=bool(raw.get("ensure_weight_tying")),
-    )
-
-
-def _number(path: Path, value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise CheckpointError(f"{path}: `lora_alpha` and `alpha_pattern` need numbers, not {shown(value)}")
-    return number
-
-
-def _alphas(path: Path, values: object) -> Patterns[float]:
-    """Numbers by module name or regular expression."""
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: `alpha_pattern` must be an object, not {shown(values)}")
-    return _patterns(path, {key: _number(path, value) for key, value in values.items()})
-
-
-def _token_lists(path: Path, values: object) -> Patterns[tuple[int, ...]]:
-    """Trained token ids by the name of the embedding; a plain list is for `embed_tokens`."""
-    named = {"embed_tokens": values} if isinstance(values, list) else values
-    if not isinstance(named, dict) or not all(
-        isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) for ids in named.values()
-    ):
-        raise CheckpointError(
-            f"{path}: `trainable_token_indices` must hold lists of token ids, not {shown(values)}"
+    with reading(path):
+        if (rank := int(raw["r"])) < 1:
+            raise ValueError(f"`r` is {rank}")
+        base, revision = raw.get("base_model_name_or_path"), raw.get("revision")
+        rows = raw.get("trainable_token_indices") or {}  # a plain list is for `embed_tokens`
+        named = {"embed_tokens": rows} if isinstance(rows, list) else dict(rows)
+        return AdapterConfig(
+            base=str(base) if base else None,
+            revision=str(revision) if revision else None,
+            rank=rank,
+            alpha=float(raw.get("lora_alpha", rank)),
+            rslora=bool(raw.get("use_rslora")),
+            alpha_pattern=_compiled({k: float(v) for k, v in dict(raw.get("alpha_pattern") or {}).items()}),
+            token_indices=_compiled({k: tuple(map(int, ids)) for k, ids in named.items()}),
+            modules_to_save=tuple(map(str, raw.get("modules_to_save") or ())),
+            keeps_tied=bool(raw.get("ensure_weight_tying")),
         )
-    return _patterns(path, {name: tuple(ids) for name, ids in named.items()})
-
-
-def _patterns(path: Path, values: Mapping[str, T]) -> Patterns[T]:
-    try:
-        return Patterns(values)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}; {MERGED}") from error
-
-
-def _names(path: Path, values: object) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
-        raise CheckpointError(f"{path}: `modules_to_save` must be a list of names, not {shown(values)}")
-    return tuple(values)
 
 
 def adapter_file(directory: Path) -> SafetensorsFile | ShardedTensors:
@@ -252,7 +212,7 @@ class MergedTensors:
             elif match := re.fullmatch(
                 r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.default)?", name
             ):
-                self.rows[f"{match[1]}.weight"] = (key, self.config.token_indices.find(match[1], ()))
+                self.rows[f"{match[1]}.weight"] = (key, _find(self.config.token_indices, match[1], ()))
             elif match := re.fullmatch(
                 rf"(.+?)(?:\.({'|'.join(WRAPPERS)}))?(?:\.default)?\.(weight|bias)", name
             ):
@@ -292,7 +252,7 @@ class MergedTensors:
             if (
                 len(shape) != 2
                 or ours[key] != (len(indices), shape[1])
-                or max(indices, default=0) >= shape[0]
+                or not all(0 <= i < shape[0] for i in indices)
             ):
                 wrong.append(f"{name} {[*shape]}: trained rows {[*ours[key]]} at {shown(list(indices))}")
         if wrong:

@@ -103,7 +103,7 @@ def _open(directory: Path, base: Tensors) -> MergedTensors:
     for mark, what in FOREIGN.items():
         if any(mark in name for name in stored):
             raise CheckpointError(f"{directory}: {what}; it cannot be used as a draft adapter here")
-    if config.modules_to_save or config.token_indices.values:
+    if config.modules_to_save or config.token_indices:
         what = "modules_to_save" if config.modules_to_save else "trainable_token_indices"
         raise CheckpointError(
             f"{directory}: `{what}` replaces weights at every slot, and a draft adapter must not change the"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .architecture.dims import Dims, check_shapes, dims_from_config, expected_sh
 from .architecture.names import EMBEDDING, HEAD
 from .drafts import DRAFT_IDS, Drafts, open_drafts, refuse_merge
 from .formats import autogptq, compressed
-from .tensors import Tensors, open_tensors, read_json, same_numbers, shown
+from .tensors import Tensors, open_tensors, read_json, reading, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", sdar.CLASS_FILE]
@@ -79,6 +80,11 @@ def open_checkpoint(
     names, whose slots feed the mask token or noise (`draft_ids`). Raises CheckpointError, listing all
     problems of one kind.
     """
+    try:
+        for library in ("torch", "transformers", "safetensors"):
+            import_module(library)
+    except ImportError as error:
+        raise CheckpointError(f"{error}: to read a checkpoint, pip install 'mars-export[export]'") from error
     if location is None:
         location = str(default.adapter_directory())
     _refuse_other_loops(location)
@@ -204,18 +210,14 @@ def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{directory}: no config.json; is this a Hugging Face model directory?")
-    return dict(read_json(path))
+    return read_json(path)
 
 
 def _path(location: str) -> Path:
-    """`location` as a path. Raises CheckpointError if it cannot be one: an adapter may name anything."""
-    try:
+    with reading(shown(location)):  # an adapter may name anything as its base
         path = Path(location).expanduser()
         path.is_dir()
-    except (OSError, RuntimeError) as error:  # the name is too long, or there is no home directory
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{shown(location)}: {reason}; give another path") from error
-    return path
+        return path
 
 
 def _tokenizer_directory(location: str) -> Path:
@@ -237,9 +239,6 @@ def _directory(
     if path.suffix == ".gguf":
         if not path.is_file():
             raise CheckpointError(f"{location}: no such file")
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":  # checked before the whole file is hashed
-                raise CheckpointError(f"{location}: not a readable GGUF file; download it again")
         return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
         raise CheckpointError(f"{location}: not a directory, a .gguf file or a hub id (owner/name)")

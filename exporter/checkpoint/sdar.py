@@ -13,11 +13,10 @@ from typing import Any
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .tensors import read_text, shown
+from .tensors import shown
 
 MODEL_TYPE = "sdar"
 CLASS_FILE = "configuration_sdar.py"
-CLASS_LIMIT = 1 << 20  # bytes of its text
 CAUSAL_BY_DEFAULT = re.compile(r"\buse_regular_causal\s*(?::\s*\w+\s*)?=\s*True\b")
 RELAY = "relay_layer_norm."
 MOST_MASKS = 63  # with the known token they are the largest block
@@ -58,10 +57,5 @@ def trained_masks(
 def _is_causal_by_default(directory: Path) -> bool:
     """Whether the text of the checkpoint's config class sets `use_regular_causal` to True by default."""
     path = directory / CLASS_FILE
-    if not path.is_file():
-        return False
-    try:
-        text = read_text(path, CLASS_LIMIT)
-    except (OSError, ValueError):
-        return False
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return CAUSAL_BY_DEFAULT.search(re.sub(r"#.*", "", text)) is not None

@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .tensors import read_json, read_text, shown
+from .tensors import read_json, reading, shown
 
-TEXT_LIMIT = 128 << 20  # bytes; a tokenizer of 256,000 tokens has 35 MB
 AUTHORS_MASK = "<|mask|>"
 
 
@@ -83,7 +82,7 @@ def read_vocabulary(
         pad_token_id=pad if pad is not None and pad < vocab_size else eos[0],
         bos_token=_content(settings, "bos_token"),
         eos_token=_content(settings, "eos_token"),
-        chat_template=_chat_template(directories, settings),
+        chat_template=_chat_template(directories),
         named_mask=_own_mask(tokenizer, settings)[0],
     )
 
@@ -104,34 +103,25 @@ def _first(directories: Sequence[Path], name: str) -> Path | None:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return read_text(path, TEXT_LIMIT)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as text ({error}); download it again") from error
+    with reading(path):
+        return path.read_text(encoding="utf-8")
 
 
 def _tokenizer_json(directories: Sequence[Path]) -> str:
     path = _first(directories, "tokenizer.json")
     if path is not None:
         return _read_text(path)
-    if _first(directories, "vocab.json") is None and _first(directories, "tokenizer.model") is None:
+    older = _first(directories, "vocab.json") or _first(directories, "tokenizer.model")
+    if older is None:
         raise CheckpointError(
             f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights:"
             " `tokenizer.save_pretrained(path)`"
         )
     from transformers import AutoTokenizer
 
-    directory = next(
-        d for d in directories if (d / "vocab.json").is_file() or (d / "tokenizer.model").is_file()
-    )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    with reading(f"{older.parent}: its tokenizer files (a tokenizer.json would be read as it is)"):
+        tokenizer = AutoTokenizer.from_pretrained(older.parent, trust_remote_code=False)
         return str(tokenizer.backend_tokenizer.to_str())
-    except Exception as error:  # its converters raise many types
-        raise CheckpointError(
-            f"{directory}: its tokenizer files are not readable ({str(error)[:200]}); save a tokenizer.json"
-            " beside the weights: `tokenizer.save_pretrained(path)`"
-        ) from error
 
 
 def _merged_settings(directories: Sequence[Path]) -> dict[str, Any]:
@@ -232,22 +222,19 @@ def _eos_ids(
     return ids
 
 
-def _chat_template(directories: Sequence[Path], settings: dict[str, Any]) -> str | None:
+def _chat_template(directories: Sequence[Path]) -> str | None:
     for directory in directories:
-        if (file := directory / "chat_template.jinja").exists() and not file.is_file():
-            raise CheckpointError(f"{file}: not a regular file; download it again")
-    path = _first(directories, "chat_template.jinja")
-    own = _first(directories, "tokenizer_config.json")
-    template = settings.get("chat_template")
-    if path is not None and (
-        own is None or directories.index(path.parent) <= directories.index(own.parent) or template is None
-    ):
-        return _read_text(path)
-    if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            f"{own}: chat_template is {type(template).__name__}, a string is expected; correct it"
-        )
-    return template
+        if (path := directory / "chat_template.jinja").is_file():
+            return _read_text(path)
+        path = directory / "tokenizer_config.json"
+        template = read_json(path).get("chat_template") if path.is_file() else None
+        if isinstance(template, list):
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.get("default")
+        if template is not None:
+            if not isinstance(template, str):
+                raise CheckpointError(
+                    f"{path}: chat_template is {type(template).__name__}, a string is expected; correct it"
+                )
+            return template
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from ....runtime.errors import CheckpointError
 from ..architecture import names
-from ..tensors import listed, shown
+from ..tensors import listed, reading, shown
+from .gguf_fields import ORIGINAL, Fields
 from .gguf_tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
@@ -52,8 +54,6 @@ KNOWN_FIELDS = {
     "tensor_data_layout",
 }
 SCALES = ("scale", "factor", "linear")  # last words of the names of fields that have no effect if they are 1
-UNREADABLE = (ValueError, OSError, IndexError, KeyError, OverflowError, MemoryError)
-ORIGINAL = "export the original Hugging Face checkpoint"
 
 
 def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
@@ -67,95 +67,35 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
 
     try:
         reader = GGUFReader(str(path))
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from error
-    fields = _Fields(path, reader)
-    config = _config(fields)
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors = _tensors(path, reader, config)
-    config["tie_word_embeddings"] = names.HEAD not in tensors
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    _write_json(directory / "config.json", config)
-    if with_tokenizer:
-        write_tokenizer(fields, directory)
+    except Exception as error:  # it raises many types
+        raise CheckpointError(
+            f"{path}: not a readable GGUF file ({str(error)[:200]}); download it again"
+        ) from error
+    with reading(path):
+        fields = Fields(path, reader)
+        config = _config(fields, [tensor.name for tensor in reader.tensors])
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = _tensors(path, reader, config)
+        config["tie_word_embeddings"] = names.HEAD not in tensors
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if with_tokenizer:
+            write_tokenizer(fields, directory)
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: not a readable GGUF file ({str(error)[:200]}); download it again")
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-class _Fields:
-    """GGUF metadata by name and type. Raises CheckpointError for absent fields or those of another type."""
-
-    def __init__(self, path: Path, reader: GGUFReader) -> None:
-        self.path, self.reader = path, reader
-
-    def names(self) -> list[str]:
-        return list(self.reader.fields)
-
-    def get(self, name: str) -> Any:
-        """A field's value; None if it is absent."""
-        field = self.reader.get_field(name)
-        try:
-            return None if field is None else field.contents()
-        except (ValueError, IndexError, UnicodeDecodeError) as error:
-            raise CheckpointError(
-                f"{self.path}: the GGUF field `{name[:80]}` is not readable ({error}); download the file"
-                " again"
-            ) from error
-
-    def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
-        value = self._of(name, default, int)
-        if isinstance(value, bool) or not low <= value < 2**31:
-            raise self._wrong(name, value)
-        return int(value)
-
-    def decimal(self, name: str, default: float | None = None) -> float:
-        return float(self._of(name, default, int | float))
-
-    def text(self, name: str, default: str | None = None) -> str:
-        return str(self._of(name, default, str))
-
-    def items(self, name: str, kind: type) -> list[Any]:
-        values = self._of(name, None, list)
-        if not all(isinstance(value, kind) for value in values):
-            raise self._wrong(name, values)
-        return list(values)
-
-    def _of(self, name: str, default: Any, kind: Any) -> Any:
-        value = self.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise CheckpointError(
-                f"{self.path}: GGUF metadata has no `{name}`; convert the original checkpoint again"
-            )
-        if not isinstance(value, kind):
-            raise self._wrong(name, value)
-        return value
-
-    def _wrong(self, name: str, value: object) -> CheckpointError:
-        return CheckpointError(f"{self.path}: the GGUF field `{name}` cannot be {shown(value)}; {ORIGINAL}")
-
-
-def _config(fields: _Fields) -> dict[str, Any]:
-    path, arch = fields.path, fields.text("general.architecture")
+def _config(fields: Fields, tensors: Sequence[str]) -> dict[str, Any]:
+    path, arch = fields.path, fields.need("general.architecture", str)
     if arch not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise CheckpointError(f"{path}: GGUF architecture `{arch[:80]}` is not supported (known: {known})")
-    if any(t.name == "rope_freqs.weight" for t in fields.reader.tensors):
+    if "rope_freqs.weight" in tensors:
         raise CheckpointError(f"{path}: scaled rope in a GGUF file is not supported; {ORIGINAL}")
-    hidden, heads = (
-        fields.integer(f"{arch}.embedding_length"),
-        fields.integer(f"{arch}.attention.head_count"),
-    )
-    head_dim = fields.integer(f"{arch}.attention.key_length", hidden // heads)
+    hidden = fields.count(f"{arch}.embedding_length")
+    heads = fields.count(f"{arch}.attention.head_count")
+    head_dim = fields.count(f"{arch}.attention.key_length", hidden // heads)
     problems = _unknown_features(fields, arch)
     for name in ("rope.dimension_count", "attention.value_length"):
-        if (size := fields.integer(f"{arch}.{name}", head_dim)) != head_dim:
+        if (size := fields.count(f"{arch}.{name}", head_dim)) != head_dim:
             problems.append(f"{name} {size}, with heads of {head_dim}")
     if problems:
         raise CheckpointError(f"{path}: not supported in a GGUF file: {listed(problems)}; {ORIGINAL}")
@@ -163,23 +103,23 @@ def _config(fields: _Fields) -> dict[str, Any]:
         "architectures": [ARCHITECTURES[arch]],
         "model_type": arch,
         "hidden_size": hidden,
-        "intermediate_size": fields.integer(f"{arch}.feed_forward_length"),
-        "num_hidden_layers": fields.integer(f"{arch}.block_count"),
+        "intermediate_size": fields.count(f"{arch}.feed_forward_length"),
+        "num_hidden_layers": fields.count(f"{arch}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.integer(f"{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": fields.decimal(f"{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": fields.decimal(f"{arch}.rope.freq_base", 10000.0),
-        "max_position_embeddings": fields.integer(f"{arch}.context_length"),
-        "vocab_size": len(fields.items("tokenizer.ggml.tokens", str)),
-        "bos_token_id": fields.integer("tokenizer.ggml.bos_token_id", 0, low=0),
-        "eos_token_id": fields.integer("tokenizer.ggml.eos_token_id", 0, low=0),
+        "rms_norm_eps": fields.need(f"{arch}.attention.layer_norm_rms_epsilon", float),
+        "rope_theta": fields.need(f"{arch}.rope.freq_base", float, 10000.0),
+        "max_position_embeddings": fields.count(f"{arch}.context_length"),
+        "vocab_size": len(fields.need("tokenizer.ggml.tokens", list)),
+        "bos_token_id": fields.need("tokenizer.ggml.bos_token_id", int, 0),
+        "eos_token_id": fields.need("tokenizer.ggml.eos_token_id", int, 0),
         "torch_dtype": "float32",
     }
 
 
-def _unknown_features(fields: _Fields, arch: str) -> list[str]:
+def _unknown_features(fields: Fields, arch: str) -> list[str]:
     """Fields that this converter does not read, unless their value means that a feature is off."""
     problems = []
     for name in fields.names():

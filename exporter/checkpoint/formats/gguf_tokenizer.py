@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ....runtime.errors import CheckpointError
+from .gguf_fields import Fields
 
 # Published with the models: how a text is split before its parts become tokens.
 WORDS = (
@@ -14,47 +15,27 @@ WORDS = (
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPLITS = {"qwen2": WORDS.format(digits=""), "llama-bpe": WORDS.format(digits="{1,3}"), "smollm": None}
-CONTROL_TOKEN, USER_TOKEN = (
-    3,
-    4,
-)  # llama.cpp's types of special tokens, and of other tokens that are not split
+# llama.cpp's types of special tokens, and of other tokens that are not split.
+CONTROL_TOKEN, USER_TOKEN = 3, 4
 
 
-class GgufFields(Protocol):
-    """The metadata of a GGUF file."""
-
-    path: Path
-
-    def get(self, name: str) -> Any: ...
-    def integer(self, name: str, default: int | None = None, low: int = 1) -> int: ...
-    def text(self, name: str, default: str | None = None) -> str: ...
-    def items(self, name: str, kind: type) -> list[Any]: ...
-
-
-def write_tokenizer(fields: GgufFields, directory: Path) -> None:
+def write_tokenizer(fields: Fields, directory: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`.
 
     Raises CheckpointError for a tokenizer that cannot be rebuilt exactly.
     """
-    kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "?")
+    kind, pre = fields.need("tokenizer.ggml.model", str), fields.need("tokenizer.ggml.pre", str, "?")
     if kind != "gpt2" or pre not in SPLITS:
         known = ", ".join(f"gpt2/{name}" for name in sorted(SPLITS))
         raise CheckpointError(
             f"{fields.path}: the GGUF tokenizer `{kind[:40]}`/`{pre[:40]}` cannot be rebuilt exactly (known:"
             f" {known}); name a directory with the original tokenizer.json by --tokenizer"
         )
-    tokens, types = (
-        fields.items("tokenizer.ggml.tokens", str),
-        fields.items("tokenizer.ggml.token_type", int),
+    tokens, types, merges = (
+        fields.need(f"tokenizer.ggml.{name}", list) for name in ("tokens", "token_type", "merges")
     )
-    eos = fields.integer("tokenizer.ggml.eos_token_id", low=0)
-    bos = fields.integer("tokenizer.ggml.bos_token_id", eos, low=0)
-    if max(eos, bos) >= len(tokens) or len(types) != len(tokens):
-        raise CheckpointError(
-            f"{fields.path}: {len(tokens)} tokens, {len(types)} types of tokens, begin {bos} and end {eos}"
-            " do not fit; export the original Hugging Face checkpoint"
-        )
-    merges = fields.items("tokenizer.ggml.merges", str)
+    eos = fields.need("tokenizer.ggml.eos_token_id", int)
+    bos = fields.need("tokenizer.ggml.bos_token_id", int, eos)
     try:
         tokenizer = _tokenizer(pre, tokens, types, merges, tokens[bos])
     except (KeyboardInterrupt, SystemExit, MemoryError):

@@ -66,28 +66,17 @@ def test_pickle_only(copied: Named) -> None:
     refused(directory, r"only pickle weights \(pytorch_model.bin\).*safe_serialization=True")
 
 
-@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, 0.999])
-def test_truncated(keep: float, copied: Named) -> None:
-    directory = copied("llama")
-    data = (directory / "model.safetensors").read_bytes()
-    (directory / "model.safetensors").write_bytes(
-        data[: int(keep * len(data)) if isinstance(keep, float) else keep]
-    )
-    refused(directory, "truncated")
-
-
-def test_garbage_header(copied: Named) -> None:
+@pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])
+def test_truncated(share: float, copied: Named) -> None:
     path = copied("llama") / "model.safetensors"
-    path.write_bytes((16).to_bytes(8, "little") + b"\xff" * 1000)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
     refused(path.parent, "truncated or not a safetensors file")
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        1,
-        {},
-        {"dtype": "F32", "shape": [1], "data_offsets": ["0", "64"]},
         {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 64]},
         {"dtype": "F32", "shape": [17], "data_offsets": [0, 64]},
         {"dtype": "I8", "shape": [64], "data_offsets": [0, 64]},
@@ -199,14 +188,3 @@ def test_stored_dtypes_are_read_exactly(dtype: torch.dtype, copied: Named) -> No
     for name, tensor in model.state_dict().items():
         if name in tensors.shapes:
             assert (np.asarray(tensors.read(name)).astype(np.float64) == tensor.double().numpy()).all(), name
-
-
-@pytest.mark.parametrize("declared", ["a2d-qwen2", "a2d-qwen3"])
-def test_the_authors_checkpoints_are_stock_ones(declared: str, checkpoints: Named) -> None:
-    raw = json.loads((checkpoints(declared) / "config.json").read_text())
-    assert raw["model_type"] == declared
-    assert raw["architectures"][0].startswith("A2D")
-    opened = open_checkpoint(str(checkpoints(declared)))
-    assert opened.dims.model_type == declared.removeprefix("a2d-")
-    assert opened.vocabulary.mask_token_id == tiny.MASK
-    assert (opened.source, opened.revision) == (str(checkpoints(declared)), None)

@@ -190,14 +190,14 @@ def test_a_quantization_that_the_package_cannot_read(tmp_path: Path, monkeypatch
     assert not list((tmp_path / "cache").glob("*"))
 
 
-@pytest.mark.parametrize("keep", [0, 3, 20, 200, 3000, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.5, 0.99])
 def test_a_damaged_file_is_refused_and_leaves_nothing(
-    keep: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
     write_gguf(LLAMA, tmp_path / "model.gguf")
     data = (tmp_path / "model.gguf").read_bytes()
-    (tmp_path / "model.gguf").write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
+    (tmp_path / "model.gguf").write_bytes(data[: int(share * len(data))])
     with pytest.raises(CheckpointError, match=r"model.gguf: not a readable GGUF file"):
         open_checkpoint(str(tmp_path / "model.gguf"))
     assert not list((tmp_path / "cache").glob("*"))

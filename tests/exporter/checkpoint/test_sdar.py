@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from support import tiny
@@ -18,12 +16,8 @@ from support.oracle import Oracle, generate
 from support.shell import run
 
 from mars_export import GenerationConfig, Session
-from mars_export.exporter.check.probe import Probe
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.errors import CheckpointError, ExportError
+from mars_export.runtime.errors import CheckpointError
 
 MASKS, BLOCK = 3, 4
 STOCK = tiny.Tiny("idlm", "qwen3", {"head_dim": 20})
@@ -156,13 +150,6 @@ def test_a_class_that_does_not_say_so(default: str, tmp_path: Path) -> None:
         open_checkpoint(str(directory))
 
 
-def test_an_unreadable_class_says_nothing(tmp_path: Path) -> None:
-    directory = write(tmp_path / "c", use_regular_causal=None)
-    (directory / "configuration_sdar.py").write_bytes(b"\xff use_regular_causal=True")
-    with pytest.raises(CheckpointError, match="add --causal"):
-        open_checkpoint(str(directory))
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bidirectional": ({"use_regular_causal": False}, "`use_regular_causal: False`.*to True$"),
     "relay": ({"use_relay": True}, "a relay variant of I-DLM"),
@@ -199,66 +186,3 @@ def test_the_mask_of_the_config_alone(tmp_path: Path) -> None:
     tiny.change_config(directory, mask_token_id=999)
     with pytest.raises(CheckpointError, match="id 999, outside the embedding of 288 rows"):
         open_checkpoint(str(directory))
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_the_probe_tells_the_two_apart(shift: int, checkpoint: Path, tmp_path: Path) -> None:
-    """A mask that was trained for its own token (0) or for the next one (1)."""
-    probe = Probe.of(open_checkpoint(str(checkpoint)))
-    model = tiny.build(STOCK)
-    longest = max(map(len, probe.sequences))
-    ids = torch.tensor([[*s, *[0] * (longest - len(s))] for s in probe.sequences])
-    last = torch.tensor([len(s) - 1 for s in probe.sequences])
-    wanted = torch.tensor(probe.after if shift else probe.own)
-    adam = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(60):
-        logits = model(ids).logits[torch.arange(len(last)), last]
-        loss = torch.nn.functional.cross_entropy(logits, wanted)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    directory = write(tmp_path / "c", model, use_regular_causal=None)
-    opened = open_checkpoint(str(directory), causal=True)
-    if shift:
-        export_onnx(opened, tmp_path / "b", ExportOptions(block=opened.block))
-        return
-    with pytest.raises(ExportError, match="places a mask predicts its own token.*as SDAR"):
-        export_onnx(opened, tmp_path / "b", ExportOptions(block=opened.block))
-    assert not (tmp_path / "b").exists()
-
-
-def test_a_stock_qwen3_directory_of_nemo(tmp_path: Path) -> None:
-    """Its mask and block are in the training recipe only; the mask is a row beyond the tokenizer."""
-    tiny.save(tiny.build(STOCK), tmp_path / "c")
-    tiny.change_config(tmp_path / "c", "tokenizer_config.json", mask_token=None)
-    words = ("--mask-token", str(PADDING), "--block", str(BLOCK))
-    assert run("onnx", tmp_path / "c", "-o", tmp_path / "b", *words).returncode == 0
-    oracle = Oracle(tiny.load(STOCK, tmp_path / "c"), PADDING, BLOCK)
-    session = Session.open(tmp_path / "b", threads=1)
-    for tau in (1.0, 0.4):
-        config = GenerationConfig(tau=tau, max_new_tokens=NEW, eos_ids=(), window="full")
-        agrees(session.generate(PROMPTS[0], config), generate(oracle, PROMPTS[0], tau, max_new=NEW))
-    exact = session.generate(PROMPTS[0], GenerationConfig(max_new_tokens=NEW, eos_ids=()))
-    assert list(exact.token_ids) == generate(oracle, PROMPTS[0], 1.0, max_new=NEW).tokens
-
-
-def test_a_merged_lora_of_a_stock_base(tmp_path: Path) -> None:
-    tiny.save(tiny.build(STOCK), tmp_path / "base")
-    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=modules, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(tiny.load(STOCK, tmp_path / "base"), lora)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(0, 0.15)
-    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    model.save_pretrained(tmp_path / "lora")
-    words = ("--mask-token", str(PADDING), "--block", str(BLOCK), "--json")
-    done = run("onnx", tmp_path / "lora", "-o", tmp_path / "b", *words)
-    assert json.loads(done.stdout)["manifest"]["tokens"]["mask"] == PADDING, done.stderr
-    oracle = Oracle(model.merge_and_unload(), PADDING, BLOCK)
-    session = Session.open(tmp_path / "b", threads=1)
-    config = GenerationConfig(tau=0.4, max_new_tokens=NEW, eos_ids=(), window="full")
-    agrees(session.generate(PROMPTS[2], config), generate(oracle, PROMPTS[2], 0.4, max_new=NEW))
-    assert open_bundle(tmp_path / "b").manifest.masks is None
