@@ -74,12 +74,6 @@ def onnx(
     kv_layout: Annotated[
         str, option(SHAPES, "static, or delta: plain operators for TensorRT before 10.15.")
     ] = "static",
-    fixed: Annotated[
-        bool, option(SHAPES, "Also write graphs with fixed shapes, which share the weights.", "--fixed")
-    ] = False,
-    batch: Annotated[int, option(SHAPES, "Rows of the --fixed graphs.", min=1)] = 1,
-    capacity: Annotated[int, option(SHAPES, "KV entries of a row in the --fixed graphs.", min=1)] = 1024,
-    prefill: Annotated[int, option(SHAPES, "Slots of the --fixed prefill graph.", min=1)] = 128,
     *,
     graph_options: GraphOptions,
     checkpoint_options: CheckpointOptions,
@@ -103,8 +97,7 @@ def onnx(
         opened = checkpoint_options.open(checkpoint)
         options = graph_options.with_options(
             block=block or opened.block, precision=precision, activations=activations, asymmetric=asymmetric,
-            head=head, embedding=embedding, kv_layout=kv_layout, fixed=fixed, batch=batch, capacity=capacity,
-            prefill=prefill,
+            head=head, embedding=embedding, kv_layout=kv_layout,
         )  # fmt: skip
         _print_quantizer(options, opened)
         try:
@@ -121,10 +114,7 @@ def onnx(
     from ..runtime.bundle.manifest import NEAR_TIES
 
     variant, size = manifest.variants[0], sum(f.size for f in manifest.files)
-    out.print(
-        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {options.block},"
-        f" {len(manifest.variants)} graph(s)"
-    )
+    out.print(f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {options.block}")
     if variant.drift is not None:
         _print_drift(variant.drift, variant.precision)
     if variant.has_near_ties:
@@ -184,9 +174,6 @@ def trt(
     target: Annotated[
         str, option(ENGINE, "rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")
     ] = "rtx",
-    jetpack: Annotated[
-        str | None, option(ENGINE, "JetPack version of a Jetson target, which decides the KV layout.")
-    ] = None,
     kv_layout: Annotated[
         str | None, option(ENGINE, "static or delta; by default what the target's TensorRT supports.")
     ] = None,
@@ -231,7 +218,7 @@ def trt(
     from .tensorrt.plan import EngineOptions
 
     engine = EngineOptions(
-        target=target, jetpack=jetpack, kv_layout=kv_layout, batch=batch, capacity=capacity,
+        target=target, kv_layout=kv_layout, batch=batch, capacity=capacity,
         prefill=prefill, fixed=fixed, build=build, tf32=tf32, workspace=workspace,
     )  # fmt: skip
     with progress_bars() as bars:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
 
-from ..runtime.bundle.files import FileEntry, describe
+from ..runtime.bundle.files import describe
 from ..runtime.bundle.manifest import (
     DraftInfo,
     Drift,
@@ -24,20 +24,19 @@ from ..runtime.bundle.quantization_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.backend import LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.architecture.dims import Dims
-from .checkpoint.drafts import Drafts, products
-from .checkpoint.formats.compressed import require_same_form
+from .checkpoint.drafts import products
+from .checkpoint.formats.packed import require_same_form
 from .checkpoint.open import Checkpoint
 from .checkpoint.tensors import Tensors
 from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
-from .graph.hashed import HashedFile
-from .graph.step import StepGraph, StepShape
+from .graph.step import StepGraph
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .output import writing
 from .turns import derive_chat_turns, find_thinking
 
-WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
+GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.onnx", "weights.bin", "tokenizer.json"
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a phase, how much of it is done, and its total."""
@@ -84,15 +83,26 @@ def write_bundle(
     """Write a bundle to an empty directory. The options must have been checked."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     tensors, quantizer = _coded(checkpoint, options, report)
-    size = weight_bytes(checkpoint, options)
-    placed, weights = _write_weights(
-        directory, checkpoint.dims, tensors, checkpoint.drafts, options, size, report
-    )
-    model = _model_info(checkpoint)
-    variants = _write_graphs(directory, checkpoint, options, placed)
+    placed = _write_weights(directory, checkpoint, tensors, options, report)
+    spec = _spec(checkpoint, options)
+    model = graph.build(spec, placed, WEIGHTS_FILE, version("mars-export"))
+    onnx.save(model, directory / GRAPH_FILE)
+    onnx.checker.check_model(str(directory / GRAPH_FILE))
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-    drift = _self_check(directory, checkpoint, options, placed, report)
-    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights, quantizer)
+    variant = Variant(
+        "model",
+        "onnx",
+        GRAPH_FILE,
+        WEIGHTS_FILE,
+        spec.weight_precision,
+        spec.precision,
+        spec.kv_layout,
+        spec.outputs,
+        drift=_self_check(directory, checkpoint, options, spec, placed, report),
+        quantization=_quantization_info(options.quantization, quantizer),
+        accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
+    )
+    manifest = _manifest(directory, checkpoint, options.block, variant)
     write_manifest(directory, manifest)
     return manifest
 
@@ -103,15 +113,8 @@ def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
 
 
 def producer() -> str:
-    """The name and version of this exporter, for bundles and graphs."""
-    return f"mars-export {_version()}"
-
-
-def _version() -> str:
-    try:
-        return version("mars-export")
-    except PackageNotFoundError:
-        return "0"
+    """The name and version of this exporter, for bundles."""
+    return f"mars-export {version('mars-export')}"
 
 
 def _coded(
@@ -127,72 +130,23 @@ def _coded(
 
 
 def _write_weights(
-    directory: Path,
-    dims: Dims,
-    tensors: Tensors,
-    drafts: Drafts | None,
-    options: ExportOptions,
-    size: int,
-    report: Progress,
-) -> tuple[dict[str, Placed], FileEntry]:
-    done = 0
+    directory: Path, checkpoint: Checkpoint, tensors: Tensors, options: ExportOptions, report: Progress
+) -> dict[str, Placed]:
+    done, size, dims = 0, weight_bytes(checkpoint, options), checkpoint.dims
 
     def written(count: int) -> None:
         nonlocal done
         done += count
         report("weights", done, size)
 
-    with HashedFile(directory / WEIGHTS_FILE) as file:
+    with (directory / WEIGHTS_FILE).open("wb") as file:
         placed = write_weights(file, tensors, dims, options.dtype, options.quantization, written)
-        if drafts is not None:
-            placed |= write_drafts(file, drafts, dims, options.dtype)
-        return placed, file.entry()
+        if checkpoint.drafts is not None:
+            placed |= write_drafts(file, checkpoint.drafts, dims, options.dtype)
+    return placed
 
 
-def _write_graphs(
-    directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed]
-) -> list[Variant]:
-    variants = []
-    for name, shape in _shapes(options):
-        spec = _spec(checkpoint, options, shape)
-        file = f"{name}.onnx"
-        model = graph.build(spec, placed, WEIGHTS_FILE, _version())
-        onnx.save(model, directory / file)
-        onnx.checker.check_model(str(directory / file))
-        outputs = [
-            "token_ids",
-            "confidence",
-            *(["margin", "entropy"] if spec.metrics else []),
-            *(["topk_ids", "topk_logprobs"] if spec.top_k else []),
-            *(["logits"] if spec.logits else []),
-        ]
-        sizes = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
-        variants.append(
-            Variant(
-                name,
-                "onnx",
-                file,
-                WEIGHTS_FILE,
-                spec.weight_precision,
-                spec.precision,
-                spec.kv_layout,
-                tuple(outputs),
-                *sizes,
-            )
-        )
-    return variants
-
-
-def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
-    shapes: list[tuple[str, StepShape | None]] = [("model", None)]
-    if options.fixed:
-        for slots in dict.fromkeys((1, options.block, options.prefill)):
-            shape = StepShape(options.batch, slots, options.capacity)
-            shapes.append((f"model-b{shape.batch}-s{shape.slots}-c{shape.capacity}", shape))
-    return shapes
-
-
-def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | None) -> StepGraph:
+def _spec(checkpoint: Checkpoint, options: ExportOptions) -> StepGraph:
     drafts = checkpoint.drafts
     owners = {} if drafts is None else {n: drafts.owners(w) for n, w in products(checkpoint.dims).items()}
     return StepGraph(
@@ -202,7 +156,6 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | Non
         options.dtype,
         options.metrics,
         options.logits,
-        shape,
         options.quantization,
         options.kv_layout,
         options.top_k,
@@ -214,6 +167,7 @@ def _self_check(
     directory: Path,
     checkpoint: Checkpoint,
     options: ExportOptions,
+    spec: StepGraph,
     placed: dict[str, Placed],
     report: Progress,
 ) -> Drift:
@@ -226,11 +180,9 @@ def _self_check(
         done += 1
         report("self-check", done, layers)
 
-    spec = _spec(checkpoint, options, None)
-    judged = graph.build(replace(spec, logits=True), placed, WEIGHTS_FILE, _version())
     return selfcheck.check(
         directory,
-        judged,
+        graph.build(replace(spec, logits=True), placed, WEIGHTS_FILE, version("mars-export")),
         checkpoint,
         spec,
         options.accuracy_level,
@@ -240,8 +192,7 @@ def _self_check(
     )
 
 
-def _model_info(checkpoint: Checkpoint) -> ModelInfo:
-    dims = checkpoint.dims
+def _model_info(dims: Dims) -> ModelInfo:
     return ModelInfo(
         dims.model_type,
         dims.vocab_size,
@@ -265,32 +216,15 @@ def _quantization_info(
     )
 
 
-def _manifest(
-    directory: Path,
-    checkpoint: Checkpoint,
-    options: ExportOptions,
-    model: ModelInfo,
-    variants: list[Variant],
-    drift: Drift,
-    weights: FileEntry,
-    quantizer: QuantizerInfo | None,
-) -> Manifest:
+def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variant: Variant) -> Manifest:
     vocabulary, drafts = checkpoint.vocabulary, checkpoint.drafts
-    # Only the dynamic graph was measured; those with fixed shapes have the same nodes and weights.
-    level = options.accuracy_level if options.precision in LEVELED else None
-    storage = _quantization_info(options.quantization, quantizer)
-    judged = [
-        replace(v, drift=None if v.is_fixed else drift, quantization=storage, accuracy_level=level)
-        for v in variants
-    ]
-    files = [weights if path.name == weights.path else describe(path) for path in sorted(directory.iterdir())]
     turns = derive_chat_turns(vocabulary)
     return Manifest(
         producer=producer(),
         source=checkpoint.source,
         revision=checkpoint.revision,
-        model=model,
-        block=options.block,
+        model=_model_info(checkpoint.dims),
+        block=block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
         text=TextInfo(
             TOKENIZER_FILE,
@@ -300,9 +234,9 @@ def _manifest(
             turns,
             find_thinking(vocabulary, turns),
         ),
-        variants=tuple(judged),
-        files=tuple(files),
+        variants=(variant,),
+        files=tuple(describe(path) for path in sorted(directory.iterdir())),
         # As for I-DLM's checkpoints, one more than was trained: its draft often holds.
-        masks=checkpoint.masks if drafts is None else options.block,
+        masks=checkpoint.masks if drafts is None else block,
         draft=None if drafts is None else DraftInfo(drafts.names, drafts.low, drafts.high),
     )

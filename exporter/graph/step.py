@@ -25,19 +25,6 @@ NEVER = -1e9
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
-    """Fixed dimensions of a `--fixed` graph."""
-
-    batch: int
-    slots: int
-    capacity: int
-
-    @property
-    def outputs(self) -> int:
-        return self.slots
-
-
-@dataclass(frozen=True, slots=True)
 class StepGraph:
     """The settings of a step graph."""
 
@@ -47,12 +34,21 @@ class StepGraph:
     precision: str = "float32"  # of activations and KV
     metrics: bool = False
     logits: bool = False
-    shape: StepShape | None = None  # None keeps batch, slots, outputs and capacity symbolic
     quantization: Quantization | None = None
     kv_layout: str = "static"  # see docs/format.md
     top_k: int = 0  # how many of the most likely tokens of each output are returned
     # For each product with draft adapters, the owners of its ranks; the others have no entry.
     draft_owners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs but the KV entries."""
+        return (
+            *("token_ids", "confidence"),
+            *(("margin", "entropy") if self.metrics else ()),
+            *(("topk_ids", "topk_logprobs") if self.top_k else ()),
+            *(("logits",) if self.logits else ()),
+        )
 
     @property
     def weight_precision(self) -> str:
@@ -88,7 +84,7 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         producer_name="mars-export",
         producer_version=version,
     )
-    if writer.half or writer.is_delta or spec.shape is not None:
+    if writer.half or writer.is_delta:
         drafts.computed_everywhere(model)
     helper.set_model_props(
         model,
@@ -147,10 +143,8 @@ class _Writer:
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 
-    def arange(self, name: str, source: str, axis: int, fixed: int | None) -> str:
+    def arange(self, name: str, source: str, axis: int) -> str:
         nodes = self.nodes
-        if fixed is not None:
-            return nodes.constant(f"{name}_indices", np.arange(fixed))
         length = nodes.add("Shape", source, name=f"num_{name}_1d", start=axis, end=axis + 1)
         scalar = nodes.add("Squeeze", length, name=f"num_{name}")
         return nodes.add(
@@ -158,9 +152,9 @@ class _Writer:
         )
 
     def write_positions(self) -> None:
-        nodes, shape = self.nodes, self.spec.shape
-        slots = self.arange("slots", "input_ids", 1, shape.slots if shape else None)
-        capacity = self.arange("capacity", "past_key_values.0.key", 2, shape.capacity if shape else None)
+        nodes = self.nodes
+        slots = self.arange("slots", "input_ids", 1)
+        capacity = self.arange("capacity", "past_key_values.0.key", 2)
         start = nodes.add("Unsqueeze", "kv_length", nodes.constant("axis_1", [1]), name="kv_length_column")
         positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
         column = nodes.add(
@@ -352,39 +346,30 @@ class _Writer:
     # --- the contract ---
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        shape, is_new = self.spec.shape, self.is_delta and prefix == "present"
-        batch, entries = (
-            (shape.batch, shape.slots if is_new else shape.capacity)
-            if shape
-            else ("batch", "slots" if is_new else "capacity")
-        )
-        cache = [batch, self.dims.num_kv_heads, entries, self.dims.head_dim]
+        entries = "slots" if self.is_delta and prefix == "present" else "capacity"
+        cache = ["batch", self.dims.num_kv_heads, entries, self.dims.head_dim]
         dtype = ONNX_DTYPES[self.spec.precision]
         names = [f"{prefix}.{i}.{kind}" for i in range(self.dims.num_layers) for kind in ("key", "value")]
         return [helper.make_tensor_value_info(name, dtype, cache) for name in names]
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        shape = self.spec.shape
-        batch, slots, outputs = (
-            (shape.batch, shape.slots, shape.outputs) if shape else ("batch", "slots", "outputs")
-        )
-        rows = [("input_ids", [batch, slots]), ("kv_length", [batch]), ("output_index", [batch, outputs])]
-        return [helper.make_tensor_value_info(n, TensorProto.INT64, s) for n, s in rows] + self.cache_infos(
-            "past_key_values"
-        )
+        rows = {"input_ids": ["batch", "slots"], "kv_length": ["batch"], "output_index": ["batch", "outputs"]}
+        infos = [helper.make_tensor_value_info(n, TensorProto.INT64, shape) for n, shape in rows.items()]
+        return infos + self.cache_infos("past_key_values")
 
     def outputs(self) -> list[onnx.ValueInfoProto]:
-        shape, spec = self.spec.shape, self.spec
-        rows = [shape.batch, shape.outputs] if shape else ["batch", "outputs"]
-        infos = [helper.make_tensor_value_info("token_ids", TensorProto.INT64, rows)]
-        names = ["confidence"] + (["margin", "entropy"] if spec.metrics else [])
-        infos += [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in names]
-        if spec.top_k:
-            wide = [*rows, spec.top_k]
-            infos.append(helper.make_tensor_value_info("topk_ids", TensorProto.INT64, wide))
-            infos.append(helper.make_tensor_value_info("topk_logprobs", TensorProto.FLOAT, wide))
-        if spec.logits:
-            infos.append(
-                helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*rows, self.dims.vocab_size])
+        rows = ["batch", "outputs"]
+        wide = {
+            "topk_ids": [*rows, self.spec.top_k],
+            "topk_logprobs": [*rows, self.spec.top_k],
+            "logits": [*rows, self.dims.vocab_size],
+        }
+        infos = [
+            helper.make_tensor_value_info(
+                name,
+                TensorProto.INT64 if name in ("token_ids", "topk_ids") else TensorProto.FLOAT,
+                wide.get(name, rows),
             )
+            for name in self.spec.outputs
+        ]
         return infos + self.cache_infos("present")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +20,6 @@ from ..checkpoint.architecture.dims import Dims
 from ..checkpoint.drafts import Drafts, products
 from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
-from .hashed import HashedFile
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor separately
 ONNX_DTYPES = {
@@ -132,7 +131,7 @@ def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
 
 
 def write_weights(
-    file: HashedFile,
+    file: BinaryIO,
     tensors: Tensors,
     dims: Dims,
     precision: str,
@@ -175,7 +174,7 @@ def write_weights(
     return placed
 
 
-def write_drafts(file: HashedFile, drafts: Drafts, dims: Dims, precision: str) -> dict[str, Placed]:
+def write_drafts(file: BinaryIO, drafts: Drafts, dims: Dims, precision: str) -> dict[str, Placed]:
     """Write A and B of each product with draft adapters, as `{product}.draft_a` and `{product}.draft_b`.
 
     Raises PrecisionError for numbers beyond the range of `precision`.
@@ -220,7 +219,7 @@ def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
     return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
 
 
-def _align(file: HashedFile) -> int:
+def _align(file: BinaryIO) -> int:
     file.write(b"\0" * (-file.tell() % ALIGNMENT))
     return file.tell()
 
@@ -234,7 +233,7 @@ def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
     return part
 
 
-def _write(file: HashedFile, recipe: Recipe, tensors: Tensors) -> list[Placed]:
+def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
     offset, dtype = _align(file), NUMPY_DTYPES[recipe.dtype]
     parts = [_read(recipe, source, tensors) for source in recipe.sources]
     if recipe.offset:
@@ -279,7 +278,7 @@ def _as_torch(torch: Any, array: np.ndarray) -> Any:
         return torch.from_numpy(array)
 
 
-def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
+def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
     """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), then zero points."""
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)

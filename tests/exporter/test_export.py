@@ -82,13 +82,6 @@ def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch
     [
         ({"block": 0}, "--block must be 1 to 64 for this checkpoint, not 0"),
         ({"block": 65}, "--block must be 1 to 64 for this checkpoint, not 65"),
-        (
-            {"fixed": True, "capacity": 513},
-            r"--capacity must be 8 to 512 \(the checkpoint's context\), not 513",
-        ),
-        ({"fixed": True, "capacity": 4}, "--capacity must be 8 to 512"),
-        ({"fixed": True, "capacity": 64, "prefill": 65}, "--prefill must be 1 to the capacity, not 65"),
-        ({"fixed": True, "capacity": 64, "prefill": 8, "batch": 0}, "--batch must be 1 or more, not 0"),
         ({"precision": "int3"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not int3"),
         (
             {"precision": "int4", "group": 32},

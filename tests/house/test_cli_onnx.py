@@ -19,18 +19,13 @@ def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
         tmp_path / "out",
         "--block",
         "4",
-        "--fixed",
-        "--capacity",
-        "64",
-        "--prefill",
-        "16",
         "--json",
     )
     assert done.returncode == 0, done.stderr
     assert "weights ...\nself-check ...\n" in done.stderr, "progress where standard error is a pipe"
     manifest = json.loads(done.stdout)["manifest"]
     assert manifest["block"] == 4
-    assert [v["slots"] for v in manifest["variants"]] == [None, 1, 4, 16]
+    assert [v["slots"] for v in manifest["variants"]] == [None]
     shown = run("inspect", tmp_path / "out", "--verify")
     assert shown.returncode == 0
     assert "block 4" in shown.stdout

@@ -260,16 +260,6 @@ def test_drafts_that_overflow_in_half_precision_do_not_change_the_stock_text(
     np.testing.assert_array_equal(made, expected)
 
 
-def test_all_slots_of_one_adapter_are_the_merged_adapter(models: Callable[[str], Gated]) -> None:
-    model = models("phi3")
-    opened = open_checkpoint(str(model.adapters["one"]))
-    export_onnx(opened, target := model.root / "merged", ExportOptions(BLOCK))
-    merged = step(Session.open(target, threads=1), PROMPTS[0])
-    made = step(model.session(), [V + i for i in PROMPTS[0]])
-    allowed = np.arange(V) != tiny.MASK  # a merged bundle never predicts it
-    np.testing.assert_allclose(made[:, allowed], merged[:, allowed], atol=2e-4)
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -1,17 +1,16 @@
-"""The step graph: its contract, and its numbers against transformers, numpy and its own fixed-shape twins."""
+"""The step graph: its contract, and its numbers against transformers and numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from support import tiny
 from support.fixtures import Named
-from support.graphs import KEPT, TOKENS, forward, raw, shape_of
+from support.graphs import KEPT, TOKENS, forward, shape_of
 from support.oracle import Oracle
 
 from mars_export import Session
@@ -113,59 +112,6 @@ def test_fp16_stays_within_its_stated_bounds(
     kinds = {i.name: i.type.tensor_type.elem_type for i in [*model.graph.input, *model.graph.output]}
     assert kinds["past_key_values.0.key"] == kinds["present.1.value"] == onnx.TensorProto.FLOAT16
     assert kinds["confidence"] == kinds["entropy"] == kinds["logits"] == onnx.TensorProto.FLOAT
-
-
-@pytest.fixture(scope="module")
-def static_bundle(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("static") / "bundle"
-    options = ExportOptions(block=4, metrics=True, logits=True, fixed=True, batch=2, capacity=48, prefill=10)
-    export_onnx(open_checkpoint(str(checkpoints("qwen3"))), target, options)
-    return target
-
-
-@pytest.mark.parametrize("slots", [1, 4, 10])
-def test_static_graphs_give_what_the_dynamic_one_gives(slots: int, static_bundle: Path) -> None:
-    model = open_bundle(static_bundle).manifest.model
-    random = np.random.default_rng(slots)
-    feeds: dict[str, Any] = {
-        "input_ids": random.integers(0, 250, (2, slots)),
-        "kv_length": np.array([5, 31]),
-        "output_index": np.tile(np.arange(slots), (2, 1)),
-    }
-    for i in range(model.num_layers):
-        for kind in ("key", "value"):
-            feeds[f"past_key_values.{i}.{kind}"] = random.normal(
-                size=(2, model.num_kv_heads, 48, model.head_dim)
-            ).astype(np.float32)
-    dynamic, static = (
-        raw(static_bundle / "model.onnx", feeds),
-        raw(static_bundle / f"model-b2-s{slots}-c48.onnx", feeds),
-    )
-    assert dynamic.keys() == static.keys()
-    for name in dynamic:
-        np.testing.assert_allclose(static[name], dynamic[name], atol=1e-4, err_msg=name)
-    key = feeds["past_key_values.0.key"]
-    assert (static["present.0.key"][0, :, :5] == key[0, :, :5]).all()
-    assert (static["present.0.key"][0, :, 5 + slots :] == key[0, :, 5 + slots :]).all()
-
-
-def test_static_variants_share_the_weights_and_name_their_shapes(static_bundle: Path) -> None:
-    variants = {v.name: v for v in open_bundle(static_bundle).manifest.variants}
-    assert list(variants) == ["model", "model-b2-s1-c48", "model-b2-s4-c48", "model-b2-s10-c48"]
-    assert {v.weights for v in variants.values()} == {"weights.bin"}
-    assert (
-        variants["model-b2-s4-c48"].batch,
-        variants["model-b2-s4-c48"].slots,
-        variants["model-b2-s4-c48"].capacity,
-    ) == (2, 4, 48)
-    assert not variants["model"].is_fixed
-    assert variants["model-b2-s1-c48"].is_fixed
-    fixed = onnx.load(static_bundle / "model-b2-s4-c48.onnx", load_external_data=False)
-    for info in [*fixed.graph.input, *fixed.graph.output]:
-        assert all(d.HasField("dim_value") for d in info.type.tensor_type.shape.dim), info.name
-    assert not {"Shape", "Range"} & {n.op_type for n in fixed.graph.node if n.name != "output_shape"}, (
-        "no shape arithmetic with fixed shapes"
-    )
 
 
 def test_the_contract_of_names_dtypes_and_shapes(bundles: Named) -> None:
