@@ -34,14 +34,15 @@ class Need:
 
 
 RUN = Need("cpu", ("onnxruntime", "tensorrt", "tensorrt_rtx"), any)
-EXPORT = Need("export", ("torch", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
+EXPORT = Need("export", ("torch", "transformers", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
+ONNX = Need("export", ("onnx", "ml_dtypes"))  # enough for `trt` on a bundle; open_checkpoint needs the others
 SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
 HUB = Need("hub", ("huggingface_hub",))
 REPORT = Need("calibrate", ("matplotlib",))
 # What a command needs beyond the base installation.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "onnx": (EXPORT, RUN),
-    "trt": (EXPORT,),
+    "trt": (ONNX,),
     "generate": (RUN,),
     "chat": (RUN,),
     "serve": (RUN, SERVE),

@@ -79,11 +79,11 @@ def build(
     config = _config(trt, builder, plan, model)
     forget_peak()
     start = perf_counter()
-    with _interruptible() as stop:
-        config.progress_monitor = _monitor(trt, progress or (lambda phase, done, total: None), stop)
+    monitor = config.progress_monitor = _monitor(trt, progress or (lambda phase, done, total: None))
+    with _interruptible(monitor):
         data = builder.build_serialized_network(network, config)
-    if stop.reason is not None:
-        raise stop.reason
+    if monitor.stop is not None:
+        raise monitor.stop
     if data is None:
         raise ExportError(
             f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(LONGEST_LIST)}"
@@ -169,35 +169,23 @@ def _config(trt: Any, builder: Any, plan: EnginePlan, model: ModelInfo) -> Any:
     return config
 
 
-def is_malformed(backend: str, data: bytes) -> bool:
-    """Whether `data` is not an engine of this backend. It needs no GPU, and does not check whether the engine
-    runs on this one.
-    """
-    trt = load(backend)
-    _, diagnostics = trt.Runtime(collecting_logger(trt)).get_engine_validity(data)
-    return bool(int(diagnostics) & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE))
-
-
 def _cuda(trt: Any) -> str:
     """CUDA's major version, from the name of the installed wheel, such as tensorrt_rtx_cu12."""
     endings = [name.rpartition("cu")[2] for name in packages_distributions().get(trt.__name__, [])]
     return next((ending for ending in endings if ending.isdecimal()), "unknown")
 
 
-class _Stop:
-    """Why a build should stop early. An exception must not cross TensorRT's C++ frames: it would end the
-    process.
-    """
-
-    reason: BaseException | None = None
-
-
-def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
+def _monitor(trt: Any, report: BuildProgress) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Reports TensorRT's nested build phases as a number. A step that returns False ends the build."""
+        """Reports TensorRT's nested build phases as a number.
+
+        A step that returns False ends the build. `stop` says why: an exception must not cross TensorRT's C++
+        frames, because it would end the process.
+        """
 
         def __init__(self) -> None:
             super().__init__()
+            self.stop: BaseException | None = None
             self.phases: dict[str, tuple[int, int]] = {}  # running ones, outermost first: steps done, steps
             self.shown = 0
 
@@ -209,7 +197,7 @@ def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
             if phase_name in self.phases:
                 self.phases[phase_name] = (step + 1, self.phases[phase_name][1])
             self.update()
-            return stop.reason is None
+            return self.stop is None
 
         def phase_finish(self, phase_name: str) -> None:
             self.phases.pop(phase_name, None)
@@ -225,24 +213,23 @@ def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
             try:
                 report("engine", self.shown, PARTS)
             except BaseException as error:
-                stop.reason = error
+                self.stop = error
 
     return Monitor()
 
 
 @contextmanager
-def _interruptible() -> Iterator[_Stop]:
+def _interruptible(monitor: Any) -> Iterator[None]:
     """Let Ctrl-C stop the build at its next step instead of raising inside TensorRT."""
-    stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
 
     def interrupt(*_: object) -> None:
-        stop.reason = KeyboardInterrupt()
+        monitor.stop = KeyboardInterrupt()
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield stop
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

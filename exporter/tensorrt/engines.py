@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..graph.fixed import fixed
 from ..output import writing
 from . import build as tensorrt
 from .plan import EngineOptions, EnginePlan, make_plan
-from .recipe import RECIPE_FILE, STEPS_FILE, recipe, steps
+from .recipe import RECIPE_FILE, recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def export_engine(
         # Level 0, because TensorRT multiplies with the decoded weights, unlike ONNX Runtime's faster levels.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report)
-        addition = _built(directory, manifest, manifest.variants[0], plan, report)
-        return EngineResult(plan, estimate, _write(directory, addition.to(manifest), output))
+        built = _built(directory, manifest, manifest.variants[0], plan, report)
+        return EngineResult(plan, estimate, _write(directory, _added(manifest, plan.name, *built), output))
 
 
 def add_engine(
@@ -125,21 +126,22 @@ def add_engine(
     if in_place:
         with tempfile.TemporaryDirectory(prefix=f".{plan.name}-", dir=output.resolve().parent) as place:
             work = Path(place)
-            for file in filter(None, (variant.file, variant.weights)):
-                link_or_copy(bundle.path / file, work / file)
-            addition = _built(work, manifest, variant, plan, report)
-            new = {entry.path: (work / entry.path).read_bytes() for entry in addition.files}
+            for name in filter(None, (variant.file, variant.weights)):
+                link_or_copy(bundle.path / name, work / name)
+            entry, files = _built(work, manifest, variant, plan, report)
+            new = {file.path: (work / file.path).read_bytes() for file in files}
 
         def change(now: Manifest) -> Manifest:
-            _check_unchanged(bundle, now, variant, plan, force)
-            return addition.to(now)
+            if variant not in now.variants:
+                raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
+            return _added(now, plan.name, entry, files)
 
         return EngineResult(plan, estimate, rewrite(output, change, new))
     with writing(output, 4 * size, force) as directory:
-        for entry in manifest.files:
-            shutil.copy2(bundle.path / entry.path, directory / entry.path)
-        addition = _built(directory, manifest, variant, plan, report)
-        return EngineResult(plan, estimate, _write(directory, addition.to(manifest), output))
+        for file in manifest.files:
+            shutil.copy2(bundle.path / file.path, directory / file.path)
+        manifest = _added(manifest, plan.name, *_built(directory, manifest, variant, plan, report))
+        return EngineResult(plan, estimate, _write(directory, manifest, output))
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:
@@ -188,49 +190,30 @@ def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: i
     )
 
 
-def _check_unchanged(bundle: Bundle, now: Manifest, variant: Variant, plan: EnginePlan, force: bool) -> None:
-    """Raise ExportError if the bundle is no longer the one that the engine was built from."""
-    files = {variant.file, variant.weights}
-    before = {entry for entry in bundle.manifest.files if entry.path in files}
-    if variant not in now.variants or not before <= set(now.files):
-        raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
-    if not force and any(v.name == plan.name for v in now.variants):
-        raise ExportError(
-            f"{bundle.path} got an engine `{plan.name}` during the build; give --force to replace it"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """What a build adds to a bundle. `variant` is None for a recipe."""
-
-    name: str
-    variant: Variant | None
-    files: tuple[FileEntry, ...]
-
-    def to(self, manifest: Manifest) -> Manifest:
-        """`manifest` with this addition, which replaces entries of the same names."""
-        names = {entry.path for entry in self.files}
-        files = (*(entry for entry in manifest.files if entry.path not in names), *self.files)
-        variants = tuple(v for v in manifest.variants if v.name != self.name)
-        return replace(
-            manifest,
-            variants=variants if self.variant is None else (*variants, self.variant),
-            files=tuple(sorted(files, key=lambda entry: entry.path)),
-        )
+def _added(manifest: Manifest, name: str, variant: Variant | None, files: Sequence[FileEntry]) -> Manifest:
+    """`manifest` with what a build adds, which replaces entries of the same names. `variant` is None for a
+    recipe.
+    """
+    names = {entry.path for entry in files}
+    kept = (entry for entry in manifest.files if entry.path not in names)
+    variants = tuple(v for v in manifest.variants if v.name != name)
+    return replace(
+        manifest,
+        variants=variants if variant is None else (*variants, variant),
+        files=tuple(sorted((*kept, *files), key=lambda entry: entry.path)),
+    )
 
 
 def _built(
     directory: Path, manifest: Manifest, variant: Variant, plan: EnginePlan, report: Progress
-) -> Addition:
-    """Write the engine, or the recipe for it, to a directory with the bundle's files."""
+) -> tuple[Variant | None, list[FileEntry]]:
+    """Write the engine, or the recipe for it, to a directory with the bundle's files. Returns the engine's
+    entry for the manifest, and the new files.
+    """
     graph = directory / f"{plan.name}.onnx"
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
     new, entry = [describe(graph)], None
     if plan.obstacle is not None:
-        file = directory / f"{plan.name}{STEPS_FILE}"
-        file.write_text(steps(plan, variant, new[0]), encoding="utf-8")
-        new.append(describe(file))
         file = directory / RECIPE_FILE
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
@@ -239,7 +222,7 @@ def _built(
         built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
         file.write_bytes(built.data)
         entry = _entry(variant, plan, built, new[0])
-    return Addition(plan.name, entry, (*new, describe(file)))
+    return entry, [*new, describe(file)]
 
 
 def _write(directory: Path, manifest: Manifest, target: Path) -> Manifest:

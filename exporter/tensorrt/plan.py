@@ -10,7 +10,7 @@ from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.trt.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
-from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, JetPack, Target, jetpack_for, layout_for, target_named
+from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, Target, layout_for, target_named
 
 DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128
 MOST_ROWS = 1024
@@ -25,7 +25,6 @@ class EngineOptions:
     """The options of an engine, as `mars-export trt` has them."""
 
     target: str = "rtx"
-    jetpack: str | None = None  # version; by default that of the target
     kv_layout: str | None = None  # by default what the target's TensorRT supports
     batch: int = 1  # most rows of a step
     capacity: int | None = None  # KV entries of a row; 1024, or the model's context if that is less
@@ -43,7 +42,6 @@ class EnginePlan:
     name: str
     target: Target
     kv_layout: str
-    jetpack: JetPack | None
     batch: int
     block: int
     capacity: int
@@ -71,15 +69,13 @@ class EnginePlan:
 def make_plan(options: EngineOptions, block: int, context_length: int) -> EnginePlan:
     """Plan an engine. Raises ExportError for unknown or contradictory options or a host without a GPU."""
     target = _host() if options.target == HOST else target_named(options.target)
-    jetpack = jetpack_for(target, options.jetpack)
     obstacle = _obstacle(target) or (None if options.build else "--no-build was given")
     capacity, prefill = _sizes(options, block, context_length)
     name = target.name if target.name == "rtx" else f"{PREFIXES[target.backend]}-{target.name}"
     return EnginePlan(
         name=f"{name}-fixed" if options.fixed else name,
         target=target,
-        kv_layout=_layout(options.kv_layout, target, jetpack, obstacle),
-        jetpack=jetpack,
+        kv_layout=_layout(options.kv_layout, target, obstacle),
         batch=options.batch,
         block=block,
         capacity=capacity,
@@ -116,19 +112,19 @@ def _obstacle(target: Target) -> str | None:
     return None
 
 
-def _layout(layout: str | None, target: Target, jetpack: JetPack | None, obstacle: str | None) -> str:
-    # A recipe for a data centre assumes a current TensorRT; `--kv-layout delta` is for older ones.
-    best = "static" if jetpack is None else jetpack.kv_layout
-    if jetpack is None and target.backend == FULL and obstacle is None:
-        version = installed_version(FULL)
-        best = best if version is None else layout_for(tuple(int(n) for n in version.split(".")[:2]))
+def _layout(layout: str | None, target: Target, obstacle: str | None) -> str:
     if layout not in (None, "static", "delta"):
         raise ExportError(f"--kv-layout must be static or delta, not {layout}")
-    if layout == "static" and best == "delta":
-        raise ExportError(
-            "this target's TensorRT is older than 10.15 and cannot write KV entries in place; leave"
-            " --kv-layout out, or give delta"
-        )
+    # The TensorRT of another machine is not known. Any can build delta, and a Jetson's is often old.
+    best = "delta" if target.is_jetson else "static"
+    version = installed_version(FULL) if target.backend == FULL and obstacle is None else None
+    if version is not None:
+        best = layout_for(version)
+        if layout == "static" and best == "delta":
+            raise ExportError(
+                f"TensorRT {version} is older than 10.15 and cannot write KV entries in place; leave"
+                " --kv-layout out, or give delta"
+            )
     return layout or best
 
 

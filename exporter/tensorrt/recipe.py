@@ -1,55 +1,18 @@
-"""Writes the recipe of an engine for its own machine: a shell script, and JSON for mars-build-engine."""
+"""Writes the recipe of an engine for its own machine: a shell script."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import Any
-
-from ...runtime.bundle.files import FileEntry
-from ...runtime.bundle.manifest import ModelInfo, Variant
+from ...runtime.bundle.manifest import ModelInfo
 from .plan import EnginePlan, Shapes
 
 RECIPE_FILE = "build-on-device.sh"
-STEPS_FILE = ".build.json"  # the suffix of the file that mars-build-engine reads
-STEPS_VERSION = 1
-
-
-def steps(plan: EnginePlan, variant: Variant, graph: FileEntry) -> str:
-    """The engine's entry for the manifest as JSON text, without what the build adds: version, cuda, platform,
-    seconds, peak_memory.
-
-    `graph` is the file that TensorRT reads, and `variant` the graph it was made from.
-    """
-    engine: dict[str, Any] = {
-        "compute_capabilities": list(plan.target.compute_capabilities),
-        "ranges": [asdict(r) for r in plan.ranges],
-        "graph": graph.path,
-        "graph_sha256": graph.sha256,
-        "tf32": plan.tf32,
-    }
-    entry = asdict(variant) | {
-        "name": plan.name,
-        "backend": plan.backend,
-        "file": f"{plan.name}.engine",
-        "weights": None,
-        "batch": plan.batch if plan.is_fixed else None,
-        "slots": plan.block if plan.is_fixed else None,
-        "capacity": plan.capacity,
-        "engine": engine,
-    }
-    return (
-        json.dumps({"version": STEPS_VERSION, "weights": variant.weights, "variant": entry}, indent=2) + "\n"
-    )
 
 
 def recipe(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
     """The text of the script. `graph` is the ONNX file that trtexec reads, with the plan's capacity."""
-    machine = plan.target.name + (f", JetPack {plan.jetpack.version}" if plan.jetpack else "")
     needed = "10.15" if plan.kv_layout == "static" else "10.3"
-    workspace = f" --workspace {plan.workspace >> 20}" if plan.workspace else ""
     return f"""#!/bin/sh
-# Builds the TensorRT engine of this bundle on the machine it is for: {machine}
+# Builds the TensorRT engine of this bundle on the machine it is for: {plan.target.name}
 # ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
 # It was not built with the bundle: {plan.obstacle}.
 #
@@ -62,12 +25,7 @@ if command -v mars-export >/dev/null; then
   exec {_command(plan)}
 fi
 
-# With libmars built with TensorRT (docs/cpp.md), which does the same without Python:
-if command -v mars-build-engine >/dev/null; then
-  exec mars-build-engine . --recipe {plan.name}{workspace}
-fi
-
-# With neither, trtexec builds the same engine for your own runtime; ours need the manifest entry:
+# Without it, trtexec builds the same engine for your own runtime; ours need the manifest entry:
 trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_jetson else "trtexec"}
 exec "$trtexec" {_trtexec(plan, model, graph)}
 """

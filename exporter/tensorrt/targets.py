@@ -1,4 +1,4 @@
-"""Tables of the machines that engines run on: which TensorRT builds for them, and what each JetPack has."""
+"""The table of machines that engines run on, and which TensorRT builds for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ IN_PLACE_SINCE = (10, 15)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of machine. `backend`: the TensorRT that builds for it; `is_jetson`: it has a JetPack."""
+    """A kind of machine.
+
+    `backend`: the TensorRT that builds for it; `is_jetson`: its JetPack decides the version, which is older
+    than `IN_PLACE_SINCE` before JetPack 7.2.
+    """
 
     name: str
     backend: str
@@ -40,35 +44,9 @@ TARGETS: Mapping[str, Target] = {
 HOST = "host"
 
 
-@dataclass(frozen=True, slots=True)
-class JetPack:
-    """A release of NVIDIA's Jetson software: its TensorRT version and the targets it runs on."""
-
-    version: str
-    tensorrt: tuple[int, int]
-    targets: tuple[str, ...]
-
-    @property
-    def kv_layout(self) -> str:
-        return layout_for(self.tensorrt)
-
-
-JETPACKS: Mapping[str, JetPack] = {
-    jetpack.version: jetpack
-    for jetpack in (
-        JetPack("6.1", (10, 3), ("jetson-orin",)),
-        JetPack("6.2", (10, 3), ("jetson-orin",)),
-        JetPack("7.0", (10, 13), ("jetson-thor",)),
-        JetPack("7.1", (10, 13), ("jetson-thor",)),
-        JetPack("7.2", (10, 16), ("jetson-orin", "jetson-thor")),
-    )
-}
-DEFAULT_JETPACKS = {"jetson-orin": "6.2", "jetson-thor": "7.1"}
-
-
-def layout_for(version: tuple[int, ...]) -> str:
+def layout_for(version: str) -> str:
     """The KV layout for a TensorRT version."""
-    return "static" if version >= IN_PLACE_SINCE else "delta"
+    return "static" if tuple(int(n) for n in version.split(".")[:2]) >= IN_PLACE_SINCE else "delta"
 
 
 def target_named(name: str) -> Target:
@@ -76,21 +54,3 @@ def target_named(name: str) -> Target:
     if name not in TARGETS:
         raise ExportError(f"unknown target `{name}` (known: {HOST}, {', '.join(TARGETS)})")
     return TARGETS[name]
-
-
-def jetpack_for(target: Target, version: str | None) -> JetPack | None:
-    """The JetPack whose TensorRT builds for `target`; None if it is not a Jetson. Raises ExportError for a
-    version that is unknown or not for this target.
-    """
-    if not target.is_jetson:
-        if version is not None:
-            raise ExportError(f"--jetpack is for the Jetson targets, not for {target.name}")
-        return None
-    version = version or DEFAULT_JETPACKS[target.name]
-    if version not in JETPACKS:
-        raise ExportError(f"unknown JetPack `{version}` (known: {', '.join(JETPACKS)})")
-    jetpack = JETPACKS[version]
-    if target.name not in jetpack.targets:
-        others = ", ".join(j.version for j in JETPACKS.values() if target.name in j.targets)
-        raise ExportError(f"JetPack {version} is not for {target.name}; give one of {others}")
-    return jetpack

@@ -17,7 +17,7 @@ from mars_export.exporter.tensorrt import plan
 from mars_export.exporter.tensorrt.build import parse
 from mars_export.exporter.tensorrt.plan import EngineOptions, make_plan
 from mars_export.exporter.tensorrt.recipe import recipe
-from mars_export.exporter.tensorrt.targets import JETPACKS, TARGETS, layout_for
+from mars_export.exporter.tensorrt.targets import TARGETS, layout_for
 from mars_export.runtime.bundle.manifest import ModelInfo
 from mars_export.runtime.device.trt.cuda import Gpu
 from mars_export.runtime.errors import ExportError
@@ -54,10 +54,7 @@ def test_every_target_has_a_plan_without_a_gpu(name: str) -> None:
         ({"target": "sm86", "fixed": True}, "static", "rtx-sm86-fixed"),
         ({"target": "rtx", "kv_layout": "delta"}, "delta", "rtx"),
         ({"target": "jetson-orin"}, "delta", "tensorrt-jetson-orin"),
-        ({"target": "jetson-orin", "jetpack": "6.2"}, "delta", "tensorrt-jetson-orin"),
-        ({"target": "jetson-orin", "jetpack": "7.2"}, "static", "tensorrt-jetson-orin"),
-        ({"target": "jetson-thor"}, "delta", "tensorrt-jetson-thor"),
-        ({"target": "jetson-thor", "jetpack": "7.2"}, "static", "tensorrt-jetson-thor"),
+        ({"target": "jetson-thor", "kv_layout": "static"}, "static", "tensorrt-jetson-thor"),
         ({"target": "h200"}, "static", "tensorrt-h200"),
         ({"target": "h100", "kv_layout": "delta"}, "delta", "tensorrt-h100"),
     ],
@@ -85,38 +82,14 @@ def test_a_network_is_strongly_typed_by_a_flag_or_because_there_is_no_other_kind
 
 
 def test_in_place_writes_came_with_10_15() -> None:
-    assert [layout_for(v) for v in ((10, 3), (10, 14), (10, 15), (11, 0))] == [
-        "delta",
-        "delta",
-        "static",
-        "static",
-    ]
-    assert {j.version: j.kv_layout for j in JETPACKS.values()} == {
-        "6.1": "delta",
-        "6.2": "delta",
-        "7.0": "delta",
-        "7.1": "delta",
-        "7.2": "static",
-    }
+    versions = ("10.3.0", "10.14", "10.15.1", "11.0")
+    assert [layout_for(version) for version in versions] == ["delta", "delta", "static", "static"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"target": "pi5"}, r"unknown target `pi5` \(known: host, rtx, sm75, .*jetson-thor, h100, h200\)"),
-        ({"target": "rtx", "jetpack": "6.2"}, "--jetpack is for the Jetson targets, not for rtx"),
-        (
-            {"target": "jetson-orin", "jetpack": "5.1"},
-            r"unknown JetPack `5.1` \(known: 6.1, 6.2, 7.0, 7.1, 7.2\)",
-        ),
-        (
-            {"target": "jetson-thor", "jetpack": "6.2"},
-            "JetPack 6.2 is not for jetson-thor; give one of 7.0, 7.1, 7.2",
-        ),
-        (
-            {"target": "jetson-orin", "kv_layout": "static"},
-            "older than 10.15 and cannot write KV entries in place",
-        ),
         ({"kv_layout": "paged"}, "--kv-layout must be static or delta, not paged"),
         ({"workspace": 512}, "--workspace must be at least 1M, not 512 bytes"),
         ({"capacity": 15}, r"--capacity must be 16 \(two blocks\) to 4096"),
@@ -181,6 +154,8 @@ def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
         None,
     )
     assert plan_of(target="jetson-orin").obstacle is None
+    with pytest.raises(ExportError, match="10.3.0 is older than 10.15 and cannot write KV entries in place"):
+        plan_of(target="jetson-orin", kv_layout="static")
     assert "this machine has Orin (sm87)" in str(plan_of(target="h200").obstacle)
     desktop = Gpu("RTX 4090", "sm89", "12.9")
     here(monkeypatch, desktop, {"tensorrt_rtx": "1.7.0"})
@@ -205,7 +180,6 @@ def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_pa
     assert len(shapes) == (0 if result.is_fixed else 6)
     assert all(f.count("past_key_values.") == 2 * MODEL.num_layers for f in shapes)
     assert "mars-export trt . --target host --kv-layout " in text
-    assert f"mars-build-engine . --recipe {result.name}\n" in text
     assert ("--fixed" in text) == result.is_fixed
     assert result.obstacle is not None
     assert result.obstacle in text
@@ -237,7 +211,7 @@ def test_tf32_and_workspace_are_left_to_tensorrt_only_on_request(tf32: bool, wor
     assert limits == ([] if workspace is None else [("workspace", workspace)])
     text = recipe(result, MODEL, "x.onnx")
     assert ("--noTF32" in text, "--tf32" in text) == (not tf32, tf32)
-    for word in ("--workspace 512M\n", f"--recipe {result.name} --workspace 512\n", "workspace:512"):
+    for word in ("--workspace 512M\n", "workspace:512"):
         assert (word in text) == (workspace is not None)
 
 
