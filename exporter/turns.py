@@ -10,7 +10,6 @@ import ast
 import itertools
 import random
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,7 +28,6 @@ ROLE_SETS = (
     ("user",),
 )
 LONGEST_PATTERN = 4  # messages; every sequence of roles up to this length is rendered
-SECONDS = 60.0  # processor time limit of a derivation; usual templates take one second
 NUM_RANDOM, LONGEST_RANDOM = 300, 10
 SPACED = "\u00a0 \n{}\t \n\u2028"
 STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -63,15 +61,11 @@ KNOWN_MARKS = (
 Render = Callable[[Sequence[Mapping[str, str]]], str | None]
 
 
-class _TooSlow(Exception):
-    """The template takes more than SECONDS, so that it gets no table."""
-
-
 def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
     """The table whose text equals the chat template's for every conversation that the table can render.
 
-    None if there is no template, if it asks for the date or takes too long, or if its text depends on more
-    than neighbouring roles. Raises CheckpointError if the template is not valid jinja2.
+    None if there is no template, if it asks for the date, or if its text depends on more than neighbouring
+    roles. Raises CheckpointError if the template is not valid jinja2.
     """
     source = vocabulary.chat_template
     if source is None:
@@ -87,13 +81,6 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
     if "strftime_now" in source:
         return None
     render = _rendering(text)
-    try:
-        return _derived(render, source)
-    except _TooSlow:
-        return None
-
-
-def _derived(render: Render, source: str) -> ChatTurns | None:
     for roles in ROLE_SETS:
         # Templates may treat an answer at the end of a conversation as one that is still being written.
         for ends in (roles, tuple(role for role in roles if role != "assistant")):
@@ -106,11 +93,7 @@ def _derived(render: Render, source: str) -> ChatTurns | None:
 
 
 def _rendering(text: Text, **template: object) -> Render:
-    end = time.thread_time() + SECONDS
-
     def render(messages: Sequence[Mapping[str, str]]) -> str | None:
-        if time.thread_time() > end:
-            raise _TooSlow
         try:
             return text.render(messages, template=template)
         except SessionError:
@@ -236,10 +219,7 @@ def _after_with(vocabulary: Vocabulary, turns: ChatTurns | None, value: bool) ->
         return None
     text = Text(Tokenizer(models.BPE()), source, vocabulary.bos_token, vocabulary.eos_token)
     render = _rendering(text, **{SWITCH: value})
-    try:
-        found = _observed(render, turns.roles, tuple(turns.after))
-        if found is None or found.between != turns.between:
-            return None
-        return found.after if _is_proven(render, replace(turns, after=found.after), source) else None
-    except _TooSlow:
+    found = _observed(render, turns.roles, tuple(turns.after))
+    if found is None or found.between != turns.between:
         return None
+    return found.after if _is_proven(render, replace(turns, after=found.after), source) else None

@@ -147,17 +147,12 @@ def test_no_more_is_drawn_than_needed(checkpoint: Checkpoint, tmp_path: Path) ->
     [
         ("a.jsonl", b"", "no text; give rows"),
         ("a.txt", b" \n\n\n ", "no text; give rows"),
-        (
-            "a.jsonl",
-            b"{\n[1]\n{}\n",
-            r"line 1: .*\n.*line 2: a JSON object is expected\n.*line 3: `messages`, or",
-        ),
-        ("a.jsonl", b'{"prompt": "x", "answer": 3}', "line 1: `answer` must be a string"),
-        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "line 1: `messages` must be a list of objects"),
-        ("a.jsonl", b'{"messages": []}', "line 1: `messages` must be a list"),
+        ("a.jsonl", b"{\n[1]\n{}\n", r"line 1: .*\n.*line 2: an object with .*\n.*line 3: an object with"),
+        ("a.jsonl", b'{"prompt": "x", "answer": 3}', "line 1: an object with"),
+        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "row 1: messages must be .*{role, content}"),
+        ("a.jsonl", b'{"messages": []}', "line 1: an object with"),
         ("a.jsonl", b'{"prompt": "\\ud800"}', "row 1: .*half a character"),
         ("a.jsonl", b"[" * 100_000, "line 1: "),
-        ("a.jsonl", b'{"prompt": ' + b"9" * 5000 + b"}", "line 1: "),
         ("a.jsonl", b"\n".join([b"x"] * 60), "and 40 more"),
         ("a.txt", b"\xff\xfe\x00", r"not UTF-8 text \(byte 0\)"),
         ("a.csv", b"a,b", r"a file named .jsonl \(rows\) or .txt"),
@@ -171,16 +166,11 @@ def test_hostile_texts_are_refused(
         read_text(tmp_path / name, checkpoint, block=4)
 
 
-def test_texts_that_are_no_readable_files_are_refused(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_are_no_readable_files_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
     for name in ("absent.jsonl", "folder.txt"):
         with pytest.raises(ExportError, match=f"{name}: the calibration text cannot be read"):
             read_text(tmp_path / name, checkpoint, block=4)
-    monkeypatch.setattr("mars_export.exporter.quantize.text.LARGEST_FILE", 100)
-    with pytest.raises(ExportError, match="a few hundred rows are enough"):
-        read_text(write_rows(tmp_path / "large.jsonl"), checkpoint, block=4)
 
 
 # --- layers and bundles ---
