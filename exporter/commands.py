@@ -74,6 +74,12 @@ def onnx(
     kv_layout: Annotated[
         str, option(SHAPES, "static, or delta: plain operators for TensorRT before 10.15.")
     ] = "static",
+    fixed: Annotated[
+        bool, option(SHAPES, "Also write graphs with fixed shapes, which share the weights.", "--fixed")
+    ] = False,
+    batch: Annotated[int, option(SHAPES, "Rows of the --fixed graphs.", min=1)] = 1,
+    capacity: Annotated[int, option(SHAPES, "KV entries of a row in the --fixed graphs.", min=1)] = 1024,
+    prefill: Annotated[int, option(SHAPES, "Slots of the --fixed prefill graph.", min=1)] = 128,
     *,
     graph_options: GraphOptions,
     checkpoint_options: CheckpointOptions,
@@ -97,7 +103,8 @@ def onnx(
         opened = checkpoint_options.open(checkpoint)
         options = graph_options.with_options(
             block=block or opened.block, precision=precision, activations=activations, asymmetric=asymmetric,
-            head=head, embedding=embedding, kv_layout=kv_layout,
+            head=head, embedding=embedding, kv_layout=kv_layout, fixed=fixed, batch=batch, capacity=capacity,
+            prefill=prefill,
         )  # fmt: skip
         _print_quantizer(options, opened)
         try:
@@ -114,7 +121,10 @@ def onnx(
     from ..runtime.bundle.manifest import NEAR_TIES
 
     variant, size = manifest.variants[0], sum(f.size for f in manifest.files)
-    out.print(f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {options.block}")
+    out.print(
+        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {options.block},"
+        f" {len(manifest.variants)} graph(s)"
+    )
     if variant.drift is not None:
         _print_drift(variant.drift, variant.precision)
     if variant.has_near_ties:

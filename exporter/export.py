@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from .checkpoint.tensors import Tensors
 from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
+from .graph.fixed import fixed
 from .graph.step import StepGraph
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .output import writing
@@ -102,9 +103,23 @@ def write_bundle(
         quantization=_quantization_info(options.quantization, quantizer),
         accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
     )
-    manifest = _manifest(directory, checkpoint, options.block, variant)
+    variants = [variant, *_fixed_variants(directory, model, variant, options)]
+    manifest = _manifest(directory, checkpoint, options.block, variants)
     write_manifest(directory, manifest)
     return manifest
+
+
+def _fixed_variants(
+    directory: Path, model: onnx.ModelProto, variant: Variant, options: ExportOptions
+) -> Iterator[Variant]:
+    """Write copies of the graph for steps of one token, of a block, and of a part of a prompt."""
+    for slots in dict.fromkeys((1, options.block, options.prefill)) if options.fixed else ():
+        shape = {"batch": options.batch, "slots": slots, "capacity": options.capacity}
+        name = f"model-b{options.batch}-s{slots}-c{options.capacity}"
+        onnx.save(fixed(model, shape | {"outputs": slots}), directory / f"{name}.onnx")
+        onnx.checker.check_model(str(directory / f"{name}.onnx"))
+        # Only the dynamic graph is measured; these have the same nodes and weights.
+        yield replace(variant, name=name, file=f"{name}.onnx", drift=None, **shape)
 
 
 def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
@@ -216,7 +231,7 @@ def _quantization_info(
     )
 
 
-def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variant: Variant) -> Manifest:
+def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Sequence[Variant]) -> Manifest:
     vocabulary, drafts = checkpoint.vocabulary, checkpoint.drafts
     turns = derive_chat_turns(vocabulary)
     return Manifest(
@@ -234,7 +249,7 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variant: Vari
             turns,
             find_thinking(vocabulary, turns),
         ),
-        variants=(variant,),
+        variants=tuple(variants),
         files=tuple(describe(path) for path in sorted(directory.iterdir())),
         # As for I-DLM's checkpoints, one more than was trained: its draft often holds.
         masks=checkpoint.masks if drafts is None else block,

@@ -45,6 +45,10 @@ class ExportOptions:
     metrics: bool = False  # also return margin and entropy
     logits: bool = True  # also return logits
     top_k: int = 0  # also return this many of the most likely tokens
+    fixed: bool = False  # also write graphs with fixed shapes: `batch` rows, `capacity` KV entries
+    batch: int = 1
+    capacity: int = 1024
+    prefill: int = 128  # slots of the prefill graph with fixed shapes
     allow_drift: bool = False  # keep a bundle that fails the self-check
     oracle: bool = True  # compare the checkpoint with transformers
     kv_layout: str = "static"
@@ -92,5 +96,15 @@ class ExportOptions:
             )
         if not 0 <= self.top_k <= min(MAX_TOP_K, dims.vocab_size):
             problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {self.top_k}")
+        if self.fixed:
+            if not self.block <= self.capacity <= context_length:
+                problems.append(
+                    f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not"
+                    f" {self.capacity}"
+                )
+            if not 1 <= self.prefill <= self.capacity:
+                problems.append(f"--prefill must be 1 to the capacity, not {self.prefill}")
+            if self.batch < 1:
+                problems.append(f"--batch must be 1 or more, not {self.batch}")
         if problems:
             raise ExportError("; ".join(problems))

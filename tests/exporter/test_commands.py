@@ -45,9 +45,11 @@ def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
     assert exported(checkpoints("llama"), tmp_path / "a", *words).variants[0].precision == "float16"
 
 
-def test_groups(checkpoints: Named, tmp_path: Path) -> None:
-    words = ("--precision", "int8", "--allow-drift", "--group", "16")
-    stored = exported(checkpoints("llama"), tmp_path / "b", *words).variants[0].quantization
+def test_fixed_graphs_and_groups(checkpoints: Named, tmp_path: Path) -> None:
+    sizes = ("--capacity", "64", "--prefill", "8", "--precision", "int8", "--allow-drift")
+    manifest = exported(checkpoints("llama"), tmp_path / "b", "--fixed", "--group", "16", *sizes)
+    assert [v.slots for v in manifest.variants] == [None, 1, 4, 8]
+    stored = manifest.variants[0].quantization
     assert stored is not None and stored.group_size == 16
 
 

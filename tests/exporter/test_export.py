@@ -82,6 +82,8 @@ def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch
     [
         ({"block": 0}, "--block must be 1 to 64 for this checkpoint, not 0"),
         ({"block": 65}, "--block must be 1 to 64 for this checkpoint, not 65"),
+        ({"fixed": True, "capacity": 513}, r"--capacity must be 8 to 512 \(the .* context\), not 513"),
+        ({"fixed": True, "capacity": 9, "prefill": 65, "batch": 0}, "--prefill must be .*--batch must be"),
         ({"precision": "int3"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not int3"),
         (
             {"precision": "int4", "group": 32},

@@ -76,7 +76,7 @@ def read_form(raw: object) -> PackedForm | None:
             f"config.json: the checkpoint is quantized by {raw['quant_method']} in an unsupported form:"
             f" {'; '.join(problems)}; {INSTEAD}"
         )
-    codec = Codec(KINDS[bits], size, is_symmetric is True)
+    codec = Codec(KINDS[int(bits or 0)], size, is_symmetric is True)
     return PackedForm(codec, is_awq, is_less_one=layout == "gptq")
 
 

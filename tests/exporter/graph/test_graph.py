@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from support import tiny
 from support.fixtures import Named
-from support.graphs import KEPT, TOKENS, forward, shape_of
+from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle
 
 from mars_export import Session
@@ -112,6 +113,37 @@ def test_fp16_stays_within_its_stated_bounds(
     kinds = {i.name: i.type.tensor_type.elem_type for i in [*model.graph.input, *model.graph.output]}
     assert kinds["past_key_values.0.key"] == kinds["present.1.value"] == onnx.TensorProto.FLOAT16
     assert kinds["confidence"] == kinds["entropy"] == kinds["logits"] == onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_fixed_graphs_give_what_the_dynamic_one_gives(
+    layout: str, checkpoints: Named, tmp_path: Path
+) -> None:
+    options = ExportOptions(block=4, fixed=True, batch=2, capacity=48, prefill=10, kv_layout=layout)
+    export_onnx(open_checkpoint(str(checkpoints("qwen3"))), tmp_path / "b", options)
+    manifest = open_bundle(tmp_path / "b").manifest
+    assert [v.slots for v in manifest.variants] == [None, 1, 4, 10]
+    random, model = np.random.default_rng(0), manifest.model
+    for variant in manifest.variants[1:]:
+        assert (variant.batch, variant.capacity, variant.weights) == (2, 48, "weights.bin")
+        slots = variant.slots or 0
+        feeds: dict[str, Any] = {
+            "input_ids": random.integers(0, 250, (2, slots)),
+            "kv_length": np.array([5, 31]),
+            "output_index": np.tile(np.arange(slots), (2, 1)),
+        }
+        shape = (2, model.num_kv_heads, 48, model.head_dim)
+        names = [f"past_key_values.{suffix}" for suffix in model.kv_suffixes]
+        feeds |= {name: random.normal(size=shape).astype(np.float32) for name in names}
+        dynamic, fixed = (raw(tmp_path / "b" / file, feeds) for file in ("model.onnx", variant.file))
+        assert dynamic.keys() == fixed.keys()
+        for name in dynamic:
+            np.testing.assert_allclose(fixed[name], dynamic[name], atol=1e-4, err_msg=name)
+        graph = onnx.load(tmp_path / "b" / variant.file, load_external_data=False).graph
+        for info in [*graph.input, *graph.output]:
+            assert all(d.HasField("dim_value") for d in info.type.tensor_type.shape.dim), info.name
+        arithmetic = {n.name for n in graph.node if n.op_type in ("Shape", "Range")}
+        assert arithmetic == {"output_shape"}
 
 
 def test_the_contract_of_names_dtypes_and_shapes(bundles: Named) -> None:
