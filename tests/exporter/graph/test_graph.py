@@ -35,17 +35,6 @@ def test_logits_are_those_of_transformers(
         assert found[:, tiny.MASK].max() < -1e8
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen2", "mistral"])
-def test_logits_far_from_the_beginning(
-    name: str, sessions: Callable[[str], Session], checkpoints: Named
-) -> None:
-    tokens = [(31 * i) % 250 for i in range(500)]
-    found = forward(sessions(name), tokens, (256,))[-1]
-    model = tiny.load(tiny.TINIES[name], checkpoints(name))
-    expected = Oracle(model, tiny.MASK, 1).logits(tokens).numpy()
-    assert np.abs(found - expected)[:, KEPT].max() < 2e-4
-
-
 @pytest.mark.parametrize("name", ["a2d-qwen2", "llama"])
 def test_token_ids_and_metrics_are_those_of_numpy(name: str, sessions: Callable[[str], Session]) -> None:
     token_ids, confidence, margin, entropy, logits = forward(sessions(name), TOKENS, (20,))
@@ -221,33 +210,3 @@ def test_two_exports_have_equal_bytes(bundles: Named, checkpoints: Named, tmp_pa
     assert names == ["manifest.json", "manifest.sha256", "model.onnx", "tokenizer.json", "weights.bin"]
     for name in names:
         assert (tmp_path / "again" / name).read_bytes() == (bundles("llama-bias") / name).read_bytes(), name
-
-
-def test_a_cache_that_was_bound_before_sees_growth_other_rows_and_wanted_logits(
-    sessions: Callable[[str], Session],
-) -> None:
-    backend = sessions("llama").backend
-    whole = backend.new_cache(1)
-    whole.reserve(200)
-    expected = backend.step(
-        whole, 0, np.array([TOKENS[:8]]), np.array([0]), np.arange(8)[None], True
-    ).confidence[0]
-    cache = backend.new_cache(2)
-    cache.reserve(8)
-    both = backend.step(
-        cache, 0, np.array([TOKENS[:4]] * 2), np.zeros(2, np.int64), np.tile(np.arange(4), (2, 1)), False
-    )
-    assert both.logits is None
-    for length in (4, 5):
-        cache.reserve(8 if length == 4 else 200)
-        for row in (1, 0):
-            found = backend.step(
-                cache,
-                row,
-                np.array([TOKENS[length : length + 1]]),
-                np.array([length]),
-                np.array([[0]]),
-                length == 5,
-            )
-            assert found.confidence[0, 0] == pytest.approx(expected[length], abs=1e-5)
-            assert (found.logits is None) == (length == 4)
