@@ -20,7 +20,7 @@ def write_owners(nodes: Nodes, vocab_size: int, several: bool) -> str:
     """Write which slots are draft slots and, of `several` adapters, whose. Returns the token ids [b, s]."""
     size, column = nodes.constant("vocab_size", vocab_size), nodes.constant("axis_2", [2])
     owner = nodes.add("Div", "input_ids", size, name="owner")  # 0 for the stock model
-    drafts = nodes.add("Greater", owner, nodes.constant("zero", 0), name="draft_flags")
+    drafts = nodes.add("Greater", owner, ("zero", 0), name="draft_flags")
     nodes.add("Unsqueeze", drafts, column, name=IS_DRAFT)  # [b, s, 1]
     indices = nodes.add("NonZero", drafts, name="draft_indices")
     nodes.add("Transpose", indices, name=SLOTS, perm=[1, 0])  # [n, 2]
@@ -42,9 +42,8 @@ def add(
     rows = nodes.add("GatherND", x, SLOTS, name=f"{name}_drafts")  # [n, in]
     low = nodes.add("MatMul", rows, f"{weight}.draft_a", name=f"{name}_low")  # [n, r]
     if several:
-        columns = nodes.constant(f"{weight}.owners", owners)
-        own = nodes.add("Equal", "draft_owner", columns, name=f"{name}_own")
-        low = nodes.add("Where", own, low, nodes.constant("no_draft", 0, kind), name=f"{name}_kept")
+        own = nodes.add("Equal", "draft_owner", (f"{weight}.owners", owners), name=f"{name}_own")
+        low = nodes.add("Where", own, low, ("no_draft", 0, kind), name=f"{name}_kept")
     added = nodes.add("MatMul", low, f"{weight}.draft_b", name=f"{name}_added")  # [n, out]
     return nodes.add("ScatterND", product, SLOTS, added, name=f"{name}_drafted", reduction="add")
 
@@ -55,8 +54,8 @@ def without_overflow(nodes: Nodes, x: str, kind: Any) -> str:
     Other slots attend to them with weight 0, but 0 * Inf would make these NaN, too.
     """
     size = nodes.add("Abs", x, name="draft_size")
-    is_small = nodes.add("LessOrEqual", size, nodes.constant("largest", LARGEST, kind), name="draft_is_small")
-    kept = nodes.add("Where", is_small, x, nodes.constant("no_draft", 0, kind), name="draft_finite")
+    is_small = nodes.add("LessOrEqual", size, ("largest", LARGEST, kind), name="draft_is_small")
+    kept = nodes.add("Where", is_small, x, ("no_draft", 0, kind), name="draft_finite")
     return nodes.add("Where", IS_DRAFT, kept, x, name="finite")
 
 

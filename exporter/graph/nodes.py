@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+Value = str | tuple[Any, ...]
+"""The name of a value, or the arguments of `Nodes.constant` for one."""
+
 
 class Nodes:
     """The nodes and small constants of one graph. Methods that add a value return its name."""
@@ -23,20 +26,25 @@ class Nodes:
         """Prefix the names of the nodes that follow."""
         self._scope = f"{name}." if name else ""
 
-    def add(self, op: str, *inputs: str, name: str, output: str | None = None, **attributes: Any) -> str:
+    def add(self, op: str, *inputs: Value, name: str, output: str | None = None, **attributes: Any) -> str:
         """Add a node with one output, called `output` or its scoped `name`."""
         return self.add_many(
             op, *inputs, name=name, outputs=[output or f"{self._scope}{name}"], **attributes
         )[0]
 
     def add_many(
-        self, op: str, *inputs: str, name: str, outputs: Sequence[str], **attributes: Any
+        self, op: str, *inputs: Value, name: str, outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
         """Add a node with several outputs, whose names are used as they are."""
+        names = [value if isinstance(value, str) else self.constant(*value) for value in inputs]
         self.nodes.append(
-            helper.make_node(op, list(inputs), list(outputs), name=f"{self._scope}{name}", **attributes)
+            helper.make_node(op, names, list(outputs), name=f"{self._scope}{name}", **attributes)
         )
         return list(outputs)
+
+    def split(self, x: str, sizes: Value, parts: Sequence[str], name: str, axis: int = -1) -> list[str]:
+        """Split x into `parts`, whose names get the current scope."""
+        return self.add_many("Split", x, sizes, name=name, outputs=list(map(self.local, parts)), axis=axis)
 
     def local(self, name: str) -> str:
         """`name` in the current scope."""

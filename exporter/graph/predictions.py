@@ -32,9 +32,8 @@ def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
     On a CPU, TopK computes both in one pass, and also chooses the first of equal logits.
     """
     if in_one_pass:
-        one = nodes.constant("one_best", [1])
         top, place = nodes.add_many(
-            "TopK", logits, one, name="best", outputs=["top_logit", "top_id"], axis=-1
+            "TopK", logits, ("one_best", [1]), name="best", outputs=["top_logit", "top_id"], axis=-1
         )
         nodes.add("Squeeze", place, LAST, name="argmax", output="token_ids")
         return top
@@ -44,14 +43,12 @@ def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
 
 def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) -> None:
     best, _ = nodes.add_many(
-        "TopK", logits, nodes.constant("two", [2]), name="top2", outputs=["top2_logits", "top2_ids"], axis=-1
+        "TopK", logits, ("two", [2]), name="top2", outputs=["top2_logits", "top2_ids"], axis=-1
     )
-    first, second = nodes.add_many(
-        "Split", best, nodes.constant("ones", [1, 1]), name="top2_split", outputs=["top1", "top2"], axis=-1
-    )
+    first, second = nodes.split(best, ("ones", [1, 1]), ("top1", "top2"), "top2_split")
     ratio = nodes.add("Exp", nodes.add("Sub", second, first, name="top_gap"), name="top_ratio_1")
     ratio = nodes.add("Squeeze", ratio, LAST, name="top_ratio")
-    share = nodes.add("Sub", nodes.constant("one_f32", 1.0, np.float32), ratio, name="top_share")
+    share = nodes.add("Sub", ("one_f32", 1.0, np.float32), ratio, name="top_share")
     nodes.add("Mul", "confidence", share, name="margin_node", output="margin")
     expected = nodes.add(
         "ReduceSum",
@@ -69,12 +66,7 @@ def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) 
 def _top_k(nodes: Nodes, top_k: int, shifted: str, total: str) -> None:
     """The most likely tokens of each output, best first, and their natural log-probabilities."""
     best, _ = nodes.add_many(
-        "TopK",
-        shifted,
-        nodes.constant("num_topk", [top_k]),
-        name="topk",
-        outputs=["topk_shifted", "topk_ids"],
-        axis=-1,
+        "TopK", shifted, ("num_topk", [top_k]), name="topk", outputs=["topk_shifted", "topk_ids"], axis=-1
     )
     wide = nodes.add("Unsqueeze", total, LAST, name="partition_column")
     nodes.add(

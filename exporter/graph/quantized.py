@@ -65,5 +65,5 @@ def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
     codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])
     plain = nodes.add("Cast", codes, name="embedding_plain", to=dtype)
     scale = nodes.add("Gather", f"{table}_scale", ids, name="embedding_scale")
-    scale = nodes.add("Unsqueeze", scale, nodes.constant("axis_2", [2]), name="embedding_scale_last")
+    scale = nodes.add("Unsqueeze", scale, ("axis_2", [2]), name="embedding_scale_last")
     return nodes.add("Mul", plain, scale, name="embedding")

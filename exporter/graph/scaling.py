@@ -18,7 +18,7 @@ def scaled(nodes: Nodes, x: str, factor: float, name: str, kind: np.dtype) -> st
     """x times a scalar; `kind` is the type of both."""
     if factor == 1.0:
         return x
-    return nodes.add("Mul", x, nodes.constant(f"{name}_factor", factor, kind), name=name)
+    return nodes.add("Mul", x, (f"{name}_factor", factor, kind), name=name)
 
 
 def capped(nodes: Nodes, x: str, cap: float, name: str) -> str:
@@ -40,7 +40,7 @@ def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: b
     slope = 2 * math.sqrt(2 / math.pi)
     square = nodes.add("Mul", gate, gate, name="gate_square")
     bent = scaled(nodes, square, BEND * slope, "gelu_bend", kind)
-    bent = nodes.add("Add", bent, nodes.constant("gelu_slope", slope, kind), name="gelu_bent")
+    bent = nodes.add("Add", bent, ("gelu_slope", slope, kind), name="gelu_bent")
     share = nodes.add("Sigmoid", nodes.add("Mul", gate, bent, name="gelu_inside"), name="gelu_share")
     return nodes.add("Mul", gate, share, name="gate_gelu")
 
@@ -59,10 +59,10 @@ def query_growth(nodes: Nodes, knobs: Knobs, column: str, dtype: int) -> None:
     if knobs.query_growth is None:
         return
     beta, length = knobs.query_growth
-    spans = nodes.add("Div", column, nodes.constant("growth_length", length), name="growth_spans")
+    spans = nodes.add("Div", column, ("growth_length", length), name="growth_spans")
     spans = nodes.add("Cast", spans, name="growth_spans_f32", to=TensorProto.FLOAT)
-    one = nodes.constant("one_f32", 1.0, np.float32)
+    one = ("one_f32", 1.0, np.float32)
     log = nodes.add("Log", nodes.add("Add", spans, one, name="growth_base"), name="growth_log")
-    log = nodes.add("Mul", log, nodes.constant("growth_beta", beta, np.float32), name="growth_share")
+    log = nodes.add("Mul", log, ("growth_beta", beta, np.float32), name="growth_share")
     grown = nodes.add("Add", log, one, name="query_growth_f32")
     nodes.add("Cast", grown, name="query_growth", to=dtype)

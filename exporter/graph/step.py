@@ -147,18 +147,16 @@ class _Writer:
         nodes = self.nodes
         length = nodes.add("Shape", source, name=f"num_{name}_1d", start=axis, end=axis + 1)
         scalar = nodes.add("Squeeze", length, name=f"num_{name}")
-        return nodes.add(
-            "Range", nodes.constant("zero", 0), scalar, nodes.constant("one", 1), name=f"{name}_indices"
-        )
+        return nodes.add("Range", ("zero", 0), scalar, ("one", 1), name=f"{name}_indices")
 
     def write_positions(self) -> None:
         nodes = self.nodes
         slots = self.arange("slots", "input_ids", 1)
         capacity = self.arange("capacity", "past_key_values.0.key", 2)
-        start = nodes.add("Unsqueeze", "kv_length", nodes.constant("axis_1", [1]), name="kv_length_column")
+        start = nodes.add("Unsqueeze", "kv_length", ("axis_1", [1]), name="kv_length_column")
         positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
         column = nodes.add(
-            "Unsqueeze", positions, nodes.constant("axes_1_3", [1, 3]), name="positions_column"
+            "Unsqueeze", positions, ("axes_1_3", [1, 3]), name="positions_column"
         )  # [b, 1, s, 1]
         keys = delta.key_positions(nodes, capacity, start, positions) if self.is_delta else capacity
         causal = nodes.add(
@@ -167,9 +165,7 @@ class _Writer:
         for window in dict.fromkeys(self.dims.windows):
             self.masks[window] = causal
             if window is not None:
-                first = nodes.add(
-                    "Sub", column, nodes.constant(f"window_{window}", window), name=f"window_{window}_start"
-                )
+                first = nodes.add("Sub", column, (f"window_{window}", window), name=f"window_{window}_start")
                 inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
         if self.is_steady:
@@ -197,7 +193,7 @@ class _Writer:
 
     def residual(self, hidden: str, added: str, name: str) -> str:
         if self.knobs.residual_factor != 1:
-            factor = self.nodes.constant("residual_factor", self.knobs.residual_factor, self.kind)
+            factor = ("residual_factor", self.knobs.residual_factor, self.kind)
             added = self.nodes.add("Mul", added, factor, name=f"{name}_scaled")
         return self.nodes.add("Add", hidden, added, name=name)
 
@@ -222,10 +218,7 @@ class _Writer:
         )
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
         flat = nodes.add(
-            "Reshape",
-            rows,
-            nodes.constant("flat_heads", [0, 0, dims.num_heads * dims.head_dim]),
-            name="attention_flat",
+            "Reshape", rows, ("flat_heads", [0, 0, dims.num_heads * dims.head_dim]), name="attention_flat"
         )
         return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
 
@@ -257,15 +250,8 @@ class _Writer:
     def mlp(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
         packed = self.linear(x, f"layers.{i}.gate_up", "gate_up", dims.mlp_bias)
-        sizes = nodes.constant("gate_up_sizes", [dims.intermediate_size] * 2)
-        gate, up = nodes.add_many(
-            "Split",
-            packed,
-            sizes,
-            name="gate_up_split",
-            outputs=[nodes.local("gate"), nodes.local("up")],
-            axis=-1,
-        )
+        sizes = ("gate_up_sizes", [dims.intermediate_size] * 2)
+        gate, up = nodes.split(packed, sizes, ("gate", "up"), "gate_up_split")
         active = scaling.activated(nodes, self.knobs, gate, self.kind, self.is_delta)
         return self.linear(
             nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
@@ -309,14 +295,10 @@ class _Writer:
 
     def write_tail(self, hidden: str) -> None:
         nodes, dims, spec = self.nodes, self.dims, self.spec
-        index = nodes.add(
-            "Unsqueeze", "output_index", nodes.constant("axis_2", [2]), name="output_index_column"
-        )
+        index = nodes.add("Unsqueeze", "output_index", ("axis_2", [2]), name="output_index_column")
         rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
         normed = self.norm(rows, "norm", "head_rows_normed")
-        flat = nodes.add(
-            "Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT
-        )
+        flat = nodes.add("Reshape", normed, ("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT)
         codec = spec.quantization.table(spec.quantization.head) if spec.quantization else None
         if codec is None:
             table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
@@ -328,16 +310,14 @@ class _Writer:
         raw = scaling.scaled(nodes, raw, self.knobs.logit_factor, "logits_scaled", np.dtype(np.float32))
         raw = scaling.capped(nodes, raw, self.knobs.logit_cap, "logits_capped")
         like = nodes.add("Shape", "output_index", name="output_shape")
-        full = nodes.add(
-            "Concat", like, nodes.constant("vocab", [dims.vocab_size]), name="logits_shape", axis=0
-        )
+        full = nodes.add("Concat", like, ("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
         if spec.mask_token_id is not None:
             never[spec.mask_token_id] = NEVER
         # Added after the Reshape: ONNX Runtime would fuse MatMul and Add to a Gemm, and then decode the whole
         # table in every step.
-        bias = nodes.constant("mask_token_bias", never, np.float32)
+        bias = ("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
         is_integer = spec.quantization is not None and spec.quantization.is_integer

@@ -21,16 +21,14 @@ def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -
     `capacity` arange [c], `kv_length` [b, 1], `positions` [b, s] of the new entries.
     """
     is_final = nodes.add("Less", capacity, kv_length, name="past_is_final")  # [b, c]
-    past = nodes.add("Where", is_final, capacity, nodes.constant("nowhere", NOWHERE), name="past_positions")
+    past = nodes.add("Where", is_final, capacity, ("nowhere", NOWHERE), name="past_positions")
     keys = nodes.add("Concat", past, positions, name="key_positions_rows", axis=1)
-    return nodes.add("Unsqueeze", keys, nodes.constant("axes_1_2", [1, 2]), name="key_positions")
+    return nodes.add("Unsqueeze", keys, ("axes_1_2", [1, 2]), name="key_positions")
 
 
 def attention_scale(nodes: Nodes, scale: float, dtype: int) -> str:
     """The factor of queries, in the graph's type."""
-    return nodes.add(
-        "Cast", nodes.constant("attention_scale_f32", scale, np.float32), name="attention_scale", to=dtype
-    )
+    return nodes.add("Cast", ("attention_scale_f32", scale, np.float32), name="attention_scale", to=dtype)
 
 
 def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: str, dtype: int) -> str:
@@ -54,9 +52,7 @@ def attend(nodes: Nodes, dims: Dims, q: str, keys: str, values: str, mask: str, 
     )
     turned = nodes.add("Transpose", keys, name="keys_turned", perm=[0, 1, 3, 2])
     scores = nodes.add("MatMul", stacked, turned, name="scores_grouped")  # [b, kv_heads, group * s, c + s]
-    scores = nodes.add(
-        "Reshape", scores, nodes.constant("scores_by_head", [0, dims.num_heads, -1, 0]), name="scores"
-    )
+    scores = nodes.add("Reshape", scores, ("scores_by_head", [0, dims.num_heads, -1, 0]), name="scores")
     if dtype != TensorProto.FLOAT:
         scores = nodes.add("Cast", scores, name="scores_f32", to=TensorProto.FLOAT)
     if dims.knobs.attention_cap:
@@ -64,29 +60,22 @@ def attend(nodes: Nodes, dims: Dims, q: str, keys: str, values: str, mask: str, 
         inside = nodes.add("Div", scores, size, name="scores_inside")
         scores = nodes.add("Mul", nodes.add("Tanh", inside, name="scores_tanh"), size, name="scores_capped")
     masked = nodes.add(
-        "Where", mask, scores, nodes.constant("masked_score", MASKED_SCORE, np.float32), name="scores_masked"
+        "Where", mask, scores, ("masked_score", MASKED_SCORE, np.float32), name="scores_masked"
     )
     weights = nodes.add("Softmax", masked, name="attention_weights", axis=-1)
     if dtype != TensorProto.FLOAT:
         weights = nodes.add("Cast", weights, name="attention_weights_half", to=dtype)
     weights = nodes.add(
-        "Reshape",
-        weights,
-        nodes.constant("scores_by_kv_head", [0, dims.num_kv_heads, -1, 0]),
-        name="weights_grouped",
+        "Reshape", weights, ("scores_by_kv_head", [0, dims.num_kv_heads, -1, 0]), name="weights_grouped"
     )
     mixed = nodes.add("MatMul", weights, values, name="mixed_grouped")
-    return nodes.add(
-        "Reshape", mixed, nodes.constant("by_head", [0, dims.num_heads, -1, dims.head_dim]), name="attention"
-    )
+    return nodes.add("Reshape", mixed, ("by_head", [0, dims.num_heads, -1, dims.head_dim]), name="attention")
 
 
 def rms_norm(nodes: Nodes, x: str, scale: str, name: str, epsilon: float) -> str:
     """RMS norm of x over its last axis, in fp32."""
     square = nodes.add("Mul", x, x, name=f"{name}_square")
-    mean = nodes.add("ReduceMean", square, nodes.constant("last_axis", [-1]), name=f"{name}_mean", keepdims=1)
-    safe = nodes.add(
-        "Add", mean, nodes.constant("rms_epsilon", epsilon, np.float32), name=f"{name}_mean_safe"
-    )
+    mean = nodes.add("ReduceMean", square, ("last_axis", [-1]), name=f"{name}_mean", keepdims=1)
+    safe = nodes.add("Add", mean, ("rms_epsilon", epsilon, np.float32), name=f"{name}_mean_safe")
     root = nodes.add("Sqrt", safe, name=f"{name}_root")
     return nodes.add("Mul", nodes.add("Div", x, root, name=f"{name}_unit"), scale, name=name)

@@ -18,7 +18,7 @@ def split_heads(
     """Packed [b, s, (heads + 2 kv_heads) d] -> q [b, heads, s, d], k and v [b, kv_heads, s, d] of layer i,
     ready for attention.
     """
-    norms = dims.knobs.head_norms
+    norms, counts = dims.knobs.head_norms, [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads]
 
     def normed(q: str, k: str) -> tuple[str, str]:
         return norm(q, "q_norm", "q_normed"), norm(k, "k_norm", "k_normed")
@@ -27,21 +27,20 @@ def split_heads(
         return rotary.rotate(nodes, dims, i, x, f"{name}_rotated", is_delta)
 
     if norms is not None and norms.whole:
-        q, k, v = _flat(nodes, dims, packed)
+        flat = ("qkv_flat_sizes", [count * dims.head_dim for count in counts])
+        q, k, v = nodes.split(packed, flat, ("q_flat", "k_flat", "v_flat"), "qkv_split")
         q, k = normed(q, k)
         q, k, v = (_heads(nodes, dims, x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         return rotated(q, "q"), rotated(k, "k"), v
     stacked = _heads(nodes, dims, packed, "qkv")
     if norms is not None and not norms.rotated:
-        q, k, v = _split(nodes, dims, stacked)
+        q, k, v = nodes.split(stacked, ("qkv_sizes", counts), "qkv", "qkv_split", axis=1)
         q, k = normed(q, k)
         return rotated(q, "q"), rotated(k, "k"), v
-    sizes = nodes.constant("qk_v_sizes", [dims.num_heads + dims.num_kv_heads, dims.num_kv_heads])
-    parts = [nodes.local("qk"), nodes.local("v")]
-    qk, v = nodes.add_many("Split", stacked, sizes, name="qkv_split", outputs=parts, axis=1)
-    sizes = nodes.constant("q_k_sizes", [dims.num_heads, dims.num_kv_heads])
-    parts = [nodes.local("q"), nodes.local("k")]
-    q, k = nodes.add_many("Split", rotated(qk, "qk"), sizes, name="qk_split", outputs=parts, axis=1)
+    sizes = ("qk_v_sizes", [dims.num_heads + dims.num_kv_heads, dims.num_kv_heads])
+    qk, v = nodes.split(stacked, sizes, ("qk", "v"), "qkv_split", axis=1)
+    two = nodes.constant("q_k_sizes", [dims.num_heads, dims.num_kv_heads])
+    q, k = nodes.split(rotated(qk, "qk"), two, ("q", "k"), "qk_split", axis=1)
     if norms is not None:
         q, k = normed(q, k)
     return q, k, v
@@ -51,20 +50,5 @@ def _heads(nodes: Nodes, dims: Dims, x: str, name: str) -> str:
     """[b, s, heads d] -> [b, heads, s, d]."""
     total = dims.num_heads + 2 * dims.num_kv_heads
     count, constant = (total, "split_heads") if name == "qkv" else (-1, "split_any_heads")
-    split = nodes.add(
-        "Reshape", x, nodes.constant(constant, [0, 0, count, dims.head_dim]), name=f"{name}_heads"
-    )
+    split = nodes.add("Reshape", x, (constant, [0, 0, count, dims.head_dim]), name=f"{name}_heads")
     return nodes.add("Transpose", split, name=f"{name}_stacked", perm=[0, 2, 1, 3])
-
-
-def _split(nodes: Nodes, dims: Dims, stacked: str) -> list[str]:
-    sizes = nodes.constant("qkv_sizes", [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads])
-    parts = [nodes.local(name) for name in "qkv"]
-    return nodes.add_many("Split", stacked, sizes, name="qkv_split", outputs=parts, axis=1)
-
-
-def _flat(nodes: Nodes, dims: Dims, packed: str) -> list[str]:
-    counts = [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads]
-    sizes = nodes.constant("qkv_flat_sizes", [count * dims.head_dim for count in counts])
-    parts = [nodes.local(f"{name}_flat") for name in "qkv"]
-    return nodes.add_many("Split", packed, sizes, name="qkv_split", outputs=parts, axis=-1)

@@ -30,7 +30,7 @@ def write_angles(nodes: Nodes, dims: Dims, positions: str, dtype: int, is_delta:
     seconds = nodes.add(
         "Unsqueeze",
         nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT),
-        nodes.constant("axis_2", [2]),
+        ("axis_2", [2]),
         name="positions_last",
     )
     for which in used:
@@ -40,12 +40,12 @@ def write_angles(nodes: Nodes, dims: Dims, positions: str, dtype: int, is_delta:
 
 
 def _write_angles(nodes: Nodes, rope: Rope, seconds: str, suffix: str, dtype: int) -> None:
-    frequencies = nodes.constant(f"inv_freq{suffix}", rope.inv_freq, np.float32)
+    frequencies = (f"inv_freq{suffix}", rope.inv_freq, np.float32)
     angles = nodes.add("Mul", seconds, frequencies, name=f"angles{suffix}")  # [b, s, d/2]
     for name, op in ((f"cos{suffix}", "Cos"), (f"sin{suffix}", "Sin")):
         value = nodes.add(op, angles, name=f"{name}_raw")
         if rope.scale != 1.0:
-            scale = nodes.constant(f"rope_scale{suffix}", rope.scale, np.float32)
+            scale = (f"rope_scale{suffix}", rope.scale, np.float32)
             value = nodes.add("Mul", value, scale, name=f"{name}_scaled")
         nodes.add("Cast", value, name=name, to=dtype)
 
@@ -54,7 +54,7 @@ def _write_rows(nodes: Nodes, dims: Dims, which: int) -> None:
     """Inputs of `_rotated`: `cos` and `sin` with an axis for the heads, and one for a pair's other half."""
     axes = ("axes_1_4", [1, 4]) if dims.knobs.interleaved else ("axis_1", [1])
     for value in (f"cos{_suffix(which)}", f"sin{_suffix(which)}"):
-        nodes.add("Unsqueeze", value, nodes.constant(*axes), name=f"{value}_rows")
+        nodes.add("Unsqueeze", value, axes, name=f"{value}_rows")
 
 
 def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bool) -> str:
@@ -70,23 +70,19 @@ def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bo
         return nodes.add("RotaryEmbedding", x, *angles, name=name, **settings)
     if size == dims.head_dim:
         return _rotated(nodes, dims, x, which, size, name)
-    sizes = nodes.constant("rotary_and_rest", [size, dims.head_dim - size])
-    parts = [nodes.local(f"{name}_{part}") for part in ("turning", "rest")]
-    turning, rest = nodes.add_many("Split", x, sizes, name=f"{name}_parts", outputs=parts, axis=-1)
+    sizes = ("rotary_and_rest", [size, dims.head_dim - size])
+    turning, rest = nodes.split(x, sizes, (f"{name}_turning", f"{name}_rest"), f"{name}_parts")
     rotated = _rotated(nodes, dims, turning, which, size, f"{name}_turned")
     return nodes.add("Concat", rotated, rest, name=name, axis=-1)
 
 
 def _rotated(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str) -> str:
     """All `size` numbers of each head of x, in plain operators."""
-    half = [nodes.local(f"{name}_{part}") for part in ("first", "second")]
+    sizes = ("half_head_sizes", [size // 2] * 2)
     if dims.knobs.interleaved:
-        pairs = nodes.constant("rotary_pairs", [0, 0, 0, size // 2, 2])
-        x = nodes.add("Reshape", x, pairs, name=f"{name}_pairs")
-        sizes = nodes.constant("one_and_one", [1, 1])
-    else:
-        sizes = nodes.constant("half_head_sizes", [size // 2] * 2)
-    first, second = nodes.add_many("Split", x, sizes, name=f"{name}_split", outputs=half, axis=-1)
+        x = nodes.add("Reshape", x, ("rotary_pairs", [0, 0, 0, size // 2, 2]), name=f"{name}_pairs")
+        sizes = ("one_and_one", [1, 1])
+    first, second = nodes.split(x, sizes, (f"{name}_first", f"{name}_second"), f"{name}_split")
 
     def rotated(a: str, b: str, op: str, part: str) -> str:
         along = nodes.add("Mul", a, f"cos{_suffix(which)}_rows", name=f"{name}_{part}_cos")
@@ -97,4 +93,4 @@ def _rotated(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str)
     if not dims.knobs.interleaved:
         return nodes.add("Concat", *both, name=name, axis=-1)
     joined = nodes.add("Concat", *both, name=f"{name}_joined", axis=-1)
-    return nodes.add("Reshape", joined, nodes.constant("rotary_flat", [0, 0, 0, size]), name=name)
+    return nodes.add("Reshape", joined, ("rotary_flat", [0, 0, 0, size]), name=name)

@@ -31,9 +31,7 @@ def write_rows(nodes: Nodes, dims: Dims) -> None:
     if groups == 1 or dims.knobs.attention_cap:
         return
     slots = nodes.add("Shape", "input_ids", name="slots_of_step", start=1, end=2)
-    is_wide = nodes.add(
-        "GreaterOrEqual", slots, nodes.constant("wide_slots", [WIDE_SLOTS]), name="is_wide"
-    )  # [1]
+    is_wide = nodes.add("GreaterOrEqual", slots, ("wide_slots", [WIDE_SLOTS]), name="is_wide")  # [1]
     alone = nodes.constant("one_row_a_slot", [1, 1, 1, 1])
     together = nodes.constant("heads_as_rows_of_slot", [1, 1, groups, 1])
     nodes.add("Where", is_wide, alone, together, name="rows_of_slot")
@@ -53,23 +51,16 @@ def rows_of(nodes: Nodes, dims: Dims, mask: str) -> str:
             return mask
         rows = nodes.add("Tile", mask, "rows_of_slot", name=f"{mask}_of_rows")
         return _added(nodes, rows, mask)
-    last = nodes.constant("last_row", [-1])
-    row = nodes.add(
-        "Slice",
-        mask,
-        last,
-        nodes.constant("far", [2**62]),
-        nodes.constant("axis_2", [2]),
-        name=f"{mask}_last",
-    )
+    ends = (("last_row", [-1]), ("far", [2**62]))
+    row = nodes.add("Slice", mask, *ends, ("axis_2", [2]), name=f"{mask}_last")
     rows = nodes.add("Concat", mask, row, name=f"{mask}_and_one", axis=2)
     return rows if dims.knobs.attention_cap else _added(nodes, rows, mask)
 
 
 def _added(nodes: Nodes, rows: str, mask: str) -> str:
-    seen = nodes.constant("seen", 0, np.float32)
-    unseen = nodes.constant("unseen", UNSEEN, np.float32)
-    return nodes.add("Where", rows, seen, unseen, name=f"{mask}_added")
+    return nodes.add(
+        "Where", rows, ("seen", 0, np.float32), ("unseen", UNSEEN, np.float32), name=f"{mask}_added"
+    )
 
 
 def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str) -> str:
@@ -82,23 +73,21 @@ def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str)
     if dims.knobs.attention_cap:
         return _spelled(nodes, dims, q, key, value, mask)
     if dims.num_heads > dims.num_kv_heads:
-        outside = nodes.constant("rows_as_heads", [0, dims.num_heads, -1, dims.head_dim])
         rows = nodes.add("Reshape", q, "query_rows_shape", name="query_rows")
         mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows", **settings)
+        outside = ("rows_as_heads", [0, dims.num_heads, -1, dims.head_dim])
         return nodes.add("Reshape", mixed, outside, name="attention")
-    pads = nodes.constant("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0])
-    rows = nodes.add("Pad", q, pads, name="query_rows")
+    rows = nodes.add("Pad", q, ("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0]), name="query_rows")
     mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows", **settings)
-    ends = (nodes.constant("first_row", [0]), nodes.constant("last_row", [-1]))
-    return nodes.add("Slice", mixed, *ends, nodes.constant("axis_2", [2]), name="attention")
+    ends = (("first_row", [0]), ("last_row", [-1]))
+    return nodes.add("Slice", mixed, *ends, ("axis_2", [2]), name="attention")
 
 
 def _spelled(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str) -> str:
     """The same in plain operators, which already stack heads that share a key head."""
     if dims.num_heads > dims.num_kv_heads:
         return attend(nodes, dims, q, key, value, mask, TensorProto.FLOAT)
-    pads = nodes.constant("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0])
-    rows = nodes.add("Pad", q, pads, name="query_rows")
+    rows = nodes.add("Pad", q, ("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0]), name="query_rows")
     mixed = attend(nodes, dims, rows, key, value, mask, TensorProto.FLOAT)
-    ends = (nodes.constant("first_row", [0]), nodes.constant("last_row", [-1]))
-    return nodes.add("Slice", mixed, *ends, nodes.constant("axis_2", [2]), name="attention_cut")
+    ends = (("first_row", [0]), ("last_row", [-1]))
+    return nodes.add("Slice", mixed, *ends, ("axis_2", [2]), name="attention_cut")
