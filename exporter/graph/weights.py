@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from ...runtime.machine import cores
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
 from ..checkpoint.drafts import Drafts, products
-from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
+from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, largest, listed
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor separately
@@ -253,13 +252,10 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
     """The parts, transposed and joined on the last axis. torch converts bfloat16 several times faster than
     numpy.
     """
-    # imported here, because adding an engine to a bundle needs this module but not torch
-    import torch
-
     packed = np.empty(shape, dtype)
-    target, start = _as_torch(torch, packed), 0
+    target, start = as_torch(packed), 0
     for part in parts:
-        source = _as_torch(torch, part)
+        source = as_torch(part)
 
         def place(at: int, rows: np.ndarray, source: Any = source, start: int = start) -> None:
             target[:, start + at : start + at + len(rows)].copy_(source[at : at + len(rows)].T)
@@ -267,15 +263,6 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
         _in_threads(part, TRANSPOSED_AT_ONCE, place)
         start += part.shape[0]
     return packed
-
-
-def _as_torch(torch: Any, array: np.ndarray) -> Any:
-    """The same memory as a tensor; torch does not know numpy's bfloat16."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that a mapped file is read only
-        if array.dtype == NUMPY_DTYPES["bfloat16"]:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
 
 
 def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:

@@ -157,9 +157,7 @@ def test_weights_that_are_not_numbers(value: float, copied: Named, tmp_path: Pat
 
     directory = copied("llama")
     change_weights(directory, change)
-    with pytest.raises(
-        CheckpointError, match=r"`model.layers.1.mlp.down_proj.weight` holds 1 or more NaN or Inf"
-    ):
+    with pytest.raises(CheckpointError, match=r"`model.layers.1.mlp.down_proj.weight` holds NaN or Inf"):
         export_onnx(open_checkpoint(str(directory)), tmp_path / "bundle", ExportOptions())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["llama"]
 

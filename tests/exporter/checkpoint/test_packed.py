@@ -210,7 +210,7 @@ def test_parts_that_do_not_fit_are_named(
 def test_scales_must_be_numbers_and_weights_floats(packed: Any, tmp_path: Path) -> None:
     shutil.copytree(packed("int4")[0], tmp_path / "c")
     rewrite(tmp_path / "c", scale=np.full((24, 3), np.nan, np.float16))
-    with pytest.raises(CheckpointError, match=f"tensor `{K}, its scales` holds 72 or more NaN"):
+    with pytest.raises(CheckpointError, match=f"tensor `{K}, its scales` holds NaN"):
         export_onnx(
             open_checkpoint(str(tmp_path / "c")),
             tmp_path / "b",
