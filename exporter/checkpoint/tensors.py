@@ -144,7 +144,7 @@ def reading(where: Path | str) -> Iterator[None]:
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:
-        kind, words = type(error).__name__, str(error)[:LONGEST_MESSAGE]
+        kind, words = type(error).__name__, " ".join(str(error)[:LONGEST_MESSAGE].split())
         raise CheckpointError(
             f"{where}: cannot be used as it is ({kind}: {words}); correct it, or save or download it again"
         ) from error

@@ -81,7 +81,7 @@ def _rows(path: Path, content: str) -> list[Row]:
 
 
 def _row(value: Any) -> tuple[Prompt, str | None]:
-    """Prompt and answer. What is wrong in single messages is said when they become tokens."""
+    """Prompt and answer. Single messages are checked when they become tokens."""
     row = value if isinstance(value, dict) else {}
     prompt, answer = row.get("messages", row.get("prompt")), row.get("answer")
     if not prompt or not isinstance(prompt, str | list) or not isinstance(answer, str | None):

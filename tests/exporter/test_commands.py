@@ -53,6 +53,12 @@ def test_fixed_graphs_and_groups(checkpoints: Named, tmp_path: Path) -> None:
     assert stored is not None and stored.group_size == 16
 
 
+def test_the_codes_that_are_written_are_said(checkpoints: Named, tmp_path: Path) -> None:
+    words = ("--block", "4", "--precision", "int4", "--group", "16", "--allow-drift", "--no-oracle")
+    where = ["onnx", str(checkpoints("llama")), "-o", str(tmp_path / "b"), *words]
+    assert "codes: rounded, which costs int4" in CliRunner().invoke(app, where).output
+
+
 def test_one_table_or_two(tmp_path: Path) -> None:
     spec = tiny.Tiny("untied", "qwen3", {"head_dim": 20})
     tiny.save(tiny.build(spec), tmp_path / "c")

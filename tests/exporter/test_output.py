@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -92,25 +91,6 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".a.bundle.partial" / "inner").mkdir()
     with writing(tmp_path / "a.bundle", 0, force=False) as scratch:
         assert names(scratch) == []
-    assert names(tmp_path) == ["a.bundle"]
-
-
-def test_a_second_writer_waits(tmp_path: Path) -> None:
-    target, done = tmp_path / "a.bundle", []
-
-    def second() -> None:
-        with pytest.raises(ExportError, match="exists"), writing(target, 0, force=False):
-            done.append("entered")
-        done.append("refused")
-
-    with writing(target, 0, force=False) as scratch:
-        other = threading.Thread(target=second)
-        other.start()
-        other.join(0.2)
-        assert not done
-        (scratch / MANIFEST_FILE).write_text("mine")
-    other.join(20)
-    assert done == ["entered", "refused"]
     assert names(tmp_path) == ["a.bundle"]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,37 +56,12 @@ KINDS = {
 }
 
 
-def put(word: Any, value: int, shift: int) -> int:
-    """One field written into a 32-bit word, as a tool's packing loop does it."""
-    return int(np.int64(int(word) & 0xFFFFFFFF) | (value << shift))
-
-
-def as_words(rows: Iterable[Iterable[int]]) -> np.ndarray:
-    return np.array([[number & 0xFFFFFFFF for number in row] for row in rows], np.uint32).view(np.int32)
-
-
-def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
-    """GPTQ: consecutive rows of one column share a word."""
+def pack_across(codes: np.ndarray, bits: int, order: Sequence[int] | None = None) -> np.ndarray:
+    """Columns of one row share a 32-bit word, the first of `order` in the lowest bits."""
     count = 32 // bits
-    words = [[0] * codes.shape[1] for _ in range(codes.shape[0] // count)]
-    for row in range(codes.shape[0]):
-        for column in range(codes.shape[1]):
-            word = words[row // count][column]
-            words[row // count][column] = put(word, int(codes[row, column]), bits * (row % count))
-    return as_words(words)
-
-
-def pack_across(codes: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
-    """Columns of one row share a word; AWQ in an order of its own."""
-    count = 32 // bits
-    order = order or list(range(count))
-    words = [[0] * (codes.shape[1] // count) for _ in range(codes.shape[0])]
-    for row in range(codes.shape[0]):
-        for column in range(codes.shape[1] // count):
-            for i in range(count):
-                value = int(codes[row, column * count + order[i]])
-                words[row][column] = put(words[row][column], value, bits * i)
-    return as_words(words)
+    fields = codes.reshape(len(codes), -1, count)[:, :, order or range(count)].astype(np.uint64)
+    words = (fields << (bits * np.arange(count, dtype=np.uint64))).sum(-1) & 0xFFFFFFFF
+    return words.astype(np.uint32).view(np.int32)
 
 
 def settings(kind: Kind) -> dict[str, Any]:
@@ -131,17 +106,14 @@ def write(source: Path, target: Path, kind: Kind) -> Truth:
             else random.integers(top // 2 - 3, top // 2 + 4, (groups, outputs))
         )
         order = np.arange(inputs) // GROUP
-        weight = np.empty((outputs, inputs))
-        for i in range(inputs):
-            weight[:, i] = (codes[i] - zeros[order[i]]) * scales[order[i]].astype(np.float64)
-        truth[name] = weight
+        truth[name] = ((codes - zeros[order]) * scales[order].astype(np.float64)).T
         if kind.method == "awq":
             tensors[f"{module}.qweight"] = pack_across(codes, 4, ORDER)
             tensors[f"{module}.qzeros"] = pack_across(zeros, 4, ORDER)
         else:
             less = 1 if kind.layout == "gptq" else 0
-            tensors[f"{module}.qweight"] = pack_down(codes, kind.bits)
-            tensors[f"{module}.qzeros"] = pack_across(zeros - less, kind.bits)
+            tensors[f"{module}.qweight"] = np.ascontiguousarray(pack_across(codes.T, kind.bits).T)
+            tensors[f"{module}.qzeros"] = pack_across((zeros - less) % top, kind.bits)
             tensors[f"{module}.g_idx"] = order.astype(np.int32)
         tensors[f"{module}.scales"] = scales
     save_file(tensors, target / "model.safetensors")

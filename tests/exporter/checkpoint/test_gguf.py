@@ -20,30 +20,7 @@ from mars_export.runtime.errors import CheckpointError
 LLAMA = tiny.Tiny("gguf", "llama", {"head_dim": 12})
 TIED = tiny.Tiny("gguf-tied", "llama", tied=True)
 QWEN3 = tiny.Tiny("gguf-qwen3", "qwen3", {"head_dim": 12}, tied=True)
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[part]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)  # with all that Llama has
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -90,7 +67,7 @@ def write_gguf(
         if spec.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = permuted(values, heads)
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+        writer.add_tensor(str(NAMES.get_name(name, (".weight", ".bias"))), np.ascontiguousarray(values))
     if change is not None:
         change(writer)
     writer.write_header_to_file()

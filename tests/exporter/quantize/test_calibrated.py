@@ -13,7 +13,6 @@ import pytest
 import torch
 from support import tiny
 from support.fixtures import Named
-from typer.testing import CliRunner
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.check import reference
@@ -21,7 +20,6 @@ from mars_export.exporter.checkpoint import default
 from mars_export.exporter.checkpoint.architecture import names
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.codes import Codec, CodeSource, Quantization
-from mars_export.exporter.commands import app
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.quantize.calibrated import CalibratedTensors
@@ -306,22 +304,6 @@ def test_what_is_chosen_when_nothing_is_said(checkpoint: Checkpoint, tmp_path: P
     ):
         with pytest.raises(ExportError, match=message):
             choose_quantizer(*asked)
-
-
-def test_the_command_says_which_codes_it_writes(checkpoints: Named, tmp_path: Path) -> None:
-    words = ("--block", "4", "--precision", "int4", "--group", "16", "--allow-drift", "--no-oracle")
-
-    def export(target: str, *more: str) -> Any:
-        where = ["onnx", str(checkpoints("llama")), "-o", str(tmp_path / target), *words, *more]
-        return CliRunner().invoke(app, where)
-
-    told = export("a")
-    assert told.exit_code == 0 and "codes: rounded, which costs int4" in told.output
-    rows = write_rows(tmp_path / "rows.jsonl")
-    told = export("b", "--calibration-text", str(rows))
-    assert told.exit_code == 0 and "codes: gptq, on" in told.output
-    told = export("c", "--quantizer", "gptq")
-    assert isinstance(told.exception, ExportError) and not (tmp_path / "c").exists()
 
 
 def test_the_built_in_rows_are_of_the_calibration_splits() -> None:
