@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -114,7 +115,7 @@ def _fixed_variants(
 ) -> Iterator[Variant]:
     """Write copies of the graph for steps of one token, of a block, and of a part of a prompt."""
     for slots in dict.fromkeys((1, options.block, options.prefill)) if options.fixed else ():
-        shape = {"batch": options.batch, "slots": slots, "capacity": options.capacity}
+        shape: dict[str, Any] = {"batch": options.batch, "slots": slots, "capacity": options.capacity}
         name = f"model-b{options.batch}-s{slots}-c{options.capacity}"
         onnx.save(fixed(model, shape | {"outputs": slots}), directory / f"{name}.onnx")
         onnx.checker.check_model(str(directory / f"{name}.onnx"))
