@@ -185,7 +185,7 @@ format: $(STAMP)
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,serve,dev$(if $(CI),$(comma)lm-eval$(comma)browser$(comma)traces)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,rtx,serve,dev$(if $(CI),$(comma)lm-eval$(comma)browser$(comma)traces)]'
 	touch $@
 
 clean:

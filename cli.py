@@ -38,7 +38,6 @@ EXPORT = Need("export", ("torch", "transformers", "onnx", "ml_dtypes", "safetens
 ONNX = Need("export", ("onnx", "ml_dtypes"))  # enough for `trt` on a bundle; open_checkpoint needs the others
 SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
 HUB = Need("hub", ("huggingface_hub",))
-REPORT = Need("calibrate", ("matplotlib",))
 # What a command needs beyond the base installation.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "onnx": (EXPORT, RUN),
@@ -48,7 +47,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "serve": (RUN, SERVE),
     "push": (HUB,),
     "pull": (HUB,),
-    "calibrate": (RUN, REPORT),
+    "calibrate": (RUN,),
     "bench": (RUN,),
 }
 

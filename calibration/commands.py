@@ -27,7 +27,6 @@ from ..runtime.terminal.options import (
 if TYPE_CHECKING:
     from ..runtime.decode.config import Window
     from .bench.report import BenchReport
-    from .tau.run import Estimate
 
 T = TypeVar("T")
 app = typer.Typer()
@@ -114,22 +113,16 @@ def calibrate(
     ] = None,
     batch: Annotated[int, option(SETTINGS, "Rows decoded together.", min=1)] = 1,
     limit: MostRows = None,
-    confirm: Annotated[
-        Path | None, option(ROWS, "Rows that the choice does not see, to confirm it on.")
-    ] = None,
     *,
     options: TaskOptions,
     state: StateOptions,
-    dry_run: Annotated[
-        bool, option(RUN, "Decode a few rows and estimate the cost of all.", "--dry-run")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest tau that keeps the quality of a task, with a guarantee; compare it with exact mode,
     and store it in the bundle as a profile."""
     from .tau.options import CalibrationOptions
-    from .tau.report.report import COLUMNS
-    from .tau.run import PAGE_FILE, CalibrationRequest, estimate, run
+    from .tau.report import COLUMNS
+    from .tau.run import PAGE_FILE, CalibrationRequest, run
 
     candidates = numbers("--taus", taus, float)
     goal = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
@@ -139,30 +132,23 @@ def calibrate(
         **asdict(options),
         **asdict(state),
         name=name,
-        confirm=confirm,
         store=store,
         options=goal,
     )
-    if dry_run:
-        _print_result(estimate(request), as_json, _print_estimate)
-        return
     with _progress(request.folder) as progress:
         report = run(request, progress)
     if as_json:
         print_json(report.to_dict())
         return
     out.print(report.headline, style="bold", markup=False)
-    if report.verdict is not None:
-        out.print(report.verdict, style="bold", markup=False)
+    out.print(report.verdict, style="bold", markup=False)
     print_table(COLUMNS, report.table)
-    for text in (report.confirmed, *(f"{name}: {value}" for name, value in report.facts)):
-        if text is not None:
-            out.print(text, markup=False)
+    for title, value in report.facts:
+        out.print(f"{title}: {value}", markup=False)
     if report.num_changed:
         out.print(f"answers changed: {report.num_changed}; the report shows them, worst first", markup=False)
     out.print(f"report    {request.folder / PAGE_FILE}", markup=False)
-    exact = report.calibration.exact
-    if exact is not None and exact.suffices:
+    if report.calibration.exact.suffices:
         out.print(f"try: mars-export generate {bundle} -p ... (exact mode, the default)", markup=False)
     elif store:
         out.print(f"try: mars-export generate {bundle} --profile {request.profile_name} -p ...", markup=False)
@@ -192,16 +178,11 @@ def bench(
             "Most predictions of a step, separated by commas: auto (step by step), full, or numbers.",
         ),
     ] = "auto",
-    commit: Annotated[
-        str, option(SETTINGS, "Cache loops, separated by commas: cursor, block (the paper's).")
-    ] = "cursor",
-    cache_block: Annotated[int, option(SETTINGS, "Tokens of a cache block with block commit.", min=1)] = 32,
     limit: Annotated[
         int | None,
         option(ROWS, "Use at most this many rows: by default 16, or four times the largest batch."),
     ] = None,
     rounds: Annotated[int, option(RUN, "How often each setting decodes the rows.")] = 3,
-    cursor: Annotated[int, option(RUN, "Tokens in the cache when the cost of a step is measured.")] = 256,
     variant: VariantName = None,
     store: Annotated[
         str | None,
@@ -217,7 +198,7 @@ def bench(
     options: TaskOptions,
     as_json: Json = False,
 ) -> None:
-    """Measure the cost of a step, and compare one-token mode, exact mode and taus on the rows of a task."""
+    """Compare one-token mode, exact mode and taus on the rows of a task: speed, latency and quality."""
     from ..runtime.bundle.open import open_bundle
     from .bench.bench import BenchRequest
     from .bench.bench import bench as measure
@@ -229,13 +210,16 @@ def bench(
     adapters = manifest.draft.adapters if manifest.draft else ()
     comparison = BenchOptions(
         taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), windows=_windows(window),
-        commits=listed(commit), cache_block=cache_block, rounds=rounds, limit=limit, cursor=cursor,
-        exact=exact, drafts=adapters if len(adapters) > 1 or (adapters and store) else (None,),
+        rounds=rounds, limit=limit, exact=exact,
+        drafts=adapters if len(adapters) > 1 or (adapters and store) else (None,),
     )  # fmt: skip
     request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison, store=store)
     with progress_bars() as bars:
         report = measure(request, advance(bars))
-    _print_result(report, as_json, _print_bench)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        _print_bench(report)
 
 
 @contextmanager
@@ -266,13 +250,6 @@ def _windows(text: str) -> tuple[Window, ...]:
     return tuple(int(word) if word.isdecimal() else word for word in listed(text))  # type: ignore[misc]
 
 
-def _print_result(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
-    if as_json:
-        print_json(value.to_dict())
-    else:
-        show(value)
-
-
 def _print_bench(report: BenchReport) -> None:
     out.print(report.headline, style="bold", markup=False)
     tables = {
@@ -281,7 +258,6 @@ def _print_bench(report: BenchReport) -> None:
         ),
         "latency of a reader, ms: median and 99th percentile": report.latency_table,
         "a service with a full batch": report.load_table,
-        f"a step with {report.cursor} tokens in the cache": report.cost_table,
     }
     for title, (head, *lines) in tables.items():
         out.print(f"\n{title}", style="dim", markup=False)
@@ -289,15 +265,3 @@ def _print_bench(report: BenchReport) -> None:
     out.print()
     for line in report.facts:
         out.print(line, markup=False)
-
-
-def _print_estimate(cost: Estimate) -> None:
-    rows = f"{cost.num_rows} rows, {cost.too_long} left out as too long"
-    out.print(f"{rows}; the bound needs at least {cost.items_needed} rows")
-    minutes = (
-        f"record pass {cost.record_seconds / 60:.1f} min, everything at most {cost.seconds / 60:.1f} min"
-    )
-    out.print(f"{minutes}; testing ends at the first failure")
-    lines = [(metric, f"{tau:g}", f"{seconds / 60:.1f}") for metric, tau, seconds in cost.candidates]
-    print_table(("metric", "tau", "minutes"), lines)
-    print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in cost.needed])

@@ -12,7 +12,7 @@ from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError, MarsError
 from ..runtime.machine import cores
 from ..runtime.session.session import Session
-from .tasks.form import Form
+from .tasks.form import read_schema
 from .tasks.tasks import DATA, SUFFIX, Task, find, load
 
 SCHEMA = ".schema.json"  # of a built-in task's answers
@@ -34,7 +34,7 @@ class Plan:
     @property
     def judges(self) -> str:
         """The names of the scores."""
-        return ", ".join(sorted({task.score_name for task in self.tasks}))
+        return ", ".join(sorted({task.judge.name for task in self.tasks}))
 
 
 def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None) -> Plan:
@@ -55,7 +55,7 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         try:
             if form:
                 session.guide(tasks[i].config(GenerationConfig()))
-            ids = tuple(session.text.encode(tasks[i].source, tools=form.tools))
+            ids = tuple(session.text.encode(tasks[i].source, tools=form.get("tools")))
         except MarsError as error:
             if error.code == "context_length_exceeded":
                 too_long.append(i + 1)
@@ -117,7 +117,7 @@ class TaskRequest:
         if self.schema is None:
             return tasks
         built_in = DATA / f"{self.schema}{SCHEMA}"
-        form = Form.read(built_in if built_in.is_file() else Path(self.schema))
+        form = read_schema(built_in if built_in.is_file() else Path(self.schema))
         return [task if task.form else replace(task, form=form) for task in tasks]
 
     def open(self) -> Session:

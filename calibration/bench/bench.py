@@ -1,5 +1,5 @@
-"""Runs a benchmark: times steps, decodes rows in interleaved rounds into a report, and stores the fastest
-draft adapter as a profile.
+"""Runs a benchmark: decodes rows in interleaved rounds into a report, and stores the fastest draft adapter as
+a profile.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
-from ..rounds import Progress, interleaved, slices
+from ..rounds import Progress, run_laps
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task, data_hash
 from .compare import Comparison, compare
 from .laps import Lap, serve
 from .report import BenchReport
 from .settings import BenchOptions, Setting
-from .steps import SWEEPS, StepTimer, Sweep, curves
 
 WARM_TOKENS = 8
-STEPS, ANSWERS = "cost of a step", "answers"  # phases of the progress
+PHASE = "answers"  # of the progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,33 @@ class BenchRequest(TaskRequest):
 
 
 def bench(request: BenchRequest, progress: Progress | None = None) -> BenchReport:
-    """Measure the cost of a step and all settings.
+    """Measure all settings.
 
     The fastest draft adapter is stored in the bundle as the profile `request.store`, if it is faster than
     one-token mode. Raises CalibrationError for an unsuitable task or option, before anything is measured.
     """
-    busy, tasks, session = machine.load(), request.rows(), request.open()
-    plan = _plan(session, tasks, request.options)
+    busy, tasks, session, options = machine.load(), request.rows(), request.open(), request.options
+    for setting in options.settings:
+        session.check(setting.config(1))
+    plan = make_plan(session, tasks, options.limit or options.slice_rows)
     if request.store is not None:
         _check_store(request)
-    report = _measured(request, session, plan, Measurement(session, request.options, progress), busy)
+    report = BenchReport(
+        task=request.task_name,
+        bundle=request.bundle.name,
+        variant=session.variant.name,
+        precision=session.variant.precision,
+        block=session.bundle.manifest.block,
+        machine=request.machine,
+        load=busy,
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        options=options,
+        num_rows=len(plan.tasks),
+        judges=plan.judges,
+        too_long=plan.too_long,
+        prompt_tokens=plan.prompt_range,
+        compared=tuple(compare(plan.tasks, measure(session, plan.tasks, options, progress))),
+    )
     best = report.fastest_adapter
     if request.store is None or best is None or best.speed_up.median <= 1:
         return report
@@ -53,55 +69,21 @@ def bench(request: BenchRequest, progress: Progress | None = None) -> BenchRepor
     return replace(report, stored=request.store)
 
 
-class Measurement:
-    """Sweeps and laps in interleaved rounds."""
-
-    def __init__(self, session: Session, options: BenchOptions, progress: Progress | None = None) -> None:
-        self.session, self.options = session, options
-        self.report: Progress = progress or (lambda phase, done, total: None)
-
-    def sweeps(self, timer: StepTimer) -> list[Sweep]:
-        """The cost of a step, in interleaved sweeps over all shapes."""
-        timer.sweep(0)  # the first steps of a shape are slow
-        sweeps, total = [], SWEEPS * self.options.rounds
-        for turn in range(total):
-            self.report(STEPS, turn, total)
-            sweeps.append(timer.sweep(turn))
-        self.report(STEPS, total, total)
-        return sweeps
-
-    def laps(self, tasks: Sequence[Task]) -> dict[Setting, list[list[Lap]]]:
-        """Each setting's laps by round. Each slice of the rows goes through all settings before the next
-        slice.
-        """
-        settings, rounds, size = self.options.settings, self.options.rounds, self.options.slice_rows
-        parts = slices(tasks, size)
-        laps: dict[Setting, list[list[Lap]]] = {s: [[] for _ in range(rounds)] for s in settings}
-        total, done = rounds * len(tasks) * len(settings), 0
-        self.report(ANSWERS, 0, total)
-        self._warm_up(tasks)
-        for number, at, setting in interleaved(settings, len(parts), rounds):
-            laps[setting][number].append(serve(self.session, parts[at], setting))
-            done += len(parts[at])
-            self.report(ANSWERS, done, total)
-        return laps
-
-    def _warm_up(self, tasks: Sequence[Task]) -> None:
-        for setting in self.options.settings:
-            few = [replace(task, max_new_tokens=WARM_TOKENS) for task in tasks[: setting.batch]]
-            serve(self.session, few, setting)
-
-
-def _plan(session: Session, tasks: Sequence[Task], options: BenchOptions) -> Plan:
-    for setting in options.settings:
-        session.check(setting.config(1))
-    plan = make_plan(session, tasks, options.most_rows)
-    if "block" in options.commits and any(task.form for task in plan.tasks):
-        raise CalibrationError(
-            "block commit does not support schema, regex, choice or tools, which rows of this task have;"
-            " leave out --commit block"
-        )
-    return plan
+def measure(
+    session: Session, tasks: Sequence[Task], options: BenchOptions, progress: Progress | None = None
+) -> dict[Setting, list[list[Lap]]]:
+    """Each setting's laps by round."""
+    for setting in options.settings:  # the first steps of a shape are slow
+        few = [replace(task, max_new_tokens=WARM_TOKENS) for task in tasks[: setting.batch]]
+        serve(session, few, setting)
+    return run_laps(
+        tasks,
+        options.slice_rows,
+        options.settings,
+        options.rounds,
+        lambda _, part, setting: serve(session, part, setting),
+        lambda done, total: progress(PHASE, done, total) if progress else None,
+    )
 
 
 def _check_store(request: BenchRequest) -> None:
@@ -137,32 +119,3 @@ def _profile(
     }
     settings = {"tau": None, "metric": "probability", "window": setting.window, "draft": setting.draft}
     return profiles.of_variant(session.bundle.manifest, session.variant, name, evidence, **settings)
-
-
-def _measured(
-    request: BenchRequest, session: Session, plan: Plan, measurement: Measurement, busy: float | None
-) -> BenchReport:
-    options, variant = request.options, session.variant
-    timer = StepTimer(session, options.batches, options.cursor)
-    slots, cursor, capacity = timer.slots, timer.cursor, timer.capacity
-    costs = tuple(curves(measurement.sweeps(timer), options.batches, slots))
-    del timer  # its KV memory must not count as decoding's
-    return BenchReport(
-        task=request.task_name,
-        bundle=request.bundle.name,
-        variant=variant.name,
-        precision=variant.precision,
-        block=session.bundle.manifest.block,
-        machine=request.machine,
-        load=busy,
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        options=options,
-        num_rows=len(plan.tasks),
-        judges=plan.judges,
-        too_long=plan.too_long,
-        prompt_tokens=plan.prompt_range,
-        cursor=cursor,
-        capacity=capacity,
-        curves=costs,
-        compared=tuple(compare(plan.tasks, measurement.laps(plan.tasks))),
-    )

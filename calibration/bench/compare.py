@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,6 @@ class Comparison:
     score_interval: tuple[float, float]  # of the score's mean for any number of rows
     same_answers: float  # share of answers that are those of one-token mode
     proposals_held: float | None  # share of exact mode's proposals that were verified; None without proposals
-    peak_memory: int | None  # bytes
     requests_per_second: Rounds  # with `batch` requests at any time
     answer_p95: float | None  # 95 of 100 of them had their whole answer within this time
     answers: int
@@ -44,47 +42,38 @@ class Comparison:
     cut_short: int  # answers that ended because the context was full
     forced: float = 0.0  # share of tokens that the rows' grammars forced, which no rule accepted
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"setting": self.setting.to_dict()}
-
 
 def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Iterator[Comparison]:
-    """A Comparison for each setting. `laps` must also hold its baseline."""
+    """A Comparison for each setting. `laps` must also hold one-token mode at the same batch."""
     for setting, rounds in laps.items():
-        baseline = laps[setting.baseline]
+        baseline = laps[Setting(setting.batch)]
         speeds = [_speed(lap) for lap in rounds]
-        first, plain = _answers(rounds[0]), _answers(baseline[0])
-        every = [answer for lap in rounds for answer in _answers(lap)]
-        pairs = list(zip(first, plain, strict=True))
-        scores = [task.score(a.output, p.output) for task, (a, p) in zip(tasks, pairs, strict=True)]
-        memory = [lap.peak_memory for round_ in rounds for lap in round_]
-        known = [value for value in memory if value is not None]
-        forwards = sum(answer.forwards for answer in every)
-        proposed = sum(answer.proposed for answer in every)
+        by_round = [_answers(lap) for lap in rounds]
+        first, every = by_round[0], [answer for answers in by_round for answer in answers]
+        pairs = [(a.output, p.output) for a, p in zip(first, _answers(baseline[0]), strict=True)]
+        scores = [task.score(a, p) for task, (a, p) in zip(tasks, pairs, strict=True)]
+        tokens, forwards = sum(a.num_tokens for a in every), sum(a.stats.forwards for a in every)
+        proposed = sum(a.stats.proposed for a in every)
         durations = [a.seconds for a in every if a.seconds is not None]
-        others = [_answers(lap) for lap in rounds]
         yield Comparison(
             setting=setting,
             tokens_per_second=Rounds.of(speeds),
             speed_up=Rounds.of([s / _speed(other) for s, other in zip(speeds, baseline, strict=True)]),
-            tokens_per_forward=sum(len(a.token_ids) for a in every) / forwards if forwards else 0.0,
+            tokens_per_forward=tokens / forwards if forwards else 0.0,
             ttft=Percentiles.of([a.ttft for a in every if a.ttft is not None]),
             itl=Percentiles.of([gap for a in every for gap in a.gaps]),
             tpot=Percentiles.of([a.tpot for a in every if a.tpot is not None]),
             score=sum(scores) / len(scores),
             score_interval=wilson(sum(scores), len(scores)),
-            same_answers=sum(a.token_ids == p.token_ids for a, p in pairs) / len(first),
-            proposals_held=sum(a.verified for a in every) / proposed if proposed else None,
-            peak_memory=max(known) if len(known) == len(memory) else None,
-            requests_per_second=Rounds.of([len(_answers(lap)) / _seconds(lap) for lap in rounds]),
+            same_answers=sum(a.token_ids == p.token_ids for a, p in pairs) / len(pairs),
+            proposals_held=sum(a.stats.verified for a in every) / proposed if proposed else None,
+            requests_per_second=Rounds.of([len(first) / _seconds(lap) for lap in rounds]),
             answer_p95=float(np.percentile(durations, 95)) if durations else None,
             answers=len(first),
-            tokens=sum(len(a.token_ids) for a in first),
-            unsteady=sum(
-                any(other[i].token_ids != a.token_ids for other in others) for i, a in enumerate(first)
-            ),
+            tokens=sum(a.num_tokens for a in first),
+            unsteady=sum(len({a.output.token_ids for a in row}) > 1 for row in zip(*by_round, strict=True)),
             cut_short=sum(a.finish_reason == "capacity" for a in first),
-            forced=sum(a.forced for a in every) / max(1, sum(len(a.token_ids) for a in every)),
+            forced=sum(a.stats.forced for a in every) / max(1, tokens),
         )
 
 

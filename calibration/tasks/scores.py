@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...runtime.errors import CalibrationError
-from . import texts
 
 _FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -35,12 +34,11 @@ Judge = Callable[[Output, Output], float]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A named score. `needs`: what the output is compared with. `library`: a package it needs."""
+    """A named score. `needs`: what the output is compared with."""
 
     name: str
     needs: Literal["answer", "reference", "nothing"]
     judge: Judge
-    library: str | None = None
 
 
 def exact_match(output: Output, expected: Output) -> float:
@@ -97,10 +95,6 @@ def edit_similarity(output: Output, expected: Output) -> float:
     return 1 - _edit_distance(output.token_ids, expected.token_ids) / longest if longest else 1.0
 
 
-def _text(judge: Callable[[str, str], float]) -> Judge:
-    return lambda output, expected: judge(output.text, expected.text)
-
-
 _ANSWER = (exact_match, normalized_match, final_number, json_equal, regex, contains)
 SCORES: dict[str, Score] = {
     score.name: score
@@ -108,10 +102,6 @@ SCORES: dict[str, Score] = {
         *(Score(judge.__name__, "answer", judge) for judge in _ANSWER),
         Score("json_valid", "nothing", json_valid),
         *(Score(judge.__name__, "reference", judge) for judge in (agreement, edit_similarity)),
-        Score("rougeL", "answer", _text(texts.rouge_l), library="rouge_score"),
-        Score("token_f1", "answer", _text(texts.token_f1), library="rouge_score"),
-        Score("bleu", "answer", _text(texts.bleu), library="sacrebleu"),
-        Score("chrf", "answer", _text(texts.chrf), library="sacrebleu"),
     )
 }
 

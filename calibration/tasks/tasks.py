@@ -5,80 +5,58 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.errors import CalibrationError
 from ...runtime.rules import is_integer
-from . import form, scores, texts
-from .form import Form
+from . import form, scores
 from .scores import SCORES, Output, Score
 
 ROLES = ("system", "user", "assistant")
-FIELDS = ("messages", "prompt", "answer", "score", "metric", "max_new_tokens", *form.FIELDS)
+FIELDS = ("messages", "prompt", "answer", "score", "max_new_tokens", *form.FIELDS)
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".calibration.jsonl"
-NOTHING, NO_FORM = Output(""), Form()
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of the prompt."""
-
-    role: str
-    content: str
+Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row: a prompt, how its output is judged, and the longest output."""
 
-    messages: tuple[Message, ...]  # for the chat template
-    score_name: str  # one of SCORES, unless `own_score` is set
+    source: str | Messages  # a text to be continued, or messages for the chat template
+    judge: Score
     answer: str | None  # None if the score does not need one
     max_new_tokens: int
-    text: str | None = None  # to be continued, instead of messages
-    own_score: Score | None = None
     number: int = 0  # of the row in its file, from 1
     prompt_ids: tuple[int, ...] | None = None  # the tokenized prompt
-    form: Form = NO_FORM  # of every output of the row
+    form: Mapping[str, Any] = field(default_factory=dict)  # of every output: fields of a GenerationConfig
 
     @property
-    def source(self) -> str | list[dict[str, str]]:
-        """The prompt of the file."""
-        if self.text is not None:
-            return self.text
-        return [{"role": m.role, "content": m.content} for m in self.messages]
-
-    @property
-    def prompt(self) -> str | list[dict[str, str]] | tuple[int, ...]:
+    def prompt(self) -> str | Messages | tuple[int, ...]:
         """The prompt for the runtime: tokenized if that was done."""
         return self.source if self.prompt_ids is None else self.prompt_ids
 
     def config(self, base: GenerationConfig) -> GenerationConfig:
         """`base` with the row's limit and form."""
-        return base.with_values(max_new_tokens=self.max_new_tokens, **self.form.settings)
+        return base.with_values(max_new_tokens=self.max_new_tokens, **self.form)
 
     @property
     def shown(self) -> str:
         """The text to continue, or the last message."""
-        return self.text if self.text is not None else self.messages[-1].content
-
-    @property
-    def judge(self) -> Score:
-        return self.own_score or SCORES[self.score_name]
+        return self.source if isinstance(self.source, str) else self.source[-1]["content"]
 
     def score(self, output: Output, reference: Output | None = None) -> float:
         """The score of an output, 0 to 1. `reference` is the one-token output, for scores that need it."""
-        needs = self.judge.needs
         answer = None if self.answer is None else Output(self.answer)
-        expected = {"reference": reference, "answer": answer, "nothing": NOTHING}[needs]
+        expected = {"reference": reference, "answer": answer, "nothing": Output("")}[self.judge.needs]
         if expected is None:
             raise CalibrationError(
-                f"score {self.score_name} has nothing to compare with: run tau 1 first, or give an answer"
+                f"score {self.judge.name} has nothing to compare with: run tau 1 first, or give an answer"
             )
         try:
             return self.judge.judge(output, expected)
@@ -88,15 +66,10 @@ class Task:
     @property
     def digest(self) -> str:
         """A hash of the row's prompt, score, answer, limit and form."""
-        values: tuple[Any, ...] = (
-            [asdict(m) for m in self.messages],
-            self.text,
-            self.score_name,
-            self.answer,
-            self.max_new_tokens,
-        )
+        text, messages = (self.source, []) if isinstance(self.source, str) else (None, self.source)
+        values = [messages, text, self.judge.name, self.answer, self.max_new_tokens]
         if self.form:  # so that rows without one keep their earlier digest
-            values = (*values, self.form.settings)
+            values.append(dict(self.form))
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
@@ -121,7 +94,7 @@ def load(path: str | Path, *, score: str | None = None) -> list[Task]:
     `score` is that of rows that name none, a built-in one or `module:function`; no other module is imported.
     """
     path = Path(path)
-    default = _default_score(score)
+    default = SCORES.get(score or "agreement") or scores.own(str(score))
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
     except OSError as error:
@@ -157,12 +130,6 @@ def load(path: str | Path, *, score: str | None = None) -> list[Task]:
     return tasks
 
 
-def _default_score(name: str | None) -> Score:
-    if name is None:
-        return SCORES["agreement"]
-    return SCORES[name] if name in SCORES else scores.own(name)
-
-
 def _task(row: Any, number: int, default: Score) -> Task:
     if not isinstance(row, dict):
         raise CalibrationError("a row must be a JSON object")
@@ -177,38 +144,28 @@ def _task(row: Any, number: int, default: Score) -> Task:
         _check_pattern(answer, problems)
     if not is_integer(limit, 1):
         problems.append(f"'max_new_tokens' must be a positive integer, not {limit!r}")
-    text, messages = _prompt(row, problems)
-    shape = _form(row, problems)
-    every = [text or "", answer if isinstance(answer, str) else "", *(m.content for m in messages)]
-    if re.search("[\ud800-\udfff]", "".join(every)):
+    source = _source(row, problems)
+    shape: dict[str, Any] = {}
+    try:
+        shape = form.read_form(row)
+    except CalibrationError as error:
+        problems.append(str(error))
+    texts = [source] if isinstance(source, str) else [message["content"] for message in source]
+    if re.search("[\ud800-\udfff]", "".join([*texts, answer if isinstance(answer, str) else ""])):
         problems.append("half of a surrogate pair is not text")
     if problems:
         raise CalibrationError("; ".join(problems))
-    own_score = score if score.name not in SCORES else None
-    return Task(messages, score.name, answer, limit, text, own_score, number, form=shape)
-
-
-def _form(row: dict[str, Any], problems: list[str]) -> Form:
-    try:
-        return Form.of(row)
-    except CalibrationError as error:
-        problems.append(str(error))
-        return Form()
+    return Task(source, score, answer, limit, number, form=shape)
 
 
 def _score(row: dict[str, Any], default: Score, problems: list[str]) -> Score:
-    if "score" in row and "metric" in row:
-        problems.append("'score' and its older name 'metric' exclude each other; give 'score'")
-    name = row.get("score", row.get("metric", default.name))
+    name = row.get("score", default.name)
     score = default if name == default.name else SCORES.get(name) if isinstance(name, str) else None
     if score is None:
         is_own = isinstance(name, str) and ":" in name
         hint = "; your own module:function must be named with --score" if is_own else ""
         problems.append(f"unknown score {name!r} (known: {', '.join(SCORES)}){hint}")
-        return default
-    if score.library is not None and not texts.is_there(score.library):
-        problems.append(f"score {score.name} needs {score.library}; pip install 'mars-export[calibrate]'")
-    return score
+    return score or default
 
 
 def _check_pattern(pattern: str, problems: list[str]) -> None:
@@ -218,26 +175,26 @@ def _check_pattern(pattern: str, problems: list[str]) -> None:
         problems.append(f"'answer' is not a regular expression: {error}")
 
 
-def _prompt(row: dict[str, Any], problems: list[str]) -> tuple[str | None, tuple[Message, ...]]:
-    """(text, messages) of a row, of which one is empty."""
+def _source(row: dict[str, Any], problems: list[str]) -> str | Messages:
+    """The text or the messages of a row."""
     if "messages" in row and "prompt" in row:
         problems.append("'messages' and 'prompt' exclude each other; give one")
     elif "messages" in row:
-        return None, _messages(row["messages"], problems)
+        return _messages(row["messages"], problems)
     elif "prompt" not in row:
         problems.append("missing field 'messages' (or 'prompt')")
     elif not isinstance(row["prompt"], str) or not row["prompt"]:
         problems.append("'prompt' must be a non-empty string")
     else:
-        return row["prompt"], ()
-    return None, ()
+        return row["prompt"]
+    return ""
 
 
-def _messages(value: Any, problems: list[str]) -> tuple[Message, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+def _messages(value: Any, problems: list[str]) -> Messages:
+    if not isinstance(value, list) or not value:
         problems.append("'messages' must be a non-empty list")
-        return ()
-    turns: list[Message] = []
+        return []
+    turns: Messages = []
     for index, message in enumerate(value):
         if (
             not isinstance(message, dict)
@@ -248,5 +205,5 @@ def _messages(value: Any, problems: list[str]) -> tuple[Message, ...]:
         elif message["role"] not in ROLES:
             problems.append(f"message {index} has role {message['role']!r} (known: {', '.join(ROLES)})")
         else:
-            turns.append(Message(message["role"], message["content"]))
-    return tuple(turns)
+            turns.append({"role": message["role"], "content": message["content"]})
+    return turns

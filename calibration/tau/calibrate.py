@@ -1,12 +1,11 @@
-"""The calibration: record, predict, test paired decodes from safe to fast, choose the fastest that passed,
-and compare it with exact mode."""
+"""The calibration: test paired decodes from safe to fast, choose the fastest that passed, and compare it with
+exact mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,16 +17,13 @@ from ..rows import Plan
 from ..tasks.scores import edit_similarity
 from ..tasks.tasks import Task
 from . import bounds, race
-from .decoding import Outcome, decode_rows
-from .exact import ExactMode, beside, num_same
-from .options import EXACT, GRID, ONE_TOKEN, CalibrationOptions, name_of, setting
-from .record import Trace, record, recorded_metrics
-from .replay import Prediction, predict
+from .decoding import Outcome, decode_rows, num_same
+from .exact import ExactMode, beside
+from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of, setting
 
-CHECK_ROWS = 32  # rows decoded in plain one-token mode and in exact mode, to compare with the record pass
+CHECK_ROWS = 32  # rows decoded in exact mode, to compare with one-token mode
 SHORT_ANSWER = 4  # tokens, too few for several to be accepted together
 MOST_CHANGES = 50
-T = TypeVar("T")
 Outcomes = Sequence[Outcome]
 
 
@@ -49,8 +45,12 @@ class Figures:
     tokens_per_second: float
 
     @property
+    def config(self) -> GenerationConfig:
+        return setting(self.tau, self.metric)
+
+    @property
     def name(self) -> str:
-        return f"tau {self.tau:g}" if self.metric == "probability" else f"{self.metric} {self.tau:g}"
+        return name_of(self.config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ class Trial:
     drop_bound: float
     p_value: float
     passed: bool
-    predicted: Prediction
     speed_up: Rounds | None = None
 
 
@@ -91,32 +90,12 @@ class Calibration:
     prompt_range: tuple[int, int]
     answer_range: tuple[int, int]
     one_token: Figures
-    speed_rows: int
-    speed_rows_same: int
-    recorded: tuple[str, ...]
-    curve: tuple[Prediction, ...]
     tested: tuple[Trial, ...]
     chosen: Trial | None  # None: no setting was shown to be faster than tau 1 within the bound
+    choice: str | None  # the reason of the choice; None if no setting passed
+    changed: tuple[Change, ...]  # its changed answers, the worst first, at most MOST_CHANGES
+    exact: ExactMode
     notes: tuple[str, ...]
-    choice: str | None = None  # the reason of the choice
-    changed: tuple[Change, ...] = ()  # its changed answers, the worst first, at most MOST_CHANGES
-    exact: ExactMode | None = None  # None in older reports
-
-    @property
-    def config(self) -> GenerationConfig:
-        """The chosen setting."""
-        return setting(self.chosen.measured.tau, self.chosen.measured.metric) if self.chosen else ONE_TOKEN
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """The choice against one-token mode on other rows. Tested once, so the bound needs no correction."""
-
-    one_token: Figures
-    chosen: Figures
-    drop: float
-    drop_bound: float
-    held: bool
 
 
 class Calibrator:
@@ -132,36 +111,22 @@ class Calibrator:
         self.session, self.journal, self.options = session, journal, options
         self.report: Progress = progress or (lambda phase, done, total: None)
 
-    def traces(self, tasks: Sequence[Task]) -> list[Trace]:
-        return self._all("record", tasks, lambda rows: record(self.session, rows, self.options.batch), Trace)
-
     def outcomes(self, tasks: Sequence[Task], config: GenerationConfig) -> list[Outcome]:
-        def decode(rows: Sequence[Task]) -> Iterator[Outcome]:
-            return decode_rows(self.session, rows, config, self.options.batch)
-
-        is_tau = not (config.exact or config.one_token)
-        phase = f"{config.metric} {config.tau:g}" if is_tau else name_of(config)
-        return self._all(phase, tasks, decode, Outcome)
+        phase, journal = name_of(config), self.journal
+        keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
+        missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in journal}
+        done = len(tasks) - len(missing)
+        self.report(phase, done, len(tasks))
+        outcomes = decode_rows(self.session, list(missing.values()), config, self.options.batch)
+        for key, outcome in zip(missing, outcomes, strict=True):
+            journal[key] = asdict(outcome)
+            done += 1
+            self.report(phase, done, len(tasks))
+        kept = [journal[key] for key in keys]
+        return [Outcome(**row | {"token_ids": tuple(row["token_ids"])}) for row in kept]
 
     def speeds(self, tasks: Sequence[Task], settings: dict[str, GenerationConfig]) -> race.Speeds:
         return race.race(self.session, self.journal, tasks, settings, self.options.batch, self.report)
-
-    def predict(self, plan: Plan, traces: Sequence[Trace], metric: str, tau: float) -> Prediction:
-        limits = [task.max_new_tokens for task in plan.tasks]
-        return predict(traces, limits, metric, tau, self.session.bundle.manifest.tokens.eos)
-
-    def _all(
-        self, phase: str, tasks: Sequence[Task], work: Callable[[Sequence[Task]], Iterable[T]], kind: type[T]
-    ) -> list[T]:
-        keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
-        missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.journal}
-        done = len(tasks) - len(missing)
-        self.report(phase, done, len(tasks))
-        for key, value in zip(missing, work(list(missing.values())), strict=True):
-            self.journal[key] = value
-            done += 1
-            self.report(phase, done, len(tasks))
-        return [self.journal.read(key, kind) for key in keys]
 
 
 def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
@@ -173,22 +138,18 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     any that should not pass is at most the level. This covers all candidates that passed, so any of them may
     be chosen, for example by speed.
     """
-    options, recorded = calibrator.options, recorded_metrics(calibrator.session)
-    traces = calibrator.traces(plan.tasks)
-    references = [trace.outcome for trace in traces]
+    options = calibrator.options
+    references = calibrator.outcomes(plan.tasks, ONE_TOKEN)
     answers = [len(outcome.token_ids) for outcome in references]
     qualities = _scores(plan.tasks, references, references)
-    grid = [(metric, tau) for metric in recorded for tau in {*GRID[metric], *options.taus}]
-    curve = [calibrator.predict(plan, traces, metric, tau) for metric, tau in grid]
-    plain = calibrator.outcomes(plan.tasks[:CHECK_ROWS], ONE_TOKEN)
     exact = _exact_rows(calibrator, plan, references)
     num_exact = len(exact)
     exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
-    one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options.confidence)
+    one_token = figures(ONE_TOKEN, references, qualities, 1.0, options.confidence)
     reasons = _reasons_not_to_test(plan, answers, options)
     trials: list[Trial] = []
     for metric in () if reasons else options.metrics:
-        trials += _sequence(calibrator, plan, traces, qualities, metric)
+        trials += _sequence(calibrator, plan, references, qualities, metric)
     speeds = _speeds(calibrator, plan, trials)
     one_token, trials = _timed(speeds, one_token, trials)
     choice, reason = None, None
@@ -196,8 +157,8 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         choice, reason = _fastest(speeds, trials)
     changes: list[Change] = []
     if choice is not None:
-        config = setting(choice.measured.tau, choice.measured.metric)
-        changes = changes_of(plan.tasks, references, calibrator.outcomes(plan.tasks, config))
+        outcomes = calibrator.outcomes(plan.tasks, choice.measured.config)
+        changes = changes_of(plan.tasks, references, outcomes)
     return Calibration(
         options=options,
         judges=plan.judges,
@@ -207,13 +168,8 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         prompt_range=plan.prompt_range,
         answer_range=(min(answers), max(answers)),
         one_token=one_token,
-        speed_rows=len(plain),
-        speed_rows_same=num_same(plain, references),
-        recorded=recorded,
-        curve=tuple(sorted(curve, key=lambda p: (p.metric, p.tokens_per_forward))),
         tested=tuple(trials),
         chosen=choice,
-        notes=(*reasons, *_notes(plan, trials, references, options)),
         choice=reason,
         changed=tuple(changes[:MOST_CHANGES]),
         exact=beside(
@@ -225,29 +181,14 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
             choice.measured.name if choice else name_of(ONE_TOKEN),
             options,
         ),
-    )
-
-
-def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Confirmation:
-    """Decode other rows in one-token mode and at `config`. `held`: their mean drop is at most the bound."""
-    options = calibrator.options
-    plain = calibrator.outcomes(plan.tasks, ONE_TOKEN)
-    fast = plain if config.one_token else calibrator.outcomes(plan.tasks, config)
-    before, after = _scores(plan.tasks, plain, plain), _scores(plan.tasks, fast, plain)
-    drops = before - after
-    return Confirmation(
-        figures(ONE_TOKEN, plain, before, 1.0, options.confidence),
-        figures(config, fast, after, _agreement(fast, plain), options.confidence),
-        float(drops.mean()),
-        bounds.upper_bound(drops, 1 - options.confidence),
-        bool(drops.mean() <= options.max_drop),
+        notes=(*reasons, *_notes(plan, trials, references, options)),
     )
 
 
 def figures(
     config: GenerationConfig, outcomes: Outcomes, scores: np.ndarray, agreement: float, confidence: float
 ) -> Figures:
-    """The figures of rows at one setting. `scores` may include rows that were not decoded."""
+    """The figures of rows at one setting."""
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
     timed, seconds = sum(o.tokens_timed for o in outcomes), sum(o.seconds for o in outcomes)
     assert config.tau is not None, "exact mode is an ExactMode"
@@ -264,24 +205,23 @@ def figures(
 
 
 def _sequence(
-    calibrator: Calibrator, plan: Plan, traces: Sequence[Trace], qualities: np.ndarray, metric: str
+    calibrator: Calibrator, plan: Plan, references: Outcomes, qualities: np.ndarray, metric: str
 ) -> Iterator[Trial]:
     """Test a metric's candidates from safe to fast, up to and including the first that does not pass."""
-    options, references = calibrator.options, [trace.outcome for trace in traces]
+    options = calibrator.options
     for tau in options.candidates(metric):
         outcomes = calibrator.outcomes(plan.tasks, setting(tau, metric))
         scores = _scores(plan.tasks, outcomes, references, qualities)
         drops = qualities - scores
         p_value = float(bounds.p_value(drops, options.max_drop, options.level))
         passed = p_value <= options.level
-        same = _agreement(outcomes, references)
+        agreement = num_same(outcomes, references) / len(references)
         yield Trial(
-            figures(setting(tau, metric), outcomes, scores, same, options.confidence),
+            figures(setting(tau, metric), outcomes, scores, agreement, options.confidence),
             float(drops.mean()),
             bounds.upper_bound(drops, options.level),
             p_value,
             passed,
-            calibrator.predict(plan, traces, metric, tau),
         )
         if not passed:
             return
@@ -291,7 +231,7 @@ def _speeds(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race
     """The speeds of one-token mode, the trials that passed and exact mode. A setting counts as safer the more
     of its answers are the one-token answers."""
     passed = sorted((t for t in trials if t.passed), key=lambda t: -t.measured.agreement)
-    configs = [ONE_TOKEN, *(setting(t.measured.tau, t.measured.metric) for t in passed), EXACT]
+    configs = [ONE_TOKEN, *(trial.measured.config for trial in passed), EXACT]
     return calibrator.speeds(plan.tasks, {name_of(config): config for config in configs})
 
 
@@ -336,11 +276,6 @@ def _scores(
     return scores
 
 
-def _agreement(outcomes: Outcomes, references: Outcomes) -> float:
-    """Share of answers with the same tokens."""
-    return num_same(outcomes, references) / len(references)
-
-
 def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:
     """All changed answers: those that lost most first, then those that changed most."""
     changes = []
@@ -369,8 +304,7 @@ def _notes(
         share = forced / sum(len(outcome.token_ids) for outcome in references)
         yield (
             f"{percent(share)} of the one-token answers' tokens came from the rows' grammars: they count in"
-            " tokens per forward, cost no forward, and no rule accepted them; the predicted speed assumes"
-            " masks right after the cursor, so a real decode is faster"
+            " tokens per forward, cost no forward, and no rule accepted them"
         )
 
 

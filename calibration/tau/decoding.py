@@ -9,7 +9,6 @@ from typing import Protocol
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.answer import Completion
-from ...runtime.session.session import Session
 from ...runtime.text.prompts import Prompt
 from ..tasks.scores import Output
 from ..tasks.tasks import Task
@@ -60,30 +59,6 @@ def decode_rows(
         start = end
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The text that one forward added, and its number of tokens."""
-
-    text: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One row decoded at a setting, with the runs that were accepted together, for the report. `tau` is None
-    in exact mode."""
-
-    prompt: str
-    tau: float | None
-    runs: tuple[Run, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(run.num_tokens for run in self.runs)
-
-
-def decode_example(session: Session, task: Task, config: GenerationConfig) -> Example:
-    """Decode a task step by step, and collect its runs."""
-    stream = session.stream(task.prompt, task.config(config))
-    runs = tuple(Run(event.text, len(event.token_ids)) for event in stream if event.token_ids)
-    return Example(task.shown, config.tau, runs)
+def num_same(outcomes: Sequence[Outcome], references: Sequence[Outcome]) -> int:
+    """The number of rows with the same tokens, among the first."""
+    return sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=False))

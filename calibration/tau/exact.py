@@ -10,10 +10,8 @@ import numpy as np
 
 from ..rounds import Rounds
 from . import bounds, race
-from .decoding import Outcome
+from .decoding import Outcome, num_same
 from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of
-
-Outcomes = Sequence[Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,8 @@ class ExactMode:
 
 def beside(
     speeds: race.Speeds,
-    outcomes: Outcomes,
-    references: Outcomes,
+    outcomes: Sequence[Outcome],
+    references: Sequence[Outcome],
     drops: np.ndarray,
     one_token: tuple[float, tuple[float, float]],
     best: str,
@@ -50,12 +48,19 @@ def beside(
 ) -> ExactMode:
     """Exact mode compared with `best`: the choice, or else one-token mode. `drops` are those of the rows
     decoded in it, `one_token` is the quality of one-token mode with its interval."""
-    level, same = 1 - options.confidence, num_same(outcomes, references)
-    is_same = same == len(outcomes)
-    drop, bound = (0.0, 0.0) if is_same else (float(drops.mean()), bounds.upper_bound(drops, level))
+    name, same = name_of(EXACT), num_same(outcomes, references)
+    drop = bound = 0.0
+    kept = "gives the one-token text"
+    if same < len(outcomes):
+        drop, bound = float(drops.mean()), bounds.upper_bound(drops, 1 - options.confidence)
+        kept += (
+            f" in {same} of {len(outcomes)} rows (this precision rounds), at a mean drop of"
+            f" {100 * drop:.1f} points (below {100 * bound:.1f})"
+        )
     quality, (low, high) = one_token
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
-    suffices = race.is_as_fast(speeds, name_of(EXACT), best) and bound <= options.max_drop
+    suffices = race.is_as_fast(speeds, name, best) and bound <= options.max_drop
+    needed = "no profile is needed" if suffices else "the bound is not shown"
     return ExactMode(
         num_rows=len(outcomes),
         same=same,
@@ -64,29 +69,16 @@ def beside(
         drop=drop,
         drop_bound=bound,
         tokens_per_forward=tokens / forwards if forwards else 0.0,
-        tokens_per_second=median(speeds[name_of(EXACT)]),
-        speed_up=race.speed_ups(speeds)[name_of(EXACT)],
+        tokens_per_second=median(speeds[name]),
+        speed_up=race.speed_ups(speeds)[name],
         suffices=suffices,
-        verdict=_verdict(speeds, best, suffices, _kept(same, len(outcomes), drop, bound)),
+        verdict=_verdict(speeds, best, kept, needed),
     )
 
 
-def _kept(same: int, num_rows: int, drop: float, bound: float) -> str:
-    """How many texts exact mode kept, as the end of a sentence."""
-    if same == num_rows:
-        return "gives the one-token text"
-    return (
-        f"gives the one-token text in {same} of {num_rows} rows (this precision rounds), at a mean drop of"
-        f" {100 * drop:.1f} points (below {100 * bound:.1f})"
-    )
-
-
-def _verdict(speeds: race.Speeds, best: str, suffices: bool, kept: str) -> str:
+def _verdict(speeds: race.Speeds, best: str, kept: str, needed: str) -> str:
     name = name_of(EXACT)
-    up, needed = (
-        race.speed_ups(speeds)[name],
-        "no profile is needed" if suffices else "the bound is not shown",
-    )
+    up = race.speed_ups(speeds)[name]
     if not race.is_as_fast(speeds, name, best):
         return f"{best} is {race.lead_of(speeds, best, name)} as fast as exact mode, which {kept}"
     if best == name_of(ONE_TOKEN):
@@ -94,8 +86,3 @@ def _verdict(speeds: race.Speeds, best: str, suffices: bool, kept: str) -> str:
     is_faster = not race.is_as_fast(speeds, best, name)
     how = "faster than" if is_faster else "as fast, within the margin of a tie, as"
     return f"exact mode is {how} {best} ({up} the speed of one-token mode) and {kept}: {needed}"
-
-
-def num_same(outcomes: Outcomes, references: Outcomes) -> int:
-    """The number of rows with the same tokens, among the first."""
-    return sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=False))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
 from ..journal import Journal
-from ..rounds import Progress, Rounds, interleaved, slices
+from ..rounds import Progress, Rounds, run_laps
 from ..tasks.tasks import Task
 from .decoding import decode_rows
 
@@ -25,14 +24,6 @@ Speeds = Mapping[str, Sequence[float]]
 """Tokens per second of each setting, by round. The safest setting, one-token mode, is the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class RaceLap:
-    """Rows decoded once, including prompts."""
-
-    tokens: int
-    seconds: float
-
-
 def race(
     session: Session,
     journal: Journal,
@@ -44,28 +35,29 @@ def race(
     """Decode the first rows at all `settings`, slice by slice, in interleaved rounds."""
     rows = tasks[: max(ROWS, 4 * batch)]
     field = ", ".join(settings)  # part of the key, because laps with other settings are not comparable
-    total, done, is_warm = ROUNDS * len(rows) * len(settings), 0, False
-    laps: dict[str, list[list[RaceLap]]] = {name: [[] for _ in range(ROUNDS)] for name in settings}
-    report(PHASE, 0, total)
-    parts = slices(rows, max(8, 4 * batch))
-    for number, at, name in interleaved(list(settings), len(parts), ROUNDS):
-        key = f"{PHASE} of {field}: round {number + 1}, slice {at + 1}/{len(parts)}, {name}"
+
+    def lap(turn: str, part: Sequence[Task], name: str) -> tuple[int, float]:
+        """(tokens, seconds) of decoding with prompts."""
+        key = f"{PHASE} of {field}: {turn}, {name}"
         if key not in journal:
-            for config in () if is_warm else settings.values():
-                few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
-                list(decode_rows(session, few, config, batch))
-            is_warm = True
-            journal[key] = _lap(session, parts[at], settings[name], batch)
-        laps[name][number].append(journal.read(key, RaceLap))
-        done += len(parts[at])
-        report(PHASE, done, total)
+            start = time.perf_counter()
+            outcomes = decode_rows(session, part, settings[name], batch)
+            tokens = sum(len(outcome.token_ids) for outcome in outcomes)
+            journal[key] = {"tokens": tokens, "seconds": time.perf_counter() - start}
+        return journal[key]["tokens"], journal[key]["seconds"]
+
+    for config in settings.values():  # the first steps of a shape are slow
+        few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
+        list(decode_rows(session, few, config, batch))
+    size = max(8, 4 * batch)
+    laps = run_laps(rows, size, list(settings), ROUNDS, lap, lambda done, total: report(PHASE, done, total))
     return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
 
 
 def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
     """Each setting's ratio to the first, within each round."""
-    first = next(iter(speeds.values()))
-    return {name: Rounds.of(_ratios(values, first)) for name, values in speeds.items()}
+    first = next(iter(speeds))
+    return {name: lead_of(speeds, name, first) for name in speeds}
 
 
 def choose(speeds: Speeds) -> tuple[str, str]:
@@ -88,24 +80,14 @@ def is_as_fast(speeds: Speeds, name: str, other: str) -> bool:
     """Whether `other` has no lead over `name`: a lead has a median of at least TIE, and is there in every
     round.
     """
-    lead = _ratios(speeds[other], speeds[name])
-    return median(lead) < TIE or min(lead) <= 1
+    lead = lead_of(speeds, other, name)
+    return lead.median < TIE or lead.low <= 1
 
 
 def lead_of(speeds: Speeds, name: str, other: str) -> Rounds:
     """How many times as fast `name` is as `other`, within each round."""
-    return Rounds.of(_ratios(speeds[name], speeds[other]))
+    return Rounds.of([speed / one for speed, one in zip(speeds[name], speeds[other], strict=True)])
 
 
-def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [speed / other for speed, other in zip(speeds, others, strict=True)]
-
-
-def _lap(session: Session, rows: Sequence[Task], config: GenerationConfig, batch: int) -> RaceLap:
-    start = time.perf_counter()
-    tokens = sum(len(outcome.token_ids) for outcome in decode_rows(session, rows, config, batch))
-    return RaceLap(tokens, time.perf_counter() - start)
-
-
-def _speed(laps: Sequence[RaceLap]) -> float:
-    return sum(lap.tokens for lap in laps) / max(sum(lap.seconds for lap in laps), 1e-9)
+def _speed(laps: Sequence[tuple[int, float]]) -> float:
+    return sum(tokens for tokens, _ in laps) / max(sum(seconds for _, seconds in laps), 1e-9)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,34 +20,23 @@ from ...runtime.session.session import Session
 from ..journal import Journal
 from ..rounds import Progress
 from ..rows import Plan, TaskRequest, make_plan
-from ..tasks.tasks import Task, data_hash
-from . import bounds
-from .calibrate import Calibration, Calibrator, calibrate, confirm
-from .decoding import decode_example
-from .options import EXACT, CalibrationOptions, setting
-from .record import record, recorded_metrics
-from .replay import predict
-from .report import figure
-from .report.drawing import require_matplotlib
-from .report.report import CalibrationReport, markdown
+from ..tasks.tasks import data_hash
+from .calibrate import Calibration, Calibrator, calibrate
+from .options import CalibrationOptions, setting
+from .report import CalibrationReport, markdown
 
-EXAMPLES = 3
 STATE_FILES = "state-*.jsonl"
-TRIAL_ROWS = 4  # decoded for an estimate
-BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of rows needed
-DATA_FILE, PICTURE_FILE, PAGE_FILE = "report.json", "pareto.png", "report.md"
+DATA_FILE, PAGE_FILE = "report.json", "report.md"
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest(TaskRequest):
-    """A request of `mars-export calibrate`. `name` is the profile's; `confirm` is a file of rows that the
-    choice does not see."""
+    """A request of `mars-export calibrate`. `name` is the profile's."""
 
     output: Path | None = None
     resume: bool = False  # continue from the state of an earlier run
     force: bool = False  # discard the state of an earlier run
     name: str | None = None
-    confirm: Path | None = None
     store: bool = True
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
@@ -110,35 +98,28 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
 
     Raises CalibrationError for an unsuitable task, option or state, before anything is decoded.
     """
-    require_matplotlib()
-    busy, options = machine.load(), request.options
-    tasks = request.rows()
-    others = _other_rows(request, tasks)
-    session = request.open()
-    plan = _plan(session, tasks, options)
-    unseen = make_plan(session, others, options.limit) if others else None
+    busy, options, tasks, session = machine.load(), request.options, request.rows(), request.open()
+    for metric in options.metrics:
+        session.check(setting(options.candidates(metric)[0], metric))
+    plan = make_plan(session, tasks, options.limit)
     if request.store and not os.access(request.bundle, os.W_OK):
         raise CalibrationError(
             f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; --no-store"
             " leaves it unchanged"
         )
     journal = request.journal(session, {"batch": options.batch})
-    calibrator = Calibrator(session, journal, options, progress)
     try:
-        result = calibrate(calibrator, plan)
-        shown = EXACT if result.exact is not None and result.exact.suffices else result.config
-        report = CalibrationReport(
-            task=request.task_name,
-            bundle=request.bundle.name,
-            machine=request.machine,
-            calibration=result,
-            profile=_profile(request, session, result, plan),
-            confirmation=confirm(calibrator, unseen, result.config) if unseen else None,
-            examples=tuple(decode_example(session, task, shown) for task in plan.tasks[:EXAMPLES]),
-            load=busy,
-        )
+        result = calibrate(Calibrator(session, journal, options, progress), plan)
     finally:
         journal.close()
+    report = CalibrationReport(
+        task=request.task_name,
+        bundle=request.bundle.name,
+        machine=request.machine,
+        calibration=result,
+        profile=_profile(request, session, result, plan),
+        load=busy,
+    )
     write(report, request.folder)
     if request.store:
         profiles.store(request.bundle, report.profile)
@@ -146,78 +127,10 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
 
 
 def write(report: CalibrationReport, folder: Path) -> None:
-    """Write report.json, pareto.png and report.md. Needs matplotlib."""
-    require_matplotlib()
+    """Write report.json and report.md."""
     text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
     (folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
-    figure.save_png(report.calibration, folder / PICTURE_FILE)
-    (folder / PAGE_FILE).write_text(markdown(report, PICTURE_FILE), encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The largest possible cost of a calibration: seconds of the record pass and of each candidate."""
-
-    num_rows: int
-    too_long: int
-    items_needed: int
-    record_seconds: float
-    candidates: tuple[tuple[str, float, float], ...]  # metric, tau, seconds
-    needed: tuple[tuple[float, int], ...]  # bound, rows
-
-    @property
-    def seconds(self) -> float:
-        return self.record_seconds + sum(seconds for *_, seconds in self.candidates)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"seconds": self.seconds}
-
-
-def estimate(request: CalibrationRequest) -> Estimate:
-    """Decode a few rows and estimate the cost of all. Writes nothing."""
-    options, session = request.options, request.open()
-    plan = _plan(session, request.rows(), options)
-    trial = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
-    warm = trial[0].config(setting(1.0)).with_values(max_new_tokens=1)
-    session.generate(trial[0].prompt, warm)
-    start = time.perf_counter()
-    traces = list(record(session, trial, options.batch))
-    seconds = len(plan.tasks) * (time.perf_counter() - start) / len(trial)
-    limits, eos = [task.max_new_tokens for task in trial], session.bundle.manifest.tokens.eos
-    candidates = []
-    for metric in options.metrics:
-        for tau in options.candidates(metric):
-            gain = predict(traces, limits, metric, tau, eos).tokens_per_forward
-            candidates.append((metric, tau, seconds / max(gain, 1.0)))
-    drops = sorted({*BOUNDS, options.max_drop})
-    needed = tuple((drop, bounds.items_needed(drop, options.level)) for drop in drops)
-    return Estimate(
-        len(plan.tasks), len(plan.too_long), options.items_needed, seconds, tuple(candidates), needed
-    )
-
-
-def _plan(session: Session, tasks: Sequence[Task], options: CalibrationOptions) -> Plan:
-    lacking = [m for m in options.metrics if m not in recorded_metrics(session)]
-    if lacking:
-        raise CalibrationError(
-            f"this bundle's graph has no {' and no '.join(lacking)}; export it with --metrics, or calibrate"
-            " only probability"
-        )
-    return make_plan(session, tasks, options.limit)
-
-
-def _other_rows(request: CalibrationRequest, tasks: Sequence[Task]) -> list[Task]:
-    """The rows to confirm the choice on. Raises CalibrationError if some of them are calibration rows."""
-    if request.confirm is None:
-        return []
-    others = request.rows(request.confirm)
-    shared = {repr(t.prompt) for t in tasks} & {repr(t.prompt) for t in others}
-    if shared:
-        raise CalibrationError(
-            f"{request.confirm}: {len(shared)} prompts are also in the calibration rows; a confirmation needs"
-            " other rows"
-        )
-    return others
+    (folder / PAGE_FILE).write_text(markdown(report), encoding="utf-8")
 
 
 def _profile(request: CalibrationRequest, session: Session, result: Calibration, plan: Plan) -> Profile:
@@ -225,7 +138,6 @@ def _profile(request: CalibrationRequest, session: Session, result: Calibration,
     manifest, variant = session.bundle.manifest, session.variant
     choice, options = result.chosen, result.options
     point, exact = choice.measured if choice else result.one_token, result.exact
-    assert exact is not None, "a calibration always measures it"
     evidence = {
         "task": request.task_name,
         "data_sha256": data_hash(plan.tasks),

@@ -187,7 +187,7 @@ def mixture(
 def _line(task: str, row: Example) -> str:
     messages = [{"role": role, "content": content} for role, content in row.messages]
     fields = {
-        "messages": messages, "answer": row.answer, "metric": METRICS[task], "max_new_tokens": LIMITS[task],
+        "messages": messages, "answer": row.answer, "score": METRICS[task], "max_new_tokens": LIMITS[task],
     }  # fmt: skip
     return json.dumps(fields) + "\n"
 

@@ -35,7 +35,6 @@ OPTIONAL = {
     "ml_dtypes": ("export", "exporting"),
     "safetensors": ("export", "exporting"),
     "huggingface_hub": ("export", "downloading checkpoints"),
-    "matplotlib": ("calibrate", "calibrating tau and measuring speed"),
     "cuda-bindings": ("rtx", "running TensorRT engines"),
 }
 TENSORRT = {

@@ -1,11 +1,10 @@
-"""Rows that ask for a form of their answers: read, recorded, calibrated and measured with what grammars
-force."""
+"""Rows that ask for a form of their answers: read, calibrated and measured with what grammars force."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.fixtures import Sessions
+from support.laps import task
 from support.missing import need
 from support.paths import ROOT
 from support.tiny import Named
@@ -21,18 +21,13 @@ from typer.testing import CliRunner
 from mars_export import CalibrationError, Session
 from mars_export.calibration.bench.bench import BenchRequest, bench
 from mars_export.calibration.bench.settings import BenchOptions
-from mars_export.calibration.journal import restore
-from mars_export.calibration.tasks.form import Form
-from mars_export.calibration.tasks.tasks import DATA, Message, Task, find, load
-from mars_export.calibration.tau.decoding import decode_rows
-from mars_export.calibration.tau.options import EXACT, ONE_TOKEN, CalibrationOptions
-from mars_export.calibration.tau.record import Trace, record
-from mars_export.calibration.tau.replay import replay
-from mars_export.calibration.tau.run import CalibrationRequest, estimate, run
+from mars_export.calibration.tasks.form import read_form
+from mars_export.calibration.tasks.tasks import DATA, Task, find, load
+from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.cli import app
 from mars_export.runtime.text.toolcalls import list_schema
 
-need("matplotlib", "calibrate")
 need("llguidance", "grammar")
 SCHEMA = {
     "type": "object",
@@ -53,15 +48,6 @@ FORMS: list[dict[str, Any]] = [
     {"choice": ["only this"]},
     {},
 ]
-TAUS = (1.0, 0.9, 0.5, 0.1, 0.0)
-
-
-@pytest.fixture(autouse=True)
-def _pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes seconds, and is tested elsewhere."""
-    monkeypatch.setattr(
-        "mars_export.calibration.tau.report.figure.save_png", lambda what, path: path.write_bytes(b"")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +73,18 @@ def tasks(rows: Path) -> list[Task]:
 
 
 def test_a_row_says_what_its_answer_looks_like(tasks: list[Task]) -> None:
-    asked = [task.form.settings for task in tasks[::2]]
+    asked = [task.form for task in tasks[::2]]
     assert json.loads(asked[0]["schema"]) == SCHEMA and json.loads(asked[3]["tools"]) == [TOOL]
     assert asked[1:3] == [{"regex": "[a-c]{2}-[0-9]{3}"}, {"choice": ("yes", "no", "not at all")}]
     assert asked[5] == {} and not tasks[-1].form
-    digests = {replace(task, messages=tasks[0].messages).digest for task in tasks}
+    digests = {replace(task, source=tasks[0].source).digest for task in tasks}
     assert len(digests) == len(FORMS), "the form is a part of what a row is"
 
 
 def test_a_row_without_a_form_keeps_its_digest() -> None:
     """State files of before name rows by it."""
-    task = Task((Message("user", "hi"),), "agreement", None, 8)
-    assert task.digest.startswith("ef1c5b1beafd"), task.digest
+    row = task("hi", limit=8)
+    assert row.digest.startswith("ef1c5b1beafd"), row.digest
 
 
 @pytest.mark.parametrize(
@@ -121,86 +107,26 @@ def test_a_bad_form_is_named_with_its_line(fields: dict[str, Any], words: str, t
         load(tmp_path / "bad.jsonl")
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_the_recorded_answer_is_the_one_token_answer_with_its_forced_tokens(
-    batch: int, session: Session, tasks: list[Task]
-) -> None:
-    traces = list(record(session, tasks, batch))
-    plain = list(decode_rows(session, tasks, ONE_TOKEN, 3))
-    exact = list(decode_rows(session, tasks, EXACT, 1))
-    eos = session.bundle.manifest.tokens.eos
-    for task, trace, one, other in zip(tasks, traces, plain, exact, strict=True):
-        outcome = trace.outcome
-        assert outcome.token_ids == one.token_ids == other.token_ids
-        assert (outcome.text, outcome.finish_reason) == (one.text, one.finish_reason)
-        assert outcome.forced == one.forced == len(trace.forced)
-        assert len(trace.predicted) == len(outcome.token_ids) - len(trace.forced)
-        assert outcome.forwards - len(trace.predicted) in (0, 1), "once a row logits are asked for"
-        assert bool(trace.forced) == bool(task.form)
-        for steps in trace.confidences.values():
-            assert [len(step) for step in steps] == [len(step) for step in trace.predicted]
-        free = [at for at in range(len(outcome.token_ids)) if at not in trace.forced]
-        assert [step[0] for step in trace.predicted] == [outcome.token_ids[at] for at in free]
-        for tau in TAUS:
-            walked = replay(trace, "probability", tau, eos, task.max_new_tokens)
-            assert walked.forwards <= outcome.forwards
-        one_token = replay(trace, "probability", 1.0, eos, task.max_new_tokens)
-        assert (one_token.tokens, one_token.forwards, one_token.agrees) == (
-            len(outcome.token_ids),
-            len(trace.predicted),
-            True,
-        )
-
-
-def test_what_is_forced_within_a_run_is_no_prediction(session: Session, tasks: list[Task]) -> None:
-    """At tau 0 a run goes as far as the masks, the grammar and the recorded answer agree."""
-    eos = session.bundle.manifest.tokens.eos
-    for task, trace in zip(tasks, record(session, tasks, 4), strict=True):
-        answer = trace.outcome.token_ids
-        free = [at for at in range(len(answer)) if at not in trace.forced]
-        for place, step, sure in zip(
-            free, trace.predicted, trace.confidences.get("probability", ()), strict=True
-        ):
-            for at, (token, confidence) in enumerate(zip(step, sure, strict=True)):
-                if place + at in trace.forced:
-                    assert (token, confidence) == (answer[place + at], 1.0)
-        walked = replay(trace, "probability", 0.0, eos, task.max_new_tokens)
-        assert walked.tokens == len(answer) or not task.form
-
-
-def test_a_trace_with_forced_tokens_survives_json(session: Session, tasks: list[Task]) -> None:
-    traces = list(record(session, tasks[:2], 1))
-    assert [restore(Trace, json.loads(json.dumps(asdict(t)))) for t in traces] == traces
-    old = asdict(traces[0])
-    del old["forced"]
-    assert restore(Trace, old).forced == ()
-
-
 def test_a_calibration_of_structured_rows(bundles: Named, rows: Path, tmp_path: Path) -> None:
     bundle = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
     options = CalibrationOptions(max_drop=0.9, taus=(0.9, 0.0), batch=4)
     request = CalibrationRequest(bundle, str(rows), output=tmp_path / "out", threads=1, options=options)
-    assert estimate(request).num_rows == 2 * len(FORMS)
     report = run(request)
     calibration = report.calibration
-    assert calibration.speed_rows_same == calibration.speed_rows
-    assert calibration.exact is not None and calibration.exact.same == calibration.exact.num_rows
+    assert calibration.exact.same == calibration.exact.num_rows
     assert any("tokens came from the rows' grammars" in note for note in calibration.notes)
     again = run(replace(request, resume=True))
     assert again.calibration.exact == calibration.exact
 
 
 def test_a_benchmark_of_structured_rows(bundles: Named, rows: Path) -> None:
-    options = BenchOptions(taus=(0.5,), rounds=1, cursor=32, limit=12)
+    options = BenchOptions(taus=(0.5,), rounds=1, limit=12)
     report = bench(BenchRequest(bundles("qwen2"), str(rows), threads=1, options=options))
     compared = {line.setting.mode: line for line in report.compared}
     assert compared["tau 1"].forced > 0.2
     assert compared["exact"].forced == compared["tau 1"].forced
     assert compared["exact"].same_answers == 1
     assert any("grammars gave up to" in note for note in report.notes)
-    blocks = replace(options, commits=("block",))
-    with pytest.raises(CalibrationError, match="block commit does not support schema"):
-        bench(BenchRequest(bundles("qwen2"), str(rows), threads=1, options=blocks))
 
 
 def test_a_grammar_that_cannot_be_is_named_with_its_row(session: Session, tmp_path: Path) -> None:
@@ -216,7 +142,7 @@ def test_a_schema_for_all_rows(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps({"enum": [1, 2]}))
     request = CalibrationRequest(tmp_path, str(rows), schema=str(tmp_path / "schema.json"))
     forms = [task.form for task in request.rows()]
-    assert [form.schema for form in forms[-2:]] == ['{"enum":[1,2]}'] * 2
+    assert [form["schema"] for form in forms[-2:]] == ['{"enum":[1,2]}'] * 2
     assert forms[:-2] == [task.form for task in load(rows)[:-2]], "a row's own form stays"
     for text, words in (("{", "not a JSON schema"), ("3", "must be a JSON schema")):
         (tmp_path / "schema.json").write_text(text)
@@ -236,9 +162,9 @@ def test_the_built_in_schema_is_that_of_the_assistants_tools(tmp_path: Path) -> 
     assert schema == list_schema(benchmark.tools([json.loads(line) for line in lines]))
     assert len(schema["items"]["anyOf"]) == 25
     tasks = CalibrationRequest(tmp_path, "assistant", schema="assistant").rows()
-    assert {task.form for task in tasks} == {Form.of({"schema": schema})}
-    for task in load(find("assistant")):
-        jsonschema.validate(json.loads(str(task.answer)), schema)
+    assert all(task.form == read_form({"schema": schema}) for task in tasks)
+    for row in load(find("assistant")):
+        jsonschema.validate(json.loads(str(row.answer)), schema)
 
 
 @pytest.mark.parametrize("command", ["calibrate", "bench"])

@@ -91,7 +91,6 @@ HOMES: dict[str, set[str]] = {
     "llguidance": {"runtime/structured"},
     "jinja2": {"runtime/text", "calibration"},
     "tokenizers": {"runtime/text", "runtime/structured", "exporter"},
-    "matplotlib": {"calibration"},
     "lm_eval": {"calibration/lm_eval"},
     "starlette": {"runtime/serve"},
     "uvicorn": {"runtime/serve/server", "runtime/serve/connection"},

@@ -11,12 +11,12 @@ from mars_export.calibration.bench.settings import BenchOptions
 from mars_export.cli import app
 
 WORDS = ("hello", "the cat", "one", "in the end", "an apple", "er")
-OPTIONS = BenchOptions(taus=(0.5,), batches=(1, 2), commits=("cursor", "block"), rounds=2, cursor=32)
+OPTIONS = BenchOptions(taus=(0.5,), batches=(1, 2), rounds=2)
 
 
 def rows(**fields: Any) -> str:
     """Any answer is right, unless `fields` say otherwise."""
-    common = {"answer": "", "metric": "contains", "max_new_tokens": 6} | fields
+    common = {"answer": "", "score": "contains", "max_new_tokens": 6} | fields
     return "".join(
         json.dumps({"messages": [{"role": "user", "content": word}], **common}) + "\n" for word in WORDS
     )

@@ -30,7 +30,7 @@ OPTIONS = CalibrationOptions(max_drop=0.4, taus=(0.999, 0.9, 0.5, 0.0), batch=4)
 
 def rows(**fields: Any) -> str:
     """Any answer is right, unless `fields` say otherwise."""
-    common = {"answer": "", "metric": "contains", "max_new_tokens": 12} | fields
+    common = {"answer": "", "score": "contains", "max_new_tokens": 12} | fields
     return "".join(
         json.dumps({"messages": [{"role": "user", "content": word}], **common}) + "\n" for word in WORDS
     )

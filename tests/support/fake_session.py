@@ -5,33 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.row import Row
-from support.fake import MASK, FakeBackend, Step
+from support.fake import MASK, FakeBackend
 
 BLOCK = 4
-
-
-class Blind(FakeBackend):
-    """A fake device that predicts without a look at its cache, so that the cost of a step can be taken
-    anywhere."""
-
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
-        assert int(kv_length.max()) + input_ids.shape[1] <= cache.capacity
-        assert not want_logits
-        self.steps.append(Step(first, input_ids, kv_length, output_index, cache.capacity))
-        return StepOutput(np.ones(output_index.shape, np.int64), np.ones(output_index.shape, np.float32))
 
 
 class Words:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.fake_session import Blind, fake_session, predict
+from support.fake import FakeBackend
+from support.fake_session import fake_session, predict
 from support.laps import answer, lap, task
 
 from mars_export.calibration.bench import bench as bench_module
-from mars_export.calibration.bench.bench import Measurement
+from mars_export.calibration.bench.bench import measure
 from mars_export.calibration.bench.laps import Lap
 from mars_export.calibration.bench.settings import BenchOptions, Setting
 from mars_export.calibration.rounds import interleaved
@@ -18,33 +19,33 @@ from mars_export.calibration.tasks.tasks import Task
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Setting, int]]:
     """Laps that take no time; the list says which setting decoded how many rows."""
-    order: list[tuple[str, int]] = []
+    order: list[tuple[Setting, int]] = []
 
     def fake_serve(_: Any, tasks: Sequence[Task], setting: Setting) -> Lap:
         if tasks[0].max_new_tokens != bench_module.WARM_TOKENS:
-            order.append((setting.name, len(tasks)))
-        return lap(1.0, *(answer([len(t.messages[0].content)], 1) for t in tasks))
+            order.append((setting, len(tasks)))
+        return lap(1.0, *(answer([len(t.shown)], 1) for t in tasks))
 
     monkeypatch.setattr(bench_module, "serve", fake_serve)
     return order
 
 
 def test_every_slice_goes_through_all_settings_each_time_from_another_one(
-    scripted: list[tuple[str, int]],
+    scripted: list[tuple[Setting, int]],
 ) -> None:
     options = BenchOptions(taus=(0.9, 0.5), rounds=2, limit=40, exact=False)
     tasks = [task("a" * n) for n in range(40)]
-    made = Measurement(fake_session(Blind(predict)), options).laps(tasks)
-    names = [s.name for s in options.settings]
+    made = measure(fake_session(FakeBackend(predict)), tasks, options)
+    names = list(options.settings)
     turns = [scripted[i : i + 3] for i in range(0, len(scripted), 3)]
-    assert [sorted(name for name, _ in turn) for turn in turns] == [sorted(names)] * 6
+    assert [{name for name, _ in turn} for turn in turns] == [set(names)] * 6
     assert [turn[0][0] for turn in turns] == [names[n % 3] for n in range(6)]
     assert [turn[0][1] for turn in turns] == [16, 16, 8] * 2
     for rounds in made.values():
         assert [len(laps) for laps in rounds] == [3, 3]
-        assert [a.token_ids[0] for one in rounds[1] for a in one.answers] == list(range(40)), (
+        assert [a.output.token_ids[0] for one in rounds[1] for a in one.answers] == list(range(40)), (
             "rows in their order"
         )
     fifth = list(interleaved(options.settings, 3, 2))[12:15]

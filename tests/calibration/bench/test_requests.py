@@ -32,7 +32,6 @@ def test_a_bundle_without_a_tokenizer(request_for: Callable[..., BenchRequest], 
         (["--tau", "fast"], MarsError, "--tau must be numbers"),
         (["--tau", ",", "--no-exact"], CalibrationError, "give at least one tau"),
         (["--window", "wide"], CalibrationError, "window must be"),
-        (["--commit", "often"], CalibrationError, "commit must be one of"),
         (
             ["--rounds", "0", "--limit", "-3"],
             CalibrationError,

@@ -8,37 +8,29 @@ from typing import Any
 
 import pytest
 
-from mars_export import CalibrationError, Commit, MarsError
+from mars_export import CalibrationError, MarsError
 from mars_export.calibration.bench.settings import BenchOptions, Setting
 
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:
-    options = BenchOptions(
-        taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=("auto", 2), commits=("cursor", "block"), exact=False
-    )
+    options = BenchOptions(taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=("auto", 2), exact=False)
     settings = options.settings
     assert settings[0] == Setting(1)
-    assert settings[0].is_baseline
-    assert len(set(settings)) == len(settings) == 2 * (1 + 2 + 2 + 1)
+    assert len(set(settings)) == len(settings) == 2 * (1 + 2)
     assert next(s for s in settings if s.batch == 4) == Setting(4)
-    assert len({s.name for s in settings}) == len(settings)
     both = replace(options, exact=True).settings
-    exact = [s for s in both if s.is_exact]
+    exact = [s for s in both if s.tau is None]
     assert exact == [Setting(batch, None, window) for batch in (1, 4) for window in ("auto", 2)]
-    assert [s for s in both if not s.is_exact] == list(settings)
+    assert [s for s in both if s.tau is not None] == list(settings)
     assert both[:2] == (Setting(1), Setting(1, None)), "exact beside one token, in every round"
-    assert Setting(1, None).baseline == Setting(1) and not Setting(1, None).is_baseline
     assert Setting(1, None).config(3).exact
     assert BenchOptions(taus=()).settings == (Setting(1), Setting(1, None)), "no tau has to be compared"
-    slow = Setting(4, 1.0, "auto", Commit("block"))
-    assert slow in settings and not slow.is_baseline and slow.baseline == Setting(4)
 
 
 def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
     options = BenchOptions(taus=(), drafts=("one", "two"))
     assert [s.mode for s in options.settings] == ["tau 1", "exact, one", "exact, two"]
     assert [s.config(3).draft for s in options.settings] == [None, "one", "two"]
-    assert len({s.name for s in options.settings}) == 3
 
 
 @pytest.mark.parametrize(
@@ -50,12 +42,7 @@ def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
         ({"taus": (), "exact": False}, "give at least one tau"),
         ({"windows": ("wide",)}, "window must be .* not 'wide'"),
         ({"windows": (0,)}, "window must be"),
-        ({"commits": ("often",)}, "commit must be one of cursor, block"),
-        ({"commits": ("block",), "cache_block": 0}, "cache_block must be 1 or more"),
-        (
-            {"rounds": 0, "limit": 0, "cursor": -1},
-            "rounds must be 1 or more, not 0; limit must be .*; cursor must be",
-        ),
+        ({"rounds": 0, "limit": 0}, "rounds must be 1 or more, not 0; limit must be"),
         ({"batches": (0,), "taus": (math.inf,)}, "batch must be .*; tau must be"),
     ],
 )

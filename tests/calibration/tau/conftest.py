@@ -1,4 +1,4 @@
-"""A calibration on a tiny bundle of the test's own, which draws no picture unless that is the test."""
+"""A calibration on a tiny bundle of the test's own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ from support.calibrations import OPTIONS, rows
 from support.tiny import Named
 
 from mars_export.calibration.tau.run import CalibrationRequest
-
-
-@pytest.fixture(autouse=True)
-def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes seconds: only the report's own test does it."""
-    if "report_folder" not in request.node.name:
-        monkeypatch.setattr(
-            "mars_export.calibration.tau.report.figure.save_png",
-            lambda calibration, path: path.write_bytes(b""),
-        )
 
 
 @pytest.fixture

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from support.calibrations import OPTIONS, WORDS, by_order, rows
-from support.missing import need
 
 from mars_export import Session
 from mars_export.calibration.tau import bounds, race
 from mars_export.calibration.tau.options import CalibrationOptions
 from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
-
-need("matplotlib", "calibrate")
 
 
 def test_from_task_to_profile_to_answer(
@@ -30,15 +27,11 @@ def test_from_task_to_profile_to_answer(
     real = race.race
     # Run as it is, but what a busy machine says of so short answers decides nothing here.
     monkeypatch.setattr(race, "race", lambda *a: by_order(*a) if real(*a) else {})
-    (tmp_path / "others.jsonl").write_text(rows().replace('"content": "', '"content": "so '))
-    made = run(request_for(confirm=tmp_path / "others.jsonl"))
+    made = run(request_for())
     calibration = made.calibration
     assert calibration.num_rows == len(WORDS)
-    assert calibration.speed_rows_same == calibration.speed_rows
     assert [t.passed for t in calibration.tested] == [True] * 4
     assert calibration.chosen is not None
-    assert made.confirmation is not None
-    assert "rows that the choice never saw" in str(made.confirmed)
     config = Session.open(bundle, threads=1).profile("words")
     assert config.tau == calibration.chosen.measured.tau
     evidence = open_bundle(bundle, full=True).manifest.profiles[0].evidence
@@ -46,17 +39,16 @@ def test_from_task_to_profile_to_answer(
     assert str(tmp_path) not in json.dumps(dict(evidence))
 
 
-def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
+def test_testing_ends_at_the_first_failure(
     request_for: Callable[..., CalibrationRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="agreement"))
+    (tmp_path / "words.jsonl").write_text(rows(answer=None, score="agreement"))
     monkeypatch.setattr(race, "race", by_order)
     made = run(request_for(store=False)).calibration
     passed = [t.passed for t in made.tested]
     assert passed == [True] * (len(passed) - 1) + [False], "tau 0 cannot pass: nothing agrees there"
     for t in made.tested:
         assert t.drop == pytest.approx(1 - t.measured.agreement)
-        assert t.predicted.agreement == t.measured.agreement
         assert t.passed == (t.p_value <= 0.05)
     assert made.chosen == (made.tested[-2] if len(passed) > 1 else None)
 
@@ -97,7 +89,7 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
         made.verdict
         == f"{tie.capitalize()} is {ratio:.2f}x as fast as exact mode, which gives the one-token text."
     )
-    assert calibration.exact is not None and not calibration.exact.suffices
+    assert not calibration.exact.suffices
     assert made.profile.evidence["needed"] is True
 
 

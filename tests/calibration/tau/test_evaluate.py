@@ -16,8 +16,8 @@ from support.paths import ROOT
 from support.tiny import Named
 
 from mars_export import CalibrationError, Completion, GenerationConfig, Session, Stats
-from mars_export.calibration.tasks.scores import Output
-from mars_export.calibration.tasks.tasks import Message, Task
+from mars_export.calibration.tasks.scores import SCORES, Output
+from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import ONE_TOKEN, setting
 
@@ -52,7 +52,7 @@ class Scripted:
 
 
 def tasks(score: str, answer: str | None, count: int = 5) -> list[Task]:
-    return [Task((Message("user", "hello"),), score, answer, 8) for _ in range(count)]
+    return [Task([{"role": "user", "content": "hello"}], SCORES[score], answer, 8) for _ in range(count)]
 
 
 def point(

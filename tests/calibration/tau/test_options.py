@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.missing import need
 
 from mars_export import CalibrationError
 from mars_export.calibration.tau.options import CalibrationOptions
-
-need("matplotlib", "calibrate")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The report: changed answers, worst first, the pages and the picture, and those in docs."""
+"""The report: changed answers, worst first, and its page."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from pathlib import Path
 
 import pytest
 from support.calibrations import OPTIONS, WORDS, by_order, rows
-from support.missing import need
-from support.paths import ROOT
 
-from mars_export.calibration.journal import restore
+from mars_export.calibration.tasks.scores import SCORES
 from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.report.report import CalibrationReport, markdown
+from mars_export.calibration.tau.report import markdown
 from mars_export.calibration.tau.run import CalibrationRequest, run
-
-need("matplotlib", "calibrate")
-REPORTS = ROOT / "docs" / "calibration"
 
 
 def test_changed_answers_are_listed_worst_first(
@@ -52,30 +47,27 @@ def test_the_worst_change_lost_most_and_then_changed_most() -> None:
         (4, (1, 2, 3), (7, 8, 9), "x"),
         (5, (1, 2, 3), (1, 2, 4), "1 2 3"),  # lost
     ]
-    tasks = [Task((), "exact_match", answer, 8, text="p", number=n) for n, *_, answer in cases]
+    tasks = [Task("p", SCORES["exact_match"], answer, 8, number=n) for n, *_, answer in cases]
     before, after = [outcome(*b) for _, b, *_ in cases], [outcome(*a) for *_, a, _ in cases]
     found = changes_of(tasks, before, after)
     assert [c.row for c in found] == [5, 4, 3, 2]
     assert found[0] == Change(5, "p", "1 2 3", "1 2 4", 1.0, 0.0)
 
 
-@pytest.mark.parametrize("folder", sorted(p.parent.name for p in REPORTS.glob("*/report.json")))
-def test_the_pages_in_docs_are_those_of_their_figures(folder: str) -> None:
-    figures = json.loads((REPORTS / folder / "report.json").read_text(encoding="utf-8"))
-    page = (REPORTS / folder / "report.md").read_text(encoding="utf-8")
-    assert markdown(restore(CalibrationReport, figures), "pareto.png") == page
-    assert (REPORTS / folder / "pareto.png").exists()
+def test_a_busy_machine_is_reported(request_for: Callable[..., CalibrationRequest]) -> None:
+    made = run(request_for())
+    quiet, busy = replace(made, load=0.0), replace(made, load=1e6)
+    [note] = set(busy.facts) - set(quiet.facts)
+    assert note[0] == "note" and "the machine was busy" in note[1]
+    assert note[1] in markdown(busy) and note[1] not in markdown(quiet)
 
 
 def test_the_report_folder(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:
     (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> | & more"))
     made = run(request_for())
     assert json.loads((tmp_path / "out" / "report.json").read_text())["task"] == "words.jsonl"
-    picture = (tmp_path / "out" / "pareto.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
     result = made.headline.partition(": ")[2]
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "](pareto.png)" in text
     assert result[1:] in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(made.table)

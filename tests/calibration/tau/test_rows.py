@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.calibrations import WORDS, rows
-from support.missing import need
 
 from mars_export import CalibrationError
 from mars_export.calibration.tau.run import CalibrationRequest, run
-
-need("matplotlib", "calibrate")
 
 
 def test_prompts_that_do_not_fit_are_counted_and_reported(
@@ -41,10 +38,3 @@ def test_answers_that_fill_the_context_are_counted(
     )
     made = run(request_for()).calibration
     assert made.cut_short == 1 or made.answer_range[1] < 30
-
-
-def test_a_confirmation_on_the_same_rows_is_refused(
-    request_for: Callable[..., CalibrationRequest], tmp_path: Path
-) -> None:
-    with pytest.raises(CalibrationError, match="16 prompts are also in the calibration rows"):
-        run(request_for(confirm=tmp_path / "words.jsonl"))

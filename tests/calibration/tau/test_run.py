@@ -1,4 +1,4 @@
-"""A run and its state: interrupted and resumed, beside that of another bundle, estimated without a trace."""
+"""A run and its state: interrupted and resumed, beside that of another bundle."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.calibrations import OPTIONS, WORDS
-from support.missing import need
 from support.tiny import Named
 
 from mars_export import CalibrationError
-from mars_export.calibration.tau import bounds
-from mars_export.calibration.tau.run import CalibrationRequest, estimate, run
-
-need("matplotlib", "calibrate")
+from mars_export.calibration.tau.run import CalibrationRequest, run
 
 
 def test_a_second_bundle_has_its_own_folder_and_its_own_state(
@@ -43,7 +39,7 @@ def test_a_second_bundle_has_its_own_folder_and_its_own_state(
 
 def test_an_interrupted_run_goes_on(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:
     def stop_later(phase: str, done: int, _: int) -> None:
-        if phase == "probability 0.9" and done >= 8:
+        if phase == "tau 0.9" and done >= 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -55,8 +51,8 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., CalibrationReques
         run(request_for())
     work: dict[str, list[int]] = {}
     run(request_for(resume=True), lambda phase, done, total: work.setdefault(phase, []).append(done))
-    assert work["record"] == [len(WORDS)]
-    assert work["probability 0.9"][0] == 8
+    assert work["one token"] == [len(WORDS)]
+    assert work["tau 0.9"][0] == 8
     assert len(state.read_text().splitlines()) > kept
     again: dict[str, list[int]] = {}
     bolder = replace(OPTIONS, max_drop=0.5)
@@ -64,13 +60,4 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., CalibrationReques
         request_for(resume=True, name="bolder", options=bolder, store=False),
         lambda phase, done, total: again.setdefault(phase, []).append(done),
     )
-    assert again["record"] == again["probability 0.999"] == [len(WORDS)]
-
-
-def test_an_estimate_writes_nothing(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:
-    found = estimate(request_for())
-    assert found.num_rows == len(WORDS)
-    assert len(found.candidates) == 4
-    assert found.seconds > found.record_seconds > 0
-    assert dict(found.needed)[0.05] == bounds.items_needed(0.05, 0.05)
-    assert not (tmp_path / "out").exists()
+    assert again["one token"] == again["tau 0.999"] == [len(WORDS)]

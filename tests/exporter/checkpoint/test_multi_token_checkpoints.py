@@ -92,7 +92,7 @@ def test_trt(words: list[str], tmp_path: Path) -> None:
 def test_calibrate_is_refused_without_masks_and_bench_compares_exact_mode(
     bundle: Path, tmp_path: Path
 ) -> None:
-    rows = [{"prompt": word, "answer": "", "metric": "contains", "max_new_tokens": 4} for word in ("a", "b")]
+    rows = [{"prompt": word, "answer": "", "score": "contains", "max_new_tokens": 4} for word in ("a", "b")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = ("--task", tmp_path / "rows.jsonl")
     done = run("calibrate", bundle, *task, cwd=tmp_path)

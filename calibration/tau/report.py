@@ -10,15 +10,14 @@ from typing import Any
 
 import jinja2
 
-from ....runtime.bundle.manifest import Profile
-from ...rounds import busy_note, percent
-from ..calibrate import Calibration, Confirmation, Figures, Trial
-from ..decoding import Example
-from ..exact import ExactMode
+from ...runtime.bundle.manifest import Profile
+from ..rounds import busy_note, percent
+from .calibrate import Calibration, Figures, Trial
+from .exact import ExactMode
 
 COLUMNS = (
-    "metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "predicted", "tokens/s",
-    "speed-up", "verdict",
+    "metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "tokens/s", "speed-up",
+    "verdict",
 )  # fmt: skip
 SHOWN_CHANGES = 10
 MOST_TEXT = 600  # characters of an answer on a page
@@ -33,8 +32,6 @@ class CalibrationReport:
     machine: str
     calibration: Calibration
     profile: Profile
-    confirmation: Confirmation | None
-    examples: tuple[Example, ...]
     load: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,9 +56,9 @@ class CalibrationReport:
         )
 
     @property
-    def verdict(self) -> str | None:
+    def verdict(self) -> str:
         """Whether the tau is worth its loss compared with exact mode, in one sentence."""
-        return f"{sentence(self.calibration.exact.verdict)}." if self.calibration.exact else None
+        return f"{sentence(self.calibration.exact.verdict)}."
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -69,8 +66,7 @@ class CalibrationReport:
         result, profile = self.calibration, self.profile
         options = result.options
         left_out = f"; {len(result.too_long)} left out, too long" if result.too_long else ""
-        others = "" if len(result.recorded) > 1 else " (the others need a bundle exported with --metrics)"
-        graph, same = profile.variant_sha256[:12], f"{result.speed_rows_same} of {result.speed_rows}"
+        graph, same = profile.variant_sha256[:12], f"{result.exact.same} of {result.exact.num_rows} rows"
         bound = f"mean drop below {points(options.max_drop)} with {percent(options.confidence)} confidence"
         facts = [
             ("choice", result.choice),
@@ -79,12 +75,8 @@ class CalibrationReport:
             ("bound", bound),
             ("bundle", f"{self.bundle}, variant {profile.variant}, {profile.precision}, graph {graph}"),
             ("machine", f"{self.machine}, batch {options.batch}"),
-            ("one-token check", f"{same} rows decoded without masks gave the recorded answer"),
-            ("recorded metrics", ", ".join(result.recorded) + others),
+            ("exact-mode check", f"{same} decoded in exact mode gave the one-token answer"),
         ]
-        if result.exact is not None:
-            rows = f"{result.exact.same} of {result.exact.num_rows} rows"
-            facts.insert(-1, ("exact-mode check", f"{rows} decoded in exact mode gave the recorded answer"))
         if result.cut_short:
             facts.append(("cut short", f"{result.cut_short} answers ended at the end of the context"))
         facts += [("note", note) for note in (*result.notes, busy_note(self.load))]
@@ -95,9 +87,9 @@ class CalibrationReport:
         """A line of COLUMNS for one-token mode, exact mode and each candidate tested."""
         one, trials = self.calibration.one_token, self.calibration.tested
         was_raced = any(trial.speed_up for trial in trials)
-        first = ("-", "1", _quality(one), "", "", "", "1.00", "", _speed(one), "", "one token")
-        exact = [self._exact_line(self.calibration.exact)] if self.calibration.exact else []
-        return [first, *exact, *(self._line(trial, was_raced) for trial in trials)]
+        first = ("-", "1", _quality(one), "", "", "", "1.00", _speed(one), "", "one token")
+        exact = self._exact_line(self.calibration.exact)
+        return [first, exact, *(self._line(trial, was_raced) for trial in trials)]
 
     def _exact_line(self, exact: ExactMode) -> tuple[str, ...]:
         """Exact mode's line. If its texts are those of one-token mode, so is its quality."""
@@ -109,7 +101,6 @@ class CalibrationReport:
             f"{100 * exact.drop_bound:.1f}",
             percent(exact.same / exact.num_rows),
             f"{exact.tokens_per_forward:.2f}",
-            "",
             _speed(exact),
             str(exact.speed_up),
             ("lossless" if exact.same == exact.num_rows else "rounded")
@@ -127,34 +118,10 @@ class CalibrationReport:
             f"{100 * trial.drop_bound:.1f}",
             percent(m.agreement),
             f"{m.tokens_per_forward:.2f}",
-            f"{trial.predicted.tokens_per_forward:.2f}",
             _speed(m) if trial.speed_up or not was_raced else "",  # other rounds would not be comparable
             str(trial.speed_up or ""),
             "chosen" if is_choice else "passed" if trial.passed else "not shown",
         )
-
-    @property
-    def confirmed(self) -> str | None:
-        """The confirmation on other rows, in one sentence."""
-        if (check := self.confirmation) is None:
-            return None
-        before, after = check.one_token, check.chosen
-        below = (
-            f"below {points(check.drop_bound)} with {percent(self.calibration.options.confidence)} confidence"
-        )
-        return (
-            f"On {before.num_rows} rows that the choice never saw: {percent(before.quality)} at tau 1,"
-            f" {percent(after.quality)} at tau {after.tau:g}, a drop of {points(check.drop)} ({below}),"
-            f" {after.tokens_per_forward:.2f} tokens per forward, {before.tokens_per_second:.0f} and"
-            f" {after.tokens_per_second:.0f} tokens/s."
-            + ("" if check.held else " The bound did not hold there.")
-        )
-
-    @property
-    def shown_at(self) -> str:
-        """The setting of the examples."""
-        tau = self.examples[0].tau if self.examples else None
-        return "in exact mode" if tau is None else f"at tau {tau:g}"
 
     @property
     def num_changed(self) -> int:
@@ -163,21 +130,19 @@ class CalibrationReport:
         return round((1 - choice.measured.agreement) * self.calibration.num_rows) if choice else 0
 
 
-def markdown(report: CalibrationReport, picture: str) -> str:
-    """The page as Markdown; `picture` is the name of the picture's file."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+def markdown(report: CalibrationReport) -> str:
+    """The page as Markdown."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
     pages = jinja2.Environment(
         loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    pages.filters |= {"fenced": _fenced, "cell": _cell, "short": _short, "line": _line}
+    pages.filters |= {"fenced": _fenced, "cell": _cell, "short": _short, "line": _line, "sentence": sentence}
     title, _, result = report.headline.partition(": ")
     return pages.get_template("report.md.jinja").render(
         title=title,
         result=sentence(result),
         report=report,
         columns=COLUMNS,
-        picture=picture,
-        confidence=percent(report.calibration.options.confidence),
         changes=report.calibration.changed[:SHOWN_CHANGES],
     )
 
