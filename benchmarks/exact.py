@@ -71,7 +71,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--state", type=Path, default=Path("exact.jsonl"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--into", type=Path, help="figures of evaluate.py: gets the points of exact mode")
     args = parser.parse_args()
     session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
     done: dict[str, list[dict[str, Any]]] = {name: [] for name in TASKS}
@@ -100,30 +99,6 @@ def main() -> None:
         args.json.write_text(
             json.dumps({"bundle": args.bundle.name, "batch": args.batch, **table}, indent=2) + "\n"
         )
-    if args.into:
-        figures = json.loads(args.into.read_text(encoding="utf-8"))
-        for name, values in table.items():
-            figures["tasks"][name] = with_exact(figures["tasks"][name], values)
-        args.into.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-
-def with_exact(points: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """A task's points by tau with one of exact mode behind that of tau 1, whose texts are its own."""
-    one = points["1.0"]
-    if (values["same"], values["tokens"]) != (one["num_rows"], one["tokens"]):
-        raise SystemExit("error: not all texts are those of tau 1 there; evaluate.py can judge the others")
-    counts = {key: values[key] for key in ("tokens", "forwards", "proposed", "verified")}
-    exact = {
-        "tau": None,
-        "num_rows": one["num_rows"],
-        "num_right": one["num_right"],
-        "num_agreeing": values["same"],
-        **counts,
-        "accuracy": one["accuracy"],
-        "agreement": 1.0,
-        "tokens_per_forward": counts["tokens"] / counts["forwards"],
-    }
-    return {"1.0": one, "exact": exact} | {k: v for k, v in points.items() if k not in ("1.0", "exact")}
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

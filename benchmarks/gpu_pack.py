@@ -1,12 +1,12 @@
 """Packs in pieces what a machine with a GPU and PyTorch but no network lacks, and unpacks it there.
 
     python benchmarks/gpu_pack.py pack                     here, with a network: into build/gpu-pack
-    python benchmarks/gpu_pack.py unpack                   there, again and again as pieces arrive
+    python benchmarks/gpu_pack.py unpack                   there, when the pieces have arrived
     python benchmarks/gpu_pack.py pack --python 3.12 --size 25 --platform x86_64
 
 Packed are wheels (ONNX Runtime with CUDA, and what of ours is rarely there), the default checkpoint's base
 weights, libmars's programs for a GPU if they were built and, with --file, what you name. `unpack` installs
-the wheels that are whole into a folder of their own, which `gpu_prove.py` puts on the path; PyTorch and its
+the wheels into a folder of their own, which `gpu_prove.py` puts on the path; PyTorch and its
 CUDA libraries stay where they are.
 """
 
@@ -70,16 +70,10 @@ def pack(args: argparse.Namespace) -> int:
     sources = [*((f"wheels/{wheel.name}", wheel) for wheel in wheels), (f"{BASE}/{base.name}", base)]
     sources += [(f"files/{path.name}", path) for path in args.file]
     sources += [(f"cpp/{path.name}", path) for path in programs()]
-    contents = cut(sources, args.pieces, args.size << 20)
-    print(
-        f"{len(contents.hashes)} pieces of {args.size} MiB at {args.pieces}, {contents.total / 1e6:.0f} MB:"
-    )
-    for file in contents.files:
-        first, last = (
-            file.start // contents.size,
-            max(file.start, file.start + file.length - 1) // contents.size,
-        )
-        print(f"  pieces {first:3} to {last:3}  {file.length / 1e6:7.1f} MB  {file.path}")
+    pieces = cut(sources, args.pieces, args.size << 20)
+    print(f"{len(pieces)} pieces of {args.size} MiB at {args.pieces}:")
+    for name, source in sources:
+        print(f"  {source.stat().st_size / 1e6:7.1f} MB  {name}")
     return 0
 
 
@@ -121,32 +115,22 @@ def fetch(name: str, args: argparse.Namespace) -> Path:
 
 
 def unpack(args: argparse.Namespace) -> int:
-    """Join what has arrived and install the wheels that are whole."""
-    state = join(args.pieces, args.into)
-    wheels = [args.into / path for path in state.finished if path.startswith("wheels/")]
-    if wheels:
-        install(wheels, args.into / SITE)
-    print(f"whole: {', '.join(Path(path).name for path in state.finished) or 'nothing yet'}")
-    if state.missing:
-        print(f"still to come: {len(state.missing)} pieces, from {state.missing[0]} on")
-        print(f"waiting for them: {', '.join(Path(path).name for path in state.waiting)}")
+    """Join the pieces when all have arrived, and install the wheels."""
+    if missing := join(args.pieces, args.into):
+        print(f"still to come: {len(missing)} pieces, from {missing[0]} on")
         return 0
+    install(sorted((args.into / "wheels").glob("*.whl")), args.into / SITE)
     print(f"all is here; next: {Path(sys.executable).name} benchmarks/gpu_prove.py --joined {args.into}")
     return 0
 
 
 def install(wheels: Sequence[Path], site: Path) -> None:
     """Into a folder that goes first on the path: what has the same name elsewhere is hidden, not changed."""
-    stamp = site / ".installed"
-    names = "\n".join(sorted(wheel.name for wheel in wheels))
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == names:
-        return
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
     command += ["--disable-pip-version-check", "--upgrade", "--target", str(site), *map(str, wheels)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PiecesError(f"the wheels do not install: {done.stderr.strip()[-500:]}")
-    stamp.write_text(names, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
-"""Makes checkpoints of real shapes with random bf16 weights, shard by shard, that pass for MARS ones.
-
-Memory: about two tensors.
-"""
+"""Makes checkpoints of real shapes with random bf16 weights, tensor by tensor, that pass for MARS ones."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import ml_dtypes
@@ -19,16 +16,14 @@ from mars_export.exporter.checkpoint.architecture.dims import dims_from_config, 
 from peers import tensors_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-POOL = (
-    1 << 24
-)  # random numbers that all tensors are cut from: making 7 billion of them would take longer than the export
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "a2d-qwen2": "A2DQwen2LMHeadModel"}
+# Random numbers that all tensors are cut from: 7 billion of them would take longer than the export.
+POOL = 1 << 24
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a config.json that differ between the sizes of Qwen2.5, and how it is saved."""
+    """The numbers of a config.json that differ between the sizes of Qwen2.5."""
 
     hidden_size: int
     intermediate_size: int
@@ -37,13 +32,10 @@ class Shape:
     num_key_value_heads: int
     vocab_size: int
     tie_word_embeddings: bool
-    model_type: str = "qwen2"
-    shard_bytes: int = 2 << 30
 
 
 SHAPES = {
-    # As the MARS authors' smallest: three shards, their own class.
-    "0.5B": Shape(896, 4864, 24, 14, 2, 151936, True, "a2d-qwen2", 400 << 20),
+    "0.5B": Shape(896, 4864, 24, 14, 2, 151936, True),
     "1.5B": Shape(1536, 8960, 28, 12, 2, 151936, True),
     "7B": Shape(3584, 18944, 28, 28, 4, 152064, False),
 }
@@ -51,7 +43,8 @@ SHAPES = {
 
 def config_of(shape: Shape) -> dict[str, object]:
     fixed = {
-        "architectures": [ARCHITECTURES[shape.model_type]],
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
@@ -62,8 +55,7 @@ def config_of(shape: Shape) -> dict[str, object]:
         "bos_token_id": 256,
         "eos_token_id": 258,
     }
-    given = [name for name in Shape.__dataclass_fields__ if name != "shard_bytes"]
-    return fixed | {name: getattr(shape, name) for name in given}
+    return fixed | asdict(shape)
 
 
 def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
@@ -83,32 +75,11 @@ def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        shards = _shards(shapes, shape.shard_bytes)
-        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-        for name, shard in zip(names, shards, strict=True):
-            tensors_file.write(made / name, shard, BF16, make)
-        index = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        (made / "model.safetensors.index.json").write_text(
-            json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8"
-        )
+        tensors_file.write(made / "model.safetensors", shapes, BF16, make)
         (made / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}), encoding="utf-8")
         _write_tokenizer(made)
         os.rename(made, target)
-
-
-def _shards(shapes: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tuple[int, ...]]]:
-    """Consecutive tensors of at most `limit` bytes together; a larger tensor has a shard of its own."""
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
-    room = limit
-    for name, shape in shapes.items():
-        size = int(np.prod(shape)) * BF16.itemsize
-        if size > room and shards[-1]:
-            shards.append({})
-            room = limit
-        shards[-1][name] = shape
-        room -= size
-    return shards
 
 
 def _write_tokenizer(directory: Path) -> None:

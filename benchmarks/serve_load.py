@@ -1,10 +1,8 @@
-"""Load on `mars-export serve`: closed and open loops, a soak, the cost of HTTP, and llama.cpp's server.
+"""Load on `mars-export serve`: an open loop, a soak, and llama.cpp's server beside it.
 
-    python benchmarks/serve_load.py closed BUNDLE --clients 64 --each 50    # no error, no growth, the texts
     python benchmarks/serve_load.py open BUNDLE --fixed exact tau=0.95 --adaptive exact,assistant@0.02
     python benchmarks/serve_load.py soak BUNDLE --minutes 40 --requests 20000      # Ctrl-C ends it cleanly
-    python benchmarks/serve_load.py overhead BUNDLE                                # HTTP over the Batcher
-    python benchmarks/serve_load.py peers --clients 1 4 16                         # beside llama.cpp's
+    python benchmarks/serve_load.py peers --llama-server LLAMA_SERVER --clients 1 4 16
 
 Each starts its server, sends requests of many clients over HTTP, and writes results/serve_COMMAND.json.
 Clients and server share the machine. `peers` uses the bundle, GGUF files and environment of
@@ -16,24 +14,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import statistics
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from mars_export import Batcher, GenerationConfig, Limits, Session
 from peers import catalog, machine, models
-from peers.catalog import Program
+from peers.machine import say
 from serving import loops, prompts, soak
-from serving.figures import growth, table
+from serving.figures import table
 from serving.habits import HABITS, PROTOCOLS
 from serving.loops import Outcome, asker
-from serving.server import Server, llama, llama_server, ours
-from serving.wire import Answer
+from serving.server import Server, llama_server, ours
 
 RESULTS = Path(__file__).parent / "results"
 LOOP_COLUMNS = (
@@ -46,23 +39,9 @@ LOOP_COLUMNS = (
 )
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def words() -> list[str]:
-    """The arguments without the paths of this machine."""
-    return [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
-
-
 def save(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    about = {"command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words()])}
-    about["machine"] = machine.describe(args.threads)
     path = args.json or RESULTS / f"serve_{args.command}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"about": about, **value}, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    machine.save(path, {"about": machine.about(args.threads), **value})
     say(f"written: {path}")
 
 
@@ -88,38 +67,6 @@ def fields(words: str) -> dict[str, Any]:
     if name == "profile" and value:
         return {"profile": value}
     raise argparse.ArgumentTypeError(f"{words!r} is not exact, one-token, tau=NUMBER or profile=NAME")
-
-
-# --- closed ---
-
-
-def closed(args: argparse.Namespace) -> None:
-    """N clients, M requests each, in exact mode; every text is compared with that of the request alone."""
-    asked = requests(args, args.clients * args.each)
-    distinct = {json.dumps(request): request for request in asked}
-    if args.check < len(distinct):
-        distinct = dict(list(distinct.items())[: args.check])
-    exact = {"exact": True}
-    with start(args) as server:
-        say(f"{len(distinct)} texts alone")
-        first = asyncio.run(loops.closed(asker(server.port, exact), list(distinct.values()), 1))
-        alone = dict(
-            zip(distinct, [a.text for _, a in sorted(first.answers, key=lambda x: x[0])], strict=True)
-        )
-        rounds, memory, times, began = [], [server.memory], [0.0], perf_counter()
-        pieces = max(1, args.each // args.rounds) * args.clients
-        for at in range(0, len(asked), pieces):
-            piece = asked[at : at + pieces]
-            outcome = asyncio.run(loops.closed(asker(server.port, exact), piece, args.clients))
-            differ = [n for n, a in outcome.answers if alone.get(json.dumps(piece[n]), a.text) != a.text]
-            rounds.append(outcome.figures() | {"name": f"round {len(rounds) + 1}", "differ": len(differ)})
-            memory.append(server.memory)
-            times.append(perf_counter() - began)
-    value = {"clients": args.clients, "rounds": rounds, "memory_mib": [round(m / 2**20, 1) for m in memory]}
-    value |= {"memory": growth(times, memory), "compared_texts": len(distinct)}
-    save(args, value)
-    print(table(rounds, (*LOOP_COLUMNS, "failed", "refused", "differ")))
-    print(f"memory, MiB: {value['memory_mib']}")
 
 
 # --- open ---
@@ -180,54 +127,6 @@ def soaked(args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-# --- overhead ---
-
-
-async def _batched(batcher: Batcher, asked: list[dict[str, Any]], num_clients: int) -> Outcome:
-    """The closed loop of `loops.closed`, without HTTP."""
-
-    async def ask(request: dict[str, Any]) -> Answer:
-        began, answer = perf_counter(), Answer(200)
-        config = GenerationConfig(max_new_tokens=request["max_tokens"])
-        stream = await batcher.asubmit(request["messages"], config, wait=None)
-        async for event in stream:
-            if answer.first is None:
-                answer.first = perf_counter() - began
-            answer.text += event.text
-        answer.tokens, answer.seconds = stream.stats.tokens, perf_counter() - began
-        return answer
-
-    return await loops.closed(ask, asked, num_clients)
-
-
-def overhead(args: argparse.Namespace) -> None:
-    """The same requests in turns: to a Batcher in this process, and to a server with the same settings."""
-    asked = requests(args, args.clients * args.each)
-    limits = Limits(max_rows=args.max_rows, max_waiting=args.max_waiting)
-    rounds: dict[str, list[dict[str, Any]]] = {"batcher": [], "http": []}
-    texts: dict[str, list[str]] = {}
-    session = Session.open(str(args.bundle), device="cpu", threads=args.threads)
-    with start(args) as server, Batcher(session, limits) as batcher:
-        ways = {
-            "batcher": lambda some: _batched(batcher, some, args.clients),
-            "http": lambda some: loops.closed(asker(server.port, {"exact": True}), some, args.clients),
-        }
-        for way in ways.values():
-            asyncio.run(way(asked[: args.clients]))  # warm
-        for number in range(args.rounds):
-            for name in list(ways)[:: 1 if number % 2 else -1]:
-                outcome = asyncio.run(ways[name](asked))
-                rounds[name].append(outcome.figures())
-                texts[name] = [a.text for _, a in sorted(outcome.answers, key=lambda x: x[0])]
-    speeds = {name: statistics.median(r["tokens_per_second"] for r in made) for name, made in rounds.items()}
-    value: dict[str, Any] = {"clients": args.clients, "rounds": rounds, "tokens_per_second": speeds}
-    value["overhead"] = round(1 - speeds["http"] / speeds["batcher"], 4)
-    value["same_texts"] = texts["http"] == texts["batcher"]
-    save(args, value)
-    less = f"{value['overhead']:.1%} less; same texts: {value['same_texts']}"
-    print(f"Batcher {speeds['batcher']:.1f} tokens/s, HTTP {speeds['http']:.1f}: {less}")
-
-
 # --- peers ---
 
 
@@ -272,7 +171,7 @@ def _servers(
     """By name the command, the path that answers when it is ready, and the fields of requests; and why others
     are absent.
     """
-    merged = Program("merged", None, "", work / "merged", (sys.executable, "-m", "peers.merged", "{out}"))
+    merged = catalog.merged(work)
     absent: dict[str, str] = {}
     commands: dict[str, tuple[list[str], str, dict[str, Any]]] = {}
     if args.bundle is None:
@@ -286,7 +185,7 @@ def _servers(
         commands[f"mars-export {args.precision} {setting}"] = (command, "/health", fields(setting))
     greedy = {"temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0}
     for kind in args.kinds:
-        gguf = catalog.served_gguf(work, venvs, kind)
+        gguf = catalog.gguf(work, venvs, kind)
         file = gguf.model / gguf.options["file"]
         if not file.exists():
             problem = models.make(merged, work) or models.why_absent(gguf, venvs) or models.make(gguf, work)
@@ -294,13 +193,8 @@ def _servers(
                 absent[gguf.name] = problem
                 say(f"{gguf.name}: absent: {problem}")
                 continue
-        if args.llama_server is None:
-            serving = llama(catalog.python_of(venvs, "llama-cpp"), file, args.threads, catalog.CONTEXT)
-            commands[f"llama-cpp-python {kind}"] = (serving, "/v1/models", greedy)
-        else:
-            slots = max(args.clients)
-            serving = llama_server(args.llama_server, file, args.threads, catalog.CONTEXT, slots)
-            commands[f"llama-server {kind}"] = (serving, "/health", greedy)
+        serving = llama_server(args.llama_server, file, args.threads, catalog.CONTEXT, max(args.clients))
+        commands[f"llama-server {kind}"] = (serving, "/health", greedy)
     return commands, absent
 
 
@@ -324,12 +218,6 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("--logs", type=Path, default=Path("build/logs"))
         made.add_argument("--json", type=Path, help=f"default: results/serve_{name}.json")
         return made
-
-    made = command("closed", closed, "N clients, M requests each")
-    made.add_argument("--clients", type=int, default=64)
-    made.add_argument("--each", type=int, default=50)
-    made.add_argument("--rounds", type=int, default=10, help="between which memory is read")
-    made.add_argument("--check", type=int, default=200, help="texts that are also asked for alone")
 
     made = command("open", opened, "Poisson arrivals at multiples of capacity")
     made.add_argument(
@@ -357,13 +245,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--every", type=float, default=10, help="seconds between lines of the journal")
     made.add_argument("--journal", type=Path, default=Path("build/serve-soak.jsonl"))
 
-    made = command("overhead", overhead, "HTTP over the Batcher alone")
-    made.add_argument("--clients", type=int, default=8)
-    made.add_argument("--each", type=int, default=8)
-    made.add_argument("--rounds", type=int, default=5)
-
     made = command("peers", compared, "beside llama.cpp's server")
-    made.add_argument("--llama-server", type=Path, help="llama.cpp's own, in place of llama-cpp-python's")
+    made.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's server")
     made.add_argument("--precision", choices=catalog.PRECISIONS, default="w8a8")
     made.add_argument("--fixed", nargs="+", default=["exact", "tau=0.95"])
     made.add_argument("--kinds", nargs="*", choices=("q8_0", "q4_0"), default=["q8_0", "q4_0"])

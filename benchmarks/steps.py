@@ -3,9 +3,8 @@
     python benchmarks/steps.py cost BUNDLE...        a step by its slots, its host time, opening a bundle
     python benchmarks/steps.py nodes BUNDLE...       where the time of a step goes, by kind of node
     python benchmarks/steps.py host BUNDLE           a step outside ONNX Runtime: Python, C++ (make cpp)
-    python benchmarks/steps.py sampling BUNDLE       a forward of drawn answers beside greedy ones
 
-Each takes --threads, --rounds or --rows, and --json FILE. Times are milliseconds, median (smallest); on a
+Each takes --threads, --rounds and --json FILE. Times are milliseconds, median (smallest); on a
 busy machine read the CPU time of `--threads 1`, which other processes hardly change, and not the wall clock.
 """
 
@@ -29,19 +28,11 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
-from mars_export.calibration.tasks.tasks import load
 from mars_export.runtime.decode.backend import Backend
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
 SLOTS = (1, 2, 4, 8, 15)
-DATA = HERE.parent / "examples" / "default-checkpoint" / "data"
-SAMPLING: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "temperature 1": {"temperature": 1.0},
-    "temperature 1, top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
-    "temperature 1, top-k 50": {"temperature": 1.0, "top_k": 50},
-}
 CURSOR = 128
 WIDTHS = (1, 2, 6, 7, 8, 12, 13, 15)
 PRODUCTS = ("MatMul", "MatMulNBits", "MatMulIntegerToFloat", "Gemm")
@@ -169,7 +160,7 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
 def kind_of(name: str, operator: str) -> str:
     """What a node of the optimized graph is for."""
     if operator in PRODUCTS:
-        return "head" if name.startswith("lm_head") else "products"
+        return "products"  # with the output head: products of w8a8 have the names of their function
     if name in PREDICTIONS:
         return "predictions"
     if name.endswith(QUANTIZING):
@@ -266,24 +257,6 @@ def host(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """CPU time of a forward in exact mode with full windows, tool calls; medians over the rounds."""
-    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
-    prompts = [session.encode(task.prompt) for task in load(DATA / "assistant.test.jsonl")[: args.rows]]
-    plain = GenerationConfig(max_new_tokens=48, window="full")
-    configs = {name: plain.with_values(**changes) for name, changes in SAMPLING.items()}
-    spent: dict[str, list[float]] = {name: [] for name in configs}
-    for index in range(args.rounds + 1):
-        for name, config in configs.items():
-            begun = process_time()
-            forwards = sum(session.generate(prompt, config).stats.forwards for prompt in prompts)
-            spent[name] += [1000 * (process_time() - begun) / forwards] if index else []
-    medians = {name: median(times) for name, times in spent.items()}
-    for name, value in medians.items():
-        print(f"{name:25} {value:6.2f} ms, {value / medians['greedy']:.3f} of greedy")
-    return {"rows": args.rows, "median_cpu_ms": medians}
-
-
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
@@ -307,7 +280,6 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     command(cost, threads=2, rounds=20)
     command(nodes, rounds=30)
     command(host, threads=2, tokens=64, rounds=5).add_argument("--program", type=Path, default=PROGRAM)
-    command(sampling, threads=1, rows=6, rounds=5)
     args = parser.parse_args(words)
     if args.measure is host and not args.program.is_file():
         parser.error(f"{args.program} is not there: `make cpp` builds it")

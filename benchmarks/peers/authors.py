@@ -39,7 +39,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     stock = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32).eval()
 
     def answer(request: Request) -> Reply:
-        (prompt,), (limit,), settings = request.prompts, request.limits, request.settings
+        prompt, limit, settings = request.prompt, request.limit, request.settings
         tau = settings["tau"]
         model = Timed(stock)
         # Their samplers take every token equal to the padding id for padding, so it must be one that does not
@@ -66,7 +66,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         made = sampler.sample([list(prompt)], config)
         seconds = perf_counter() - begun
         new = _until_end(made[0, len(prompt) :].tolist(), padding, request.eos)
-        return Reply([new], seconds, model.first - begun, 1, model.forwards)
+        return Reply(new, seconds, model.first - begun, 1, model.forwards)
 
     return answer, f"transformers {transformers.__version__}, torch {torch.__version__}"
 

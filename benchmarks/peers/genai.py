@@ -21,7 +21,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     model = og.Model(config)
 
     def answer(request: Request) -> Reply:
-        (prompt,), (limit,) = request.prompts, request.limits
+        prompt, limit = request.prompt, request.limit
         speculative = request.settings.get("speculative")
         begun = perf_counter()
         params = og.GeneratorParams(model)
@@ -39,7 +39,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
                 first_seconds = perf_counter() - begun
             if new[-1] in request.eos:
                 break
-        return Reply([new], perf_counter() - begun, first_seconds, 1, None if speculative else len(new))
+        return Reply(new, perf_counter() - begun, first_seconds, 1, None if speculative else len(new))
 
     return answer, f"onnxruntime-genai {og.__version__}"
 

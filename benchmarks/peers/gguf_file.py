@@ -1,7 +1,6 @@
 """A Llama-type Hugging Face directory as GGUF files for llama.cpp.
 
-Without a vocabulary prompts are token ids; with --vocabulary (byte-level BPE) they are chats, too.
-Runs in llama.cpp's environment.
+They have the vocabulary (byte-level BPE) and the chat template. Runs in llama.cpp's environment.
 
 python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0
 """
@@ -65,7 +64,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, directory: Path, config: dict[str,
     writer.add_chat_template(template.read_text("utf-8") if has_file else settings["chat_template"])
 
 
-def write_fp32(directory: Path, target: Path, with_vocabulary: bool) -> None:
+def write_fp32(directory: Path, target: Path) -> None:
     from safetensors import safe_open
 
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -91,10 +90,7 @@ def write_fp32(directory: Path, target: Path, with_vocabulary: bool) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    if with_vocabulary:
-        write_vocabulary(writer, directory, config)
-    else:
-        writer.add_tokenizer_model("no_vocab")
+    write_vocabulary(writer, directory, config)
     with safe_open(directory / "model.safetensors", "np") as tensors:
         writer.add_tensor("token_embd.weight", tensors.get_tensor("model.embed_tokens.weight"))
         for i in range(layers):
@@ -135,12 +131,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--vocabulary", action="store_true", help="and the chat template")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     plain = args.out / "fp32.gguf"
     if not plain.exists():
-        write_fp32(args.directory, plain.with_suffix(".part"), args.vocabulary)
+        write_fp32(args.directory, plain.with_suffix(".part"))
         plain.with_suffix(".part").rename(plain)
     for kind in args.kinds:
         if not (args.out / f"{kind}.gguf").exists():

@@ -39,7 +39,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         ).eval()
 
     def answer(request: Request) -> Reply:
-        (prompt,), (limit,) = request.prompts, request.limits
+        prompt, limit = request.prompt, request.limit
         streamer = FirstToken()
         begun = perf_counter()
         with torch.inference_mode():
@@ -55,7 +55,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
             )
         seconds = perf_counter() - begun
         new = made[0, len(prompt) :].tolist()
-        return Reply([new], seconds, streamer.at - begun, 1, len(new))
+        return Reply(new, seconds, streamer.at - begun, 1, len(new))
 
     return answer, versions
 

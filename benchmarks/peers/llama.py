@@ -1,6 +1,4 @@
-"""llama.cpp through llama-cpp-python: a GGUF file, greedy, one token a step. Each prompt is read anew, or
-with the setting `keep` from where it differs from the last one and its answer, which are in its context.
-"""
+"""llama.cpp through llama-cpp-python: a GGUF file, greedy, one token a step. Each prompt is read anew."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     )
 
     def answer(request: Request) -> Reply:
-        (prompt,), (limit,) = request.prompts, request.limits
+        prompt, limit = request.prompt, request.limit
         begun = perf_counter()
-        if not request.settings.get("keep"):
-            model.reset()
+        model.reset()
         new: list[int] = []
         first_seconds = 0.0
         for token in model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0):
@@ -31,7 +28,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
                 first_seconds = perf_counter() - begun
             if len(new) == limit or token in request.eos:
                 break
-        return Reply([new], perf_counter() - begun, first_seconds, 1, len(new))
+        return Reply(new, perf_counter() - begun, first_seconds, 1, len(new))
 
     return answer, f"llama-cpp-python {llama_cpp.__version__}"
 

@@ -28,7 +28,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
 
     def answer(request: Request) -> Reply:
         nonlocal server
-        (prompt,), (limit,) = request.prompts, request.limits
+        prompt, limit = request.prompt, request.limit
         if tuple(prompt) in seen:  # n-grams of an earlier round would be this round's whole answers
             server.close()
             server = Server(command)
@@ -44,7 +44,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
                 event = json.loads(line[6:])
                 first_seconds = first_seconds or perf_counter() - begun
                 new += event["tokens"] if not event["stop"] else []
-        return Reply([new], perf_counter() - begun, first_seconds, 1, None)
+        return Reply(new, perf_counter() - begun, first_seconds, 1, None)
 
     version = subprocess.run([options["server"], "--version"], capture_output=True, text=True, check=False)
     return answer, (version.stderr or version.stdout).splitlines()[0]

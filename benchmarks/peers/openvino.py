@@ -37,7 +37,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     pipeline = openvino_genai.LLMPipeline(options["model"], "CPU", **properties)
 
     def answer(request: Request) -> Reply:
-        (prompt,), (limit,) = request.prompts, request.limits
+        prompt, limit = request.prompt, request.limit
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.do_sample = limit, False
         config.stop_token_ids, config.eos_token_id = set(request.eos), request.eos[0]
@@ -47,7 +47,7 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         begun, first = perf_counter(), FirstToken()
         inputs = openvino_genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
         new = [int(token) for token in pipeline.generate(inputs, config, first).tokens[0]]
-        return Reply([new], perf_counter() - begun, first.at - begun, 1, None if lookup else len(new))
+        return Reply(new, perf_counter() - begun, first.at - begun, 1, None if lookup else len(new))
 
     return answer, f"openvino-genai {openvino_genai.__version__}"
 

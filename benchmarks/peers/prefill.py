@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from peers.process import Process
 from peers.protocol import Request
-from peers.rounds import Answers
 from peers.rows import Prompts
-from peers.turns import talks
+
+
+def texts(prompts: Prompts, length: int, count: int) -> Iterator[list[int]]:
+    """`count` prompts of `length` tokens; no two begin alike."""
+    draw = random.Random(17)
+    rows = [list(ids) for ids in prompts.ids]
+    for number in range(count):
+        draw.shuffle(rows)
+        ids = [token for row in rows * (length // min(map(len, rows)) + 2) for token in row]
+        # Rows of one task begin with one system message: a text begins somewhere within.
+        yield ids[number + 1 : number + 1 + length]
 
 
 def measure(
-    processes: Mapping[str, Answers], prompts: Prompts, lengths: Sequence[int], rounds: int
+    processes: Mapping[str, Process], prompts: Prompts, lengths: Sequence[int], rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Tokens a second by system and length: medians of `rounds` prompts, no two of which begin alike.
+    """Tokens a second by system and length: medians of `rounds` prompts.
 
     Another system is first in each round; a round before them warms up.
     """
     names = list(processes)
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in lengths} for name in names}
     for length in lengths:
-        for number, (ids, _) in enumerate(talks(prompts, length, rounds + 1)):
+        for number, ids in enumerate(texts(prompts, length, rounds + 1)):
             for name in [*names[number % len(names) :], *names[: number % len(names)]]:
-                reply = processes[name].answer(Request([ids], [1], list(prompts.eos), prompts.mask, {}))
+                reply = processes[name].answer(Request(ids, 1, list(prompts.eos), prompts.mask, {}))
                 if number:
                     seconds[name][length].append(reply.first_seconds)
     return {

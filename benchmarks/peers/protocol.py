@@ -20,12 +20,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts to answer greedily: token ids, the most new tokens of each, the ids that end an answer, the
-    model's mask.
+    """A prompt to answer greedily: token ids, the most new tokens, the ids that end an answer, the model's
+    mask.
     """
 
-    prompts: list[list[int]]
-    limits: list[int]
+    prompt: list[int]
+    limit: int
     eos: list[int]
     mask: int
     settings: dict[str, Any]
@@ -33,13 +33,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """New token ids of each prompt, an end token included. Times in seconds from the request's start.
+    """New token ids, an end token included. Times in seconds from the request's start.
 
-    `first_seconds` is when the first `first_tokens` tokens (of all rows together) were there; `forwards`
-    None: not known.
+    `first_seconds` is when the first `first_tokens` tokens were there; `forwards` None: not known.
     """
 
-    token_ids: list[list[int]]
+    token_ids: list[int]
     seconds: float
     first_seconds: float
     first_tokens: int

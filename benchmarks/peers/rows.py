@@ -17,9 +17,7 @@ DATA = Path(__file__).resolve().parent.parent.parent / "examples" / "default-che
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The rows of a task for one model: token ids, limits, the model's special tokens, and how answers are
-    judged.
-    """
+    """The rows of a task for one model: token ids, the model's special tokens, and how answers are judged."""
 
     task: str
     rows: tuple[Task, ...]
@@ -27,9 +25,6 @@ class Prompts:
     eos: tuple[int, ...]
     mask: int
     text: Text
-
-    def limits(self, start: int, stop: int) -> list[int]:
-        return [row.max_new_tokens for row in self.rows[start:stop]]
 
     def accuracy(self, answers: Sequence[Sequence[int]]) -> float:
         """Share of rows answered rightly; `answers` are token ids with the end token."""

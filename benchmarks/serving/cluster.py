@@ -21,7 +21,7 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
-from watched import family
+from serving.server import family
 
 GCS = b"gcs_server"
 START = 120.0  # seconds for a node

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from serving import wire
-from watched import family
+from serving.server import family
 
 REPLICA = b"ray::ServeReplica:mars:mars-model-"
 BACK = 120.0  # seconds for a replica to come back
@@ -174,17 +174,3 @@ def verdict(answers: Sequence[Told], expected: Sequence[str]) -> dict[str, Any]:
         "requests": len(answers), "whole": whole, "ended_by_an_error": sum(bool(t.code) for t in answers),
         "wrong": dict(wrong),
     }  # fmt: skip
-
-
-async def talk(
-    port: int, system: str, turns: Sequence[str], most_tokens: int, pause: float, draw: random.Random
-) -> list[Told]:
-    """One conversation, each question with all that was said before, after `pause` seconds on average."""
-    messages, said = [{"role": "system", "content": system}], []
-    for turn in turns:
-        await asyncio.sleep(draw.expovariate(1 / pause))
-        messages.append({"role": "user", "content": turn})
-        told = await ask(port, {"messages": messages, "max_tokens": most_tokens})
-        said.append(told)
-        messages.append({"role": "assistant", "content": told.text})
-    return said

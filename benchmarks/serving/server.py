@@ -8,15 +8,35 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 
 from serving import wire
-from watched import anonymous, family
 
 READY = 300.0  # seconds to load and to warm up
+
+
+def family(pid: int) -> Iterator[int]:
+    """The process and all its descendants. Linux only."""
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text(encoding="ascii").split()
+        except OSError:  # ended meanwhile
+            continue
+        for child in children:
+            yield from family(int(child))
+
+
+def anonymous(pid: int) -> int:
+    """RssAnon in bytes; 0 for a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 class Server:
@@ -112,13 +132,6 @@ def ours(bundle: Path, threads: int, max_rows: int, max_waiting: int, *more: str
     words = [sys.executable, "-m", "mars_export.cli", "serve", str(bundle), "--port", "{port}"]
     words += ["--threads", str(threads), "--max-rows", str(max_rows), "--max-waiting", str(max_waiting)]
     return [*words, *more]
-
-
-def llama(python: str, gguf: Path, threads: int, context: int) -> list[str]:
-    """llama-cpp-python's; one request at a time is what it does, and a new one must not end the old one."""
-    words = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--port", "{port}"]
-    words += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_ctx", str(context)]
-    return [*words, "--interrupt_requests", "False", "--verbose", "False"]
 
 
 def llama_server(program: Path, gguf: Path, threads: int, context: int, slots: int) -> list[str]:

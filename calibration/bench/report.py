@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -143,7 +144,7 @@ class BenchReport:
         ]
         return self._table(("requests/s", "answer p95, s"), lines)
 
-    def _table(self, head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    def _table(self, head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """A head and lines, each after the batch and tau of its setting, and the window if one is given."""
         named = self.options.windows != ("auto",)
         names = [_names(line.setting) for line in self.compared]

@@ -67,7 +67,7 @@ class Task:
     def digest(self) -> str:
         """A hash of the row's prompt, score, answer, limit and form."""
         text, messages = (self.source, []) if isinstance(self.source, str) else (None, self.source)
-        values = [messages, text, self.judge.name, self.answer, self.max_new_tokens]
+        values: list[Any] = [messages, text, self.judge.name, self.answer, self.max_new_tokens]
         if self.form:  # so that rows without one keep their earlier digest
             values.append(dict(self.form))
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
