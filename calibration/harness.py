@@ -41,26 +41,20 @@ class Answers:
         batch: int = 1,
     ) -> Answers:
         """Open the bundle, in exact mode unless tau or a profile is given. Raises MarsError."""
-        problems = [] if bundle else ["bundle=PATH is missing"]
-        problems += [
-            f"{name} must be a positive number, not {value!r}"
-            for name, value in (("threads", threads), ("max_gen_toks", max_gen_toks))
-            if value is not None and (type(value) is not int or value < 1)
-        ]
+        if not bundle:
+            raise CalibrationError("bundle=PATH is missing")
         if profile is not None and (tau is not None or metric is not None):
-            problems.append("a profile sets tau and metric; give profile=, or them, not both")
-        elif metric is not None and tau is None:
-            problems.append("metric says what tau bounds; give tau= too")
-        if problems:
-            raise CalibrationError("; ".join(problems))
-        config = GenerationConfig(tau=tau, metric=metric or "probability")
+            raise CalibrationError("a profile sets tau and metric; give profile=, or them, not both")
+        if metric is not None and tau is None:
+            raise CalibrationError("metric says what tau bounds; give tau= too")
+        config = GenerationConfig(tau=tau, metric=metric or "probability", max_new_tokens=max_gen_toks)
         session = Session.open(str(bundle), run_on, threads=threads, cache_bytes=0)
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, but the harness sends text")
         if profile is not None:
-            config = session.profile(str(profile))
+            config = session.profile(str(profile)).with_values(max_new_tokens=max_gen_toks)
         session.check(config)
-        return cls(session, config.with_values(max_new_tokens=max_gen_toks), batch)
+        return cls(session, config, batch)
 
     def answer(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """Texts for (context, generation settings). A context that does not fit is an error."""

@@ -10,6 +10,7 @@ invalid.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 LARGEST_STAKE = 0.75  # below 1, so that no single value can ruin the gambler
 PRIOR_VARIANCE, PRIOR_WEIGHT = 0.02, 10  # a first guess, soon outweighed: paired drops are mostly zero
 _LOWEST_MEAN = 1 - 1 / LARGEST_STAKE  # below it a stake could lose more than the capital
-_SEARCH = 10**7  # items; the search ends here
+_SEARCH = 10**6  # items; the search ends here
 
 
 def p_value(values: np.ndarray, mean: float, level: float) -> np.ndarray:
@@ -52,22 +53,14 @@ def interval(values: np.ndarray, level: float) -> tuple[float, float]:
 
 @cache
 def items_needed(mean: float, level: float) -> int:
-    """The fewest items that can show a bound of `mean`, which takes values of zero only."""
+    """The fewest items that can show a bound of `mean`, which takes values of zero only; at most _SEARCH."""
     if mean <= 0:
         raise ValueError("no number of items shows a bound of zero or less")
-    low, high = 0, 1
-    while not _suffices(high, mean, level):
-        low, high = high, 2 * high
-        if high > _SEARCH:
-            return _SEARCH
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _suffices(middle, mean, level) else (middle, high)
-    return high
 
+    def suffices(count: int) -> bool:
+        return bool(p_value(np.zeros(count), mean, level) <= level)
 
-def _suffices(count: int, mean: float, level: float) -> bool:
-    return bool(p_value(np.zeros(count), mean, level) <= level)
+    return 1 + bisect_left(range(1, _SEARCH), True, key=suffices)
 
 
 def _stakes(values: np.ndarray, level: float) -> np.ndarray:

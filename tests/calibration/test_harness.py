@@ -94,8 +94,8 @@ def test_the_chat_template_brings_its_own_special_tokens(bundles: Named) -> None
     ("arguments", "message"),
     [
         ({"bundle": ""}, "bundle=PATH is missing"),
-        ({"threads": "two"}, "threads must be a positive number, not 'two'"),
-        ({"threads": 0, "max_gen_toks": -1}, "not 0; max_gen_toks must be a positive number, not -1"),
+        ({"threads": "two"}, "threads must be .* not 'two'"),
+        ({"max_gen_toks": -1}, "max_new_tokens must be .* not -1"),
         ({"tau": "fast"}, "tau must be a number of 0 or more, not 'fast'"),
         ({"metric": "luck", "tau": 0.5}, "metric must be one of"),
         ({"run_on": "moon"}, "moon"),

@@ -1,15 +1,15 @@
-"""Rows served on a fake device: the time of each event, and what a reader waits for."""
+"""Rows served: the time of each event, and what a reader waits for."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from support.fake import FakeBackend
-from support.fake_session import fake_session, predict
+from support.fake import Recording
+from support.fixtures import Sessions
 from support.laps import task
 
-from mars_export import SessionError, Stats
+from mars_export import Session, SessionError, Stats
 from mars_export.calibration.bench.laps import Timeline, serve
 from mars_export.calibration.bench.settings import Setting
 from mars_export.calibration.tasks.scores import Output
@@ -27,38 +27,33 @@ def test_what_a_reader_waits_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [
-        Setting(1),
-        Setting(3),
-        Setting(3, 0.5),
-        Setting(3, 0.5, 2),
-        Setting(3, None, "full"),
-    ],
+    "setting", [Setting(1), Setting(3), Setting(3, 0.5), Setting(3, 0.5, 2), Setting(3, None, "full")]
 )
-def test_rows_are_served_with_the_time_of_each_event(setting: Setting) -> None:
+def test_rows_are_served_with_the_time_of_each_event(setting: Setting, sessions: Sessions) -> None:
+    plain = sessions("qwen2")
+    backend = Recording(plain.backend)
     tasks = [task("a" * n, limit=3 + n) for n in range(1, 8)]
-    backend = FakeBackend(predict)
-    lap = serve(fake_session(backend), tasks, setting)
-    assert [a.num_tokens for a in lap.answers] == [t.max_new_tokens for t in tasks], (
-        "each in its place, whoever came first"
-    )
-    assert lap.tokens == sum(t.max_new_tokens for t in tasks)
-    for answer in lap.answers:
-        assert answer.output.text.split() == [str(token) for token in answer.output.token_ids]
+    lap = serve(Session(plain.bundle, plain.variant, backend), tasks, setting)
+    assert lap.tokens == sum(answer.num_tokens for answer in lap.answers)
+    for asked, answer in zip(tasks, lap.answers, strict=True):
+        if setting.tau in (1, None):  # each in its place, whoever came first
+            alone = plain.generate(asked.source, asked.config(Setting(1).config(1)))
+            assert answer.output == Output(alone.text, alone.token_ids)
+        assert answer.finish_reason == "eos" or answer.num_tokens == asked.max_new_tokens
         assert answer.ttft is not None and 0 <= answer.ttft <= lap.seconds
         assert answer.ttft + sum(answer.gaps) <= lap.seconds + 1e-3
         assert len(answer.gaps) < answer.stats.forwards
-        assert answer.finish_reason == "length"
     if setting.one_token:
         assert all(a.stats.forwards == a.num_tokens == len(a.gaps) + 1 for a in lap.answers)
     assert max(step.rows for step in backend.steps) <= setting.batch
 
 
-def test_a_failing_device_fails_the_lap_and_leaves_no_thread_waiting() -> None:
-    class Broken(FakeBackend):
+def test_a_failing_device_fails_the_lap_and_leaves_no_thread_waiting(sessions: Sessions) -> None:
+    class Broken(Recording):
         def step(self, *_: Any) -> StepOutput:
             raise SessionError("the device is on fire")
 
+    plain = sessions("qwen2")
+    session = Session(plain.bundle, plain.variant, Broken(plain.backend))
     with pytest.raises(SessionError, match="on fire"):
-        serve(fake_session(Broken(predict)), [task("a" * n) for n in range(1, 30)], Setting(2))
+        serve(session, [task("a" * n) for n in range(1, 30)], Setting(2))
