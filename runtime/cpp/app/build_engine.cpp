@@ -18,7 +18,6 @@
 #include "bundle/files.hpp"
 #include "bundle/recipe.hpp"
 #include "bundle/sha256.hpp"
-#include "decode/backend.hpp"
 #include "device/trt/build.hpp"
 #include "device/trt/cuda.hpp"
 #include "device/trt/engine.hpp"

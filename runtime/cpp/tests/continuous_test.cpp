@@ -340,32 +340,3 @@ TEST_CASE("cached prefixes are not read again, and a long one does not exceed th
     CHECK(small->stats.cached_tokens == 0);
     CHECK(small->tokens == alone(*small));
 }
-
-TEST_CASE("a step is interrupted only if all its rows have ended, and later rows use new memory") {
-    fake::Backend backend;
-    auto schedule = schedule_of(backend, 2);
-    const auto one = row_of(0, {1}, config_of(1.0, 50)), two = row_of(1, {2}, config_of(1.0, 50)), late = row_of(2, {3}, config_of({}, 9));
-    for (const auto& row : {one, two, late}) schedule.add(row);
-    schedule.step();
-    one->cancel();
-    schedule.interrupt_unwanted(); // the other one wants it
-    schedule.step();
-    CHECK(two->stats.tokens == 3);
-    two->cancel();
-    schedule.interrupt_unwanted(); // the third is there by now
-    CHECK(drained(schedule).empty());
-    CHECK(late->tokens == alone(*late));
-
-    const auto last = row_of(3, {4}, config_of(1.0, 50)), next = row_of(4, {5}, config_of({}, 9));
-    schedule.add(last);
-    schedule.step();
-    last->cancel();
-    schedule.add(next);
-    backend.hangs = true; // until its memory is interrupted
-    schedule.interrupt_unwanted();
-    CHECK(schedule.step().empty());
-    backend.hangs = false;
-    CHECK(drained(schedule).empty());
-    CHECK(next->tokens == alone(*next));
-    CHECK(last->finish_reason == mars::FinishReason::cancelled);
-}

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <stdexcept>
 #include <utility>
@@ -71,10 +70,7 @@ class Cache : public mars::Cache {
         std::copy_n(dynamic_cast<const Saved&>(saved).entries.begin(), length, to.begin());
     }
 
-    void interrupt() override { is_interrupted = true; }
-
     std::vector<Tokens> entries;
-    std::atomic<bool> is_interrupted{false};
 
   private:
     std::int64_t capacity_ = 0;
@@ -95,8 +91,6 @@ class Backend : public mars::Backend {
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool, mars::StepOutput& output) override {
         auto& entries = dynamic_cast<Cache&>(cache).entries;
         if (record) steps.push_back(input);
-        while (hangs) // until it is interrupted
-            if (dynamic_cast<Cache&>(cache).is_interrupted) throw mars::Interrupted("ended");
         if (max_outputs_ && input.outputs > *max_outputs_) throw std::logic_error("more predictions than the device gives");
         output.outputs = input.outputs;
         output.token_ids.clear();
@@ -123,7 +117,6 @@ class Backend : public mars::Backend {
     std::optional<std::int64_t> firm_slots() const override { return firm; }
 
     std::optional<std::int64_t> firm = 1;
-    std::atomic<bool> hangs{false};     // in each step, for as long as it is set
     bool record = false;                // for one thread only
     std::vector<mars::StepInput> steps; // those that were run since
 

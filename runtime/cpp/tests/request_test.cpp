@@ -66,22 +66,6 @@ TEST_CASE("seconds that are not a number are refused") {
     CHECK(request.result(30.0).token_ids.size() == 4);
 }
 
-TEST_CASE("cancelling interrupts a step that no other request shares") {
-    auto made = std::make_unique<Gated>(fake::hashed, context);
-    made->hangs = true;
-    Opened opened(std::move(made));
-    mars::Batcher batcher(opened.session, limits_of(2));
-    mars::Request hanging = batcher.submit(fake::Tokens{1, 2}, endless);
-    opened.backend.wait_for_step();
-    opened.backend.hangs = true;
-    hanging.cancel();
-    opened.backend.wait_for_step(1);
-    opened.backend.hangs = false; // for the next one; the first was interrupted
-    mars::Request next = batcher.submit(fake::Tokens{3}, config_of({}, 4));
-    CHECK(next.result(30.0).token_ids == opened.session.generate(fake::Tokens{3}, config_of({}, 4)).token_ids);
-    CHECK(batcher.counts().failed == 0);
-}
-
 TEST_CASE("deadlines end waiting, running and hanging requests") {
     Opened opened;
     opened.backend.open(false);

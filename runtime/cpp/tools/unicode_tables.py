@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ NFC, NFD = normalizers.NFC(), normalizers.NFD()
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Sets of code points, and what NFC needs: `combining` classes above 0, and (from, first, second,
-    composes) of each pair.
+    """Sets of code points, and what NFC needs: `combining` classes above 0, and the canonical
+    decompositions, each as (from, first, second or nothing, composes).
     """
 
     letters: frozenset[int]
@@ -34,7 +34,7 @@ class Tables:
     digits: frozenset[int]
     spaces: frozenset[int]
     combining: dict[int, int]
-    decompositions: list[tuple[int, int, int, bool]]
+    decompositions: list[tuple[int, ...]]
 
 
 def observe() -> Tables:
@@ -93,7 +93,7 @@ def _combining() -> dict[int, int]:
     return classes
 
 
-def _decompositions() -> list[tuple[int, int, int, bool]]:
+def _decompositions() -> list[tuple[int, ...]]:
     others = [c for c in CODE_POINTS[1:] if c not in HANGUL]
     full = {
         c: d for c, d in zip(others, _each(NFD.normalize_str, map(chr, others)), strict=True) if d != chr(c)
@@ -104,10 +104,9 @@ def _decompositions() -> list[tuple[int, int, int, bool]]:
     rows = []
     for c, letters in full.items():
         first = letters[0] if len(letters) <= 2 else whole.get(letters[:-1], "")
-        second = ord(letters[-1]) if len(letters) > 1 else 0
         assert len(first) == 1, f"U+{c:04X} is not a pair"
-        composes = second != 0 and NFC.normalize_str(letters) == chr(c)
-        rows.append((c, ord(first), second, composes))
+        second = [ord(letters[-1])] if len(letters) > 1 else []
+        rows.append((c, ord(first), *second, len(letters) > 1 and NFC.normalize_str(letters) == chr(c)))
     return rows
 
 
@@ -121,51 +120,84 @@ def _ranges(points: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _rows(rows: Iterable[Sequence[object]]) -> str:
-    """C++ initialisers, as many to a line as fit."""
-    cells = [
-        "{" + ", ".join(f"0x{v:X}" if type(v) is int else str(v).lower() for v in row) + "}," for row in rows
+def _edges(points: Iterable[int]) -> list[str]:
+    """Where a set of code points begins and ends, in turns."""
+    return [f"0x{edge:X}" for low, high in _ranges(points) for edge in (low, high + 1)]
+
+
+def _classes(classes: dict[int, int]) -> list[str]:
+    ranges = [
+        (low, high, k)
+        for k in set(classes.values())
+        for low, high in _ranges(c for c, v in classes.items() if v == k)
     ]
+    return [f"{{0x{low:X}, 0x{high:X}, {k}}}" for low, high, k in sorted(ranges)]
+
+
+def _runs(mapped: dict[int, tuple[int, ...]]) -> list[str]:
+    """What code points become, one string for those that follow each other."""
+    return [
+        f'{{0x{low:X}, U"{_literal(c for of in range(low, high + 1) for c in mapped[of])}"}}'
+        for low, high in _ranges(mapped)
+    ]
+
+
+def _literal(points: Iterable[int]) -> str:
+    """The inside of a C++ string, over several lines if it is long."""
+    lines = [""]
+    for c in points:
+        if sum(2 if unicodedata.east_asian_width(each) == "W" else 1 for each in lines[-1]) > 98:
+            lines.append("")
+        lines[-1] += _character(c)
+    return '"\n         U"'.join(lines)
+
+
+def _character(c: int) -> str:
+    """A character of a C++ string: itself if editors show it on its own, from left to right."""
+    if unicodedata.bidirectional(chr(c)) == "L" and unicodedata.category(chr(c))[0] == "L" and c < 0x10000:
+        return chr(c)
+    return chr(c) if c < 0x80 else f"\\u{c:04X}" if c < 0x10000 else f"\\U{c:08X}"
+
+
+def _lines(cells: Iterable[str]) -> str:
+    """C++ initialisers, as many to a line as fit."""
     lines, line = [], "   "
     for cell in cells:
-        if len(line) + 1 + len(cell) > 140:
+        if line.strip() and len(line) + 2 + len(cell) > 140:
             lines.append(line)
             line = "   "
-        line += f" {cell}"
+        line += f" {cell},"
     return "\n".join([*lines, line])
 
 
 def cpp(tables: Tables) -> str:
     """The text of unicode_tables.cpp."""
-    combining = [
-        (low, high, k)
-        for k in sorted(set(tables.combining.values()))
-        for low, high in _ranges(c for c, v in tables.combining.items() if v == k)
-    ]
-    pairs, one_way = (
-        sorted(row[:3] for row in tables.decompositions if row[3] is both) for both in (True, False)
+    pairs, exclusions, singles = (
+        {c: to for c, *to, composes in tables.decompositions if (len(to), composes) == kind}
+        for kind in ((2, True), (2, False), (1, False))
     )
     assert tables.numbers < tables.digits, "the Digits pre-tokenizer follows an older Unicode version"
-    parts: list[tuple[str, str, Sequence[Sequence[object]]]] = [
-        ("CodePointRange", "letters", _ranges(tables.letters)),
-        ("CodePointRange", "numbers", _ranges(tables.numbers)),
-        ("CodePointRange", "new_digits", _ranges(tables.digits - tables.numbers)),
-        ("CodePointRange", "spaces", _ranges(tables.spaces)),
-        ("CombiningRange", "combining", sorted(combining)),
-        ("Decomposition", "pairs", pairs),
-        ("Decomposition", "one_way", one_way),
+    parts = [
+        ("char32_t", "letters", _edges(tables.letters)),
+        ("char32_t", "numbers", _edges(tables.numbers)),
+        ("char32_t", "new_digits", _edges(tables.digits - tables.numbers)),
+        ("char32_t", "spaces", _edges(tables.spaces)),
+        ("CombiningRange", "combining", _classes(tables.combining)),
+        ("Run", "pairs", _runs(pairs)),
+        ("Run", "exclusions", _runs(exclusions)),
+        ("Run", "singles", _runs(singles)),
     ]
     arrays = [
-        f"static constexpr {kind} {name}_rows[] = {{\n{_rows(rows)}\n}};\n"
+        f"static constexpr {kind} {name}_rows[] = {{\n{_lines(cells)}\n}};\n"
         f"const Table<{kind}> {name}{{std::begin({name}_rows), std::end({name}_rows)}};\n"
-        for kind, name, rows in parts
+        for kind, name, cells in parts
     ]
     head = (
         f"// Written by tools/unicode_tables.py from tokenizers {tokenizers.__version__}; do not edit.\n"
         "// clang-format off\n"
         '#include "text/unicode_tables.hpp"\n\n#include <iterator>\n\nnamespace mars {\n\n'
     )
-    return head + "\n".join(arrays) + "\n}  // namespace mars\n"
+    return head + "\n".join(arrays) + "\n} // namespace mars\n"
 
 
 def main() -> None:

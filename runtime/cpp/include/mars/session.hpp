@@ -228,7 +228,7 @@ class MARS_API Stream {
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// From any thread: end the answer now; on ONNX Runtime even inside a step.
+    /// From any thread: end the answer before its next step.
     void cancel();
 
     /// End the answer now, free its memory, and keep its entries in the prefix cache.

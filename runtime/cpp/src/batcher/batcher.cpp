@@ -191,8 +191,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         if (at == answers.end()) return;
         const std::shared_ptr<RequestState> answer = std::move(at->second);
         answers.erase(at);
-        const auto last = answer->last_reason();
-        reason = last.value_or(reason);
+        reason = answer->last_reason().value_or(reason);
         if (reason == FinishReason::deadline)
             answer->row->expire();
         else
@@ -208,7 +207,6 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         counts.tokens += static_cast<std::int64_t>(done.token_ids.size());
         if (!error && reason != FinishReason::cancelled && reason != FinishReason::deadline)
             places.took(done.stats.prefill_time + done.stats.decode_time);
-        if (!last) schedule.interrupt_unwanted();
         callers.push_back(answer);
         changed.notify_all();
     }

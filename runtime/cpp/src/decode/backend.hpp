@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <mars/errors.hpp>
-
 namespace mars {
 
 constexpr std::int64_t growth = 128; ///< entries: capacities are multiples of this
@@ -44,12 +42,6 @@ class Saved {
     const std::int64_t length;
 };
 
-/// A forward was stopped early because its rows were cancelled.
-class Interrupted : public DeviceError {
-  public:
-    using DeviceError::DeviceError;
-};
-
 /// KV memory of several rows. Rows are contiguous, so a step can run on any neighbouring ones.
 class Cache {
   public:
@@ -66,10 +58,6 @@ class Cache {
 
     /// Load the first `length` saved entries into `row`, which has room for all saved ones.
     virtual void load(std::int64_t row, const Saved& saved, std::int64_t length) = 0;
-
-    /// From any thread: stop the forward that runs on these rows with Interrupted, and every later one, if the device
-    /// can.
-    virtual void interrupt() {}
 };
 
 /// A variant of a bundle, loaded on a device. Several threads may share a backend, each with its own cache.

@@ -66,9 +66,6 @@ class Batch {
 
     std::int64_t index_of(const Row& row) const;
 
-    /// The rows' memory, for interrupting what runs on it. It is freed with the batch.
-    std::weak_ptr<Cache> cache() const { return cache_; }
-
     std::int64_t capacity() const { return cache_->capacity(); }
     std::int64_t entry_bytes() const { return cache_->entry_bytes(); }
     std::int64_t piece() const;
@@ -78,7 +75,7 @@ class Batch {
 
     std::int64_t mask_id_, piece_;
     std::optional<std::int64_t> max_slots_;
-    std::shared_ptr<Cache> cache_;
+    std::unique_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;
 };

@@ -217,7 +217,7 @@ Accepted Row::fail(std::exception_ptr error) {
 void Row::refresh() {
     config_.tau = tau();
     config_.exact = !config_.tau;
-    if (is_told() && !finish_reason) finish_reason = static_cast<FinishReason>(told_.load());
+    if (const int reason = told_.load(); reason != untold && !finish_reason) finish_reason = static_cast<FinishReason>(reason);
 }
 
 Predictions Row::candidates(const Predictions& predictions, std::int64_t first) const {

@@ -137,7 +137,6 @@ class Row {
 
     /// The same because its deadline has passed. The first reason counts.
     void expire() { end(FinishReason::deadline); }
-    bool is_told() const { return told_.load() != untold; }
 
     /// Apply what other threads requested. The loop calls this between two steps, so that a step sees one setting.
     void refresh();

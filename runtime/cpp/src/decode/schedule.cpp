@@ -12,15 +12,10 @@ bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const
     try {
         body();
         return true;
-    } catch (const Interrupted&) { // a device stops a forward only after all its rows were asked to end
-        for (Row* row : rows) {
-            row->refresh();
-            if (!row->finish_reason) events.push_back(row->fail(std::current_exception()));
-        }
     } catch (...) {
         for (Row* row : rows) events.push_back(row->fail(std::current_exception()));
+        return false;
     }
-    return false;
 }
 
 } // namespace
@@ -73,8 +68,8 @@ std::vector<Accepted> Schedule::forward() {
     }
     decode(decoding(), events);
     drop_finished(events);
-    // Free the KV memory that the longest row needed, and memory that was interrupted.
-    if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) renew(batch_->num_rows);
+    // Free the KV memory that the longest row needed.
+    if (batch_->active.empty() && batch_->capacity() > 0) renew(batch_->num_rows);
     publish();
     phase_ = Phase::begin;
     return events;
@@ -142,15 +137,11 @@ void Schedule::admit(Events& events) {
     if (row == nullptr) return;
     bool is_in = false;
     const bool good = failing({row}, events, [&] {
-        if (!has_room(*row)) return;
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (is_interrupted_) return;
-        present_.push_back(row);
-        batch_->active.push_back(row);
-        is_in = true;
+        is_in = has_room(*row);
+        if (is_in) batch_->active.push_back(row);
     });
     if (!good || is_in) waiting_.take(row);
-    if (!good) leave(row);
+    if (!good) own_.erase(row);
     if (!is_in) return;
     std::vector<Row*>& active = batch_->active;
     for (auto i = static_cast<std::int64_t>(active.size()) - 1; i > num_decoding_; --i) move(i - 1, i, events);
@@ -250,7 +241,7 @@ void Schedule::feed(Row& row, std::int64_t num_tokens, bool is_piece, Events& ev
 
 /// Remove finished rows and close the gaps: decoding rows stay first and neighbours, readers keep their order.
 void Schedule::drop_finished(Events& events) {
-    waiting_.drop_finished([this](const Row* row) { leave(row); });
+    waiting_.drop_finished([this](const Row* row) { own_.erase(row); });
     std::vector<Row*>& active = batch_->active;
     for (Row* row : active) row->refresh();
     const auto is_finished = [](const Row* row) { return row->finish_reason.has_value(); };
@@ -266,29 +257,13 @@ void Schedule::drop_finished(Events& events) {
         }
         for (std::int64_t next = gap + 1; next < static_cast<std::int64_t>(active.size()); ++next) move(next, next - 1, events);
         active.pop_back();
-        leave(row);
+        own_.erase(row);
     }
     publish();
 }
 
-bool Schedule::is_interrupted() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return is_interrupted_;
-}
-
-void Schedule::leave(const Row* row) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        present_.erase(std::remove(present_.begin(), present_.end(), row), present_.end());
-    }
-    own_.erase(row);
-}
-
 void Schedule::renew(std::int64_t num_rows) {
     batch_ = std::make_unique<Batch>(backend_, num_rows, mask_id_, prefill_tokens_, budget_.max_slots());
-    const std::lock_guard<std::mutex> lock(mutex_);
-    cache_ = batch_->cache();
-    is_interrupted_ = false;
 }
 
 void Schedule::publish() {
@@ -298,14 +273,6 @@ void Schedule::publish() {
     num_running_ = static_cast<std::int64_t>(batch_->active.size());
     num_waiting_ = static_cast<std::int64_t>(waiting_.size());
     num_entries_ = entries;
-}
-
-void Schedule::interrupt_unwanted() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const bool is_unwanted = std::all_of(present_.begin(), present_.end(), [](const Row* row) { return row->is_told(); });
-    if (present_.empty() || !is_unwanted) return;
-    is_interrupted_ = true;
-    if (const std::shared_ptr<Cache> running = cache_.lock()) running->interrupt();
 }
 
 Run::Run(std::unique_ptr<Schedule> schedule, const std::vector<Row*>& rows) : schedule_(std::move(schedule)) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -63,12 +62,6 @@ class Schedule {
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
 
-    /// From any thread: stop the running forward if all its rows were asked to end.
-    void interrupt_unwanted();
-
-    /// The rows' memory, for interrupting it after all rows were asked to end.
-    std::weak_ptr<Cache> cache() const { return batch_->cache(); }
-
   protected:
     using Events = std::vector<Accepted>;
     using Take = std::function<std::optional<Accepted>(Row&, const Predictions&, const Feed&)>;
@@ -102,9 +95,7 @@ class Schedule {
     void admit(Events& events);
     bool is_welcome(const Row& row) const;
     bool has_room(Row& row);
-    bool is_interrupted();
     void move(std::int64_t source, std::int64_t target, Events& events);
-    void leave(const Row* row);
     void renew(std::int64_t num_rows);
     void publish();
     std::int64_t next_piece(const Row& row) const;
@@ -124,10 +115,6 @@ class Schedule {
     std::int64_t turn_ = 0; // which reader is next
 
     std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
-    std::mutex mutex_;          // guards the members below
-    std::vector<Row*> present_; // rows in the batch
-    std::weak_ptr<Cache> cache_;
-    bool is_interrupted_ = false; // the cache was interrupted; its rows were asked to end
 };
 
 /// Decodes a fixed set of rows side by side until all have ended.
@@ -139,8 +126,6 @@ class Run {
     /// What the next forward gave: nothing for a prompt's piece but the last; no value when all rows have ended. Throws
     /// SessionError if a row fails.
     std::optional<std::vector<Accepted>> next();
-
-    std::weak_ptr<Cache> cache() const { return schedule_->cache(); }
 
   private:
     std::unique_ptr<Schedule> schedule_;

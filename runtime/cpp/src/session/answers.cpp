@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 
 #include <mars/errors.hpp>
 
@@ -13,7 +12,7 @@ namespace mars {
 Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
                  const Commit& commit, const std::optional<std::string>& system)
     : session_(std::move(session)) {
-    const auto began = std::chrono::steady_clock::now();
+    const Clock::time_point began = Clock::now();
     if (configs.size() != prompts.size())
         throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
     if (commit.cache_block < 1) throw SessionError("cache_block must be 1 or more, not " + std::to_string(commit.cache_block));
@@ -24,47 +23,27 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
         if (!configs[i].grammar.empty() && commit.kind == Commit::Kind::block)
             throw SessionError("a grammar needs cursor commit; leave block commit out");
         rows.push_back(request.row.get());
-        answers_.push_back({std::move(request.text), std::move(request.row), {}});
+        std::optional<Clock::time_point> until;
+        if (const auto seconds = configs[i].deadline)
+            until = began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(*seconds, 1e9)));
+        answers_.push_back({std::move(request.text), std::move(request.row), until, {}});
     }
     Backend& backend = *session_->backend;
     const std::int64_t block = manifest.block, mask = manifest.mask_id();
     if (commit.kind == Commit::Kind::block) {
         run_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
-        watch(began);
         return;
     }
     // Measure before the first step, so that no step has to wait for it.
     const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
     if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
     run_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
-    watch(began);
-}
-
-/// Start the deadlines' timers. They end rows between two steps, and stop a running step.
-void Answers::watch(std::chrono::steady_clock::time_point began) try {
-    running_ = run_->cache();
-    for (Answer& answer : answers_) {
-        Row* row = answer.row.get();
-        if (!row->config().deadline) continue;
-        const std::chrono::duration<double> left(std::min(*row->config().deadline, 1e9));
-        alarms_.push_back(
-            std::make_unique<Alarm>(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left), [this, row] {
-                row->expire();
-                interrupt();
-            }));
-    }
-} catch (const std::system_error& error) {
-    throw MemoryError(std::string("the thread of a deadline cannot be started (") + error.what() + "); free memory, or allow more threads");
-}
-
-/// Stop the running forward if all its rows were asked to end.
-void Answers::interrupt() const {
-    if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
-    if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
 }
 
 std::optional<std::vector<Event>> Answers::next() {
     if (!run_) return std::nullopt;
+    for (const Answer& answer : answers_)
+        if (answer.until && Clock::now() >= *answer.until) answer.row->expire();
     // A loop that failed or is done is never used again; its KV memory is freed now.
     std::unique_ptr<Run> run = std::move(run_);
     failed_ = true; // until this step succeeds
@@ -75,11 +54,6 @@ std::optional<std::vector<Event>> Answers::next() {
     for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
     run_ = std::move(run);
     return events;
-}
-
-void Answers::cancel(std::int64_t row_index) {
-    row(static_cast<std::size_t>(row_index)).cancel();
-    interrupt();
 }
 
 Event Answers::event(Accepted accepted) {

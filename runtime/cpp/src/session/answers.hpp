@@ -10,7 +10,6 @@
 #include <mars/session.hpp>
 
 #include "decode/schedule.hpp"
-#include "session/alarm.hpp"
 #include "session/opened.hpp"
 
 namespace mars {
@@ -22,7 +21,7 @@ struct Answers {
     /// The next step's events, none for a prefill piece; no value when all rows are done.
     std::optional<std::vector<Event>> next();
 
-    void cancel(std::int64_t row);
+    void cancel(std::int64_t row) { answers_[static_cast<std::size_t>(row)].row->cancel(); }
     bool failed() const { return failed_; }
     Row& row(std::size_t i) { return *answers_[i].row; }
     const Row& row(std::size_t i) const { return *answers_[i].row; }
@@ -30,22 +29,20 @@ struct Answers {
     std::vector<Completion> completions() const;
 
   private:
+    using Clock = std::chrono::steady_clock;
     struct Answer {
         std::unique_ptr<TextStream> text;
         std::unique_ptr<Row> row;
+        std::optional<Clock::time_point> until; // its deadline
         std::vector<double> confidences;
     };
 
     Event event(Accepted accepted);
-    void interrupt() const;
-    void watch(std::chrono::steady_clock::time_point began);
 
     std::shared_ptr<const Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Run> run_;
-    std::weak_ptr<Cache> running_; // memory that the forwards use
     bool failed_ = false;
-    std::vector<std::unique_ptr<Alarm>> alarms_; // last member, so that timers stop before anything else is destroyed
 };
 
 } // namespace mars

@@ -25,10 +25,12 @@ int combining_class(char32_t c) {
     return after != combining.begin() && c <= std::prev(after)->high ? std::prev(after)->combining_class : 0;
 }
 
-/// The decomposition of a code point, or null.
-const Decomposition* decomposition(const Table<Decomposition>& table, char32_t c) {
-    const auto* row = std::lower_bound(table.begin(), table.end(), c, [](const Decomposition& d, char32_t key) { return d.from < key; });
-    return row != table.end() && row->from == c ? row : nullptr;
+/// The decomposition of a code point, `width` characters; empty if it has none in this table.
+std::u32string_view decomposition(const Table<Run>& table, std::size_t width, char32_t c) {
+    const auto* after = std::upper_bound(table.begin(), table.end(), c, [](char32_t key, const Run& run) { return key < run.from; });
+    if (after == table.begin()) return {};
+    const Run& run = *std::prev(after);
+    return run.to.substr(std::min(width * (c - run.from), run.to.size()), width);
 }
 
 void decompose(char32_t c, std::vector<char32_t>& out) {
@@ -39,11 +41,13 @@ void decompose(char32_t c, std::vector<char32_t>& out) {
         if (index % num_tails != 0) out.push_back(tail_base + index % num_tails);
         return;
     }
-    const Decomposition* row = c < 0xC0 ? nullptr : decomposition(pairs, c);
-    if (row == nullptr && c >= 0xC0) row = decomposition(one_way, c);
-    if (row == nullptr) return out.push_back(c);
-    decompose(row->first, out);
-    if (row->second != 0) out.push_back(row->second);
+    std::u32string_view parts;
+    if (c >= 0xC0) parts = decomposition(pairs, 2, c);
+    if (c >= 0xC0 && parts.empty()) parts = decomposition(exclusions, 2, c);
+    if (c >= 0xC0 && parts.empty()) parts = decomposition(singles, 1, c);
+    if (parts.empty()) return out.push_back(c);
+    decompose(parts.front(), out);
+    if (parts.size() > 1) out.push_back(parts.back());
 }
 
 using Pair = std::pair<char32_t, char32_t>;
@@ -52,7 +56,8 @@ using Pair = std::pair<char32_t, char32_t>;
 const std::map<Pair, char32_t>& composites() {
     static const auto table = [] {
         std::map<Pair, char32_t> all;
-        for (const Decomposition& each : pairs) all[{each.first, each.second}] = each.from;
+        for (const auto& [from, to] : pairs)
+            for (std::size_t i = 0; i < to.size(); i += 2) all[{to[i], to[i + 1]}] = from + static_cast<char32_t>(i / 2);
         return all;
     }();
     return table;

@@ -8,10 +8,8 @@ namespace mars {
 
 namespace {
 
-bool contains(const Table<CodePointRange>& table, char32_t code_point) {
-    const auto* after =
-        std::upper_bound(table.begin(), table.end(), code_point, [](char32_t c, const CodePointRange& row) { return c < row.low; });
-    return after != table.begin() && code_point <= std::prev(after)->high;
+bool contains(const Table<char32_t>& edges, char32_t code_point) {
+    return (std::upper_bound(edges.begin(), edges.end(), code_point) - edges.begin()) % 2 == 1;
 }
 
 } // namespace

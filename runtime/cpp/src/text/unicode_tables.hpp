@@ -1,6 +1,8 @@
 // Unicode as in Hugging Face `tokenizers`: sorted tables that tools/unicode_tables.py generates from that library.
 #pragma once
 
+#include <string_view>
+
 namespace mars {
 
 /// A generated table.
@@ -13,27 +15,27 @@ struct Table {
     const Row* end() const { return last; }
 };
 
-struct CodePointRange {
-    char32_t low, high; // both inside
-};
-
 struct CombiningRange {
     char32_t low, high; // both inside
     unsigned char combining_class;
 };
 
-/// One step of a canonical decomposition; `second` is 0 if a code point only maps to another.
-struct Decomposition {
-    char32_t from, first, second;
+/// One step of the canonical decompositions of `from` and the code points after it: one or two characters for each.
+struct Run {
+    char32_t from;
+    std::u32string_view to;
 };
 
-extern const Table<CodePointRange> letters;    // \p{L} of the split patterns
-extern const Table<CodePointRange> numbers;    // \p{N} of the split patterns
-extern const Table<CodePointRange> new_digits; // digits of the Digits pre-tokenizer that are newer than `numbers`
-extern const Table<CodePointRange> spaces;     // \s
-extern const Table<CombiningRange> combining;  // combining classes above 0
-// Decompositions by `from`, without the Hangul syllables, which are arithmetic.
-extern const Table<Decomposition> pairs;   // those that normalization form C composes again
-extern const Table<Decomposition> one_way; // the others
+// Sets of code points: where ranges begin and, one further, end.
+extern const Table<char32_t> letters;    // \p{L} of the split patterns
+extern const Table<char32_t> numbers;    // \p{N} of the split patterns
+extern const Table<char32_t> new_digits; // digits of the Digits pre-tokenizer that are newer than `numbers`
+extern const Table<char32_t> spaces;     // \s
+
+extern const Table<CombiningRange> combining; // combining classes above 0
+// Decompositions without the Hangul syllables, which are arithmetic.
+extern const Table<Run> pairs;      // two characters, which normalization form C composes again
+extern const Table<Run> exclusions; // two characters that it does not compose
+extern const Table<Run> singles;    // one character
 
 } // namespace mars

@@ -129,7 +129,6 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     try {
         graph.run(rows, first, input, want_logits, output);
     } catch (const Ort::Exception& error) {
-        if (rows.is_interrupted) throw Interrupted("the answer was ended inside a step");
         const std::string why = what("ONNX Runtime failed in") + ": " + first_line(error);
         if (is_lasting(error.what())) throw DeviceLost(why + lost_advice);
         if (is_shortage(error)) throw MemoryError(why + step_advice);

@@ -1,7 +1,6 @@
 // KV rows of an ONNX Runtime session, and their binding.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,13 +38,6 @@ class OrtRows : public Cache {
 
     std::int64_t row_bytes() const { return kv_heads_ * pitch(); }
 
-    void interrupt() override {
-        is_interrupted = true;
-        options.SetTerminate();
-    }
-
-    std::atomic<bool> is_interrupted{false};
-    Ort::RunOptions options; // used by every run on these rows
     Ort::IoBinding binding;
     std::vector<std::int64_t> bound; // what is bound: {first row, rows, capacity, logits wanted, likeliest tokens wanted}
 

@@ -9,7 +9,6 @@
 
 #include <mars/errors.hpp>
 
-#include "decode/backend.hpp"
 #include "device/trt/engine.hpp"
 #include "device/trt/engine_log.hpp"
 #include "joined.hpp"

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include <mars/errors.hpp>
+
 #include "bundle/bundle.hpp"
 
 namespace mars {
@@ -16,6 +18,12 @@ std::string cuda_version();
 
 /// Whether this TensorRT builds for GPUs that are not in this machine, as RTX does.
 bool builds_for_others();
+
+/// A build was cancelled.
+class Interrupted : public DeviceError {
+  public:
+    using DeviceError::DeviceError;
+};
 
 /// Called with the finished share of the build, 0 to 1, in the building thread; false cancels the build.
 using BuildProgress = std::function<bool(double share)>;
