@@ -63,28 +63,28 @@ void check(mars::Walk& walk) {
 
 /// An answer under the grammar, and another with the same beginning. Every byte is a token here, so none gets stuck.
 void follow(const std::shared_ptr<mars::Walk>& walk, Bytes& given) {
-    std::unique_ptr<mars::Matcher> matcher = walk->matcher();
+    mars::Matcher matcher(walk);
     for (int step = 0; step < 40; ++step) {
-        const mars::TokenSet mask = matcher->mask();
-        const Tokens forced = matcher->forced();
-        const bool is_over = matcher->is_over();
-        if (const auto likely = matcher->likely()) {
-            require(matcher->mask().has(likely->first), "what is likely is allowed");
+        const mars::TokenSet mask = matcher.mask();
+        const Tokens forced = matcher.forced();
+        const bool is_over = matcher.is_over();
+        if (const auto likely = matcher.likely()) {
+            require(matcher.mask().has(likely->first), "what is likely is allowed");
             require(likely->second >= 0 && likely->second <= 1, "a share is one");
         }
-        if (!is_over) require(mask.any() || !forced.empty() || matcher->may_end(), "an answer goes on or ends");
+        if (!is_over) require(mask.any() || !forced.empty() || matcher.may_end(), "an answer goes on or ends");
         if (is_over) return;
-        for (const std::int64_t token : forced) matcher->consume(token);
+        for (const std::int64_t token : forced) matcher.consume(token);
         if (!forced.empty()) continue;
-        const std::int64_t token = drawn(matcher->mask(), given.byte());
+        const std::int64_t token = drawn(matcher.mask(), given.byte());
         if (token < 0) return;
-        const std::unique_ptr<mars::Matcher> other = matcher->copy();
-        matcher->consume(token);
-        other->consume(token);
-        require(other->forced() == matcher->forced() && other->may_end() == matcher->may_end(), "a copy goes the same way");
+        mars::Matcher other = matcher;
+        matcher.consume(token);
+        other.consume(token);
+        require(other.forced() == matcher.forced() && other.may_end() == matcher.may_end(), "a copy goes the same way");
     }
     for (const std::int64_t token : {std::int64_t{-1}, std::int64_t{264}, vocab_size, std::int64_t{1} << 40}) try {
-            matcher->copy()->consume(token);
+            mars::Matcher(matcher).consume(token);
             require(false, "tokens without bytes are not allowed");
         } catch (const mars::SessionError&) {
         }
@@ -116,7 +116,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
         const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(content, "it"), vocabulary());
         check(*walk);
-        mars::leaves_a_choice(*walk->matcher());
+        mars::leaves_a_choice(mars::Matcher(walk));
         for (int i = 0; i < 3; ++i) follow(walk, given);
     } catch (const mars::BundleError&) {
     }

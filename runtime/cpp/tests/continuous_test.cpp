@@ -8,6 +8,7 @@
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "failing.hpp"
+#include "small_tokenizer.hpp"
 #include "structured/guided_row.hpp"
 
 namespace {
@@ -64,29 +65,20 @@ fake::Tokens alone(const mars::Row& row) {
     return own.tokens;
 }
 
-/// Any token, then `count` of 3, then any tokens.
-class Forcing : public mars::Matcher {
-  public:
-    explicit Forcing(std::int64_t count) : count_(count) {}
-
-    fake::Tokens forced() override { return at_ == 1 ? fake::Tokens(static_cast<std::size_t>(count_), 3) : fake::Tokens{}; }
-    mars::TokenSet mask() override {
-        mars::TokenSet all(4096);
-        for (std::int64_t token = 0; token < all.size(); ++token) all.set(token);
-        return all;
-    }
-    std::optional<std::pair<std::int64_t, double>> likely() override { return std::nullopt; }
-    void consume(std::int64_t) override { ++at_; }
-    std::unique_ptr<mars::Matcher> copy() const override { return std::make_unique<Forcing>(*this); }
-    bool may_end() override { return false; }
-    bool is_over() override { return false; }
-
-  private:
-    std::int64_t count_, at_ = 0;
-};
-
+/// A row whose grammar wants any token, then `forced` of 3, then any tokens.
 std::shared_ptr<mars::Row> guided_row(std::int64_t number, std::int64_t forced, const mars::GenerationConfig& config) {
-    auto guide = std::make_unique<mars::Guide>(std::make_unique<Forcing>(forced), fake::Tokens{}, false);
+    static const auto bytes = std::make_shared<mars::Vocabulary>(mars::Tokenizer::from_json(small_tokenizer(no_split).dump()), 256);
+    mars::Automaton automaton;
+    for (std::int64_t state = 0; state < forced + 2; ++state) {
+        const bool is_choice = state == 0 || state == forced + 1;
+        automaton.first.push_back(static_cast<std::uint32_t>(state));
+        automaton.target.push_back(static_cast<std::uint32_t>(std::min(state, forced) + 1));
+        automaton.low.push_back(is_choice ? 0 : 3);
+        automaton.high.push_back(is_choice ? 255 : 3);
+        automaton.ends.push_back(false);
+    }
+    automaton.first.push_back(static_cast<std::uint32_t>(forced + 2));
+    mars::Guide guide(mars::Matcher(std::make_shared<mars::Walk>(std::move(automaton), bytes)), {}, false);
     return std::make_shared<mars::GuidedRow>(number, fake::Tokens{7, 8}, config, fake::Tokens{}, std::move(guide));
 }
 

@@ -81,13 +81,13 @@ TEST_CASE("every state of grammar.json: the same masks, ends, forced tokens and 
         for (const Json& state : kept().json["files"][number]["states"]) {
             CAPTURE(kept().json["files"][number]["name"].get<std::string>());
             CAPTURE(state["tokens"].dump());
-            const std::unique_ptr<mars::Matcher> matcher = walk->matcher();
-            for (const std::int64_t token : state["tokens"]) matcher->consume(token);
-            CHECK(matcher->forced() == state["forced"].get<fake::Tokens>());
-            CHECK(matcher->may_end() == state["may_end"].get<bool>());
+            mars::Matcher matcher(walk);
+            for (const std::int64_t token : state["tokens"]) matcher.consume(token);
+            CHECK(matcher.forced() == state["forced"].get<fake::Tokens>());
+            CHECK(matcher.may_end() == state["may_end"].get<bool>());
             if (!state.contains("mask")) continue;
-            CHECK(hex(matcher->mask()) == state["mask"].get<std::string>());
-            const auto likely = matcher->likely();
+            CHECK(hex(matcher.mask()) == state["mask"].get<std::string>());
+            const auto likely = matcher.likely();
             CHECK(likely.has_value() == !state["likely"].is_null());
             if (likely && !state["likely"].is_null()) {
                 CHECK(likely->first == state["likely"][0].get<std::int64_t>());
@@ -101,8 +101,8 @@ TEST_CASE("every answer of grammar.json: the same accepted runs, feeds and count
     for (const Json& wanted : kept().json["answers"]) {
         CAPTURE(wanted["name"].get<std::string>());
         Scripted model(wanted["script"].get<fake::Tokens>(), wanted);
-        auto guide = std::make_unique<mars::Guide>(kept().walk(wanted["grammar"])->matcher(), fake::Tokens{kept().end},
-                                                   wanted["logits"].get<bool>(), wanted["block"].get<std::int64_t>() - 1);
+        mars::Guide guide(mars::Matcher(kept().walk(wanted["grammar"])), {kept().end}, wanted["logits"].get<bool>(),
+                          wanted["block"].get<std::int64_t>() - 1);
         mars::GuidedRow row(0, kept().prompt, config_of(wanted), {kept().end}, std::move(guide));
         const Json& expected = wanted["expected"];
         std::vector<fake::Tokens> runs, fed;
@@ -230,12 +230,12 @@ TEST_CASE("invalid automaton files are refused") {
             const std::string content = changed(at, std::string(1, byte));
             if (!error(content).empty()) continue;
             const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(content, "it"), kept().vocabulary);
-            const std::unique_ptr<mars::Matcher> matcher = walk->matcher();
-            for (int i = 0; i < 40 && !matcher->is_over(); ++i) {
-                fake::Tokens next = matcher->forced();
+            mars::Matcher matcher(walk);
+            for (int i = 0; i < 40 && !matcher.is_over(); ++i) {
+                fake::Tokens next = matcher.forced();
                 for (std::int64_t token = 0; next.empty() && token < kept().vocabulary->size(); ++token)
-                    if (matcher->mask().has(token)) next = {token};
-                for (const std::int64_t token : next) matcher->consume(token);
+                    if (matcher.mask().has(token)) next = {token};
+                for (const std::int64_t token : next) matcher.consume(token);
             }
         }
 }
@@ -243,7 +243,7 @@ TEST_CASE("invalid automaton files are refused") {
 TEST_CASE("a state without a possible token is an error") {
     const auto few = std::make_shared<mars::Vocabulary>(kept().tokenizer, 20); // no letters
     const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(kept().content(3), "it"), few);
-    CHECK(thrown([&] { walk->matcher()->mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);
-    CHECK_THROWS_AS(walk->matcher()->consume(39999), mars::SessionError);
-    CHECK_THROWS_AS(walk->matcher()->consume(5), mars::SessionError);
+    CHECK(thrown([&] { mars::Matcher(walk).mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);
+    CHECK_THROWS_AS(mars::Matcher(walk).consume(39999), mars::SessionError);
+    CHECK_THROWS_AS(mars::Matcher(walk).consume(5), mars::SessionError);
 }

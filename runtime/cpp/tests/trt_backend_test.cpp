@@ -100,8 +100,7 @@ TEST_CASE("an engine and a graph give the same answers with a grammar") {
         stub::state().predict = [&](const Tokens& known, std::int64_t masks) { return graph.wanted(known, masks); };
         stub::state().wide = [&](std::int64_t at, std::int64_t first) { return graph.likeliest(at, first, shape.top_k); };
         const auto answer = [&](mars::Backend& backend) {
-            auto guide = std::make_unique<mars::Guide>(scripted::kept().walk(wanted["grammar"])->matcher(), Tokens{scripted::kept().end},
-                                                       false, shape.block - 1);
+            mars::Guide guide(mars::Matcher(scripted::kept().walk(wanted["grammar"])), {scripted::kept().end}, false, shape.block - 1);
             mars::GuidedRow row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end}, std::move(guide));
             std::string end = refused([&] {
                 const auto loop = mars::decode(backend, {&row}, shape.block, fake::mask);

@@ -4,7 +4,6 @@
 #include <mars/batcher.hpp>
 
 #include "c_api/handles.hpp"
-#include "c_api/requests.hpp"
 
 using namespace mars::c;
 
@@ -63,22 +62,19 @@ void mars_entry_init(mars_entry* entry, size_t struct_size) { init(entry, struct
 void mars_batcher_state_init(mars_batcher_state* state, size_t struct_size) { init(state, struct_size, mars_batcher_state{}); }
 
 mars_status mars_batcher_open(const mars_session* session, const mars_limits* limits, mars_batcher** batcher, mars_error** error) {
-    return guarded(error, [&] {
-        needed(batcher, "batcher") = nullptr;
-        *batcher = new mars_batcher{mars::Batcher(needed(session, "session").session, limits_of(limits))};
-    });
+    return made(batcher, "batcher", error,
+                [&] { return new mars_batcher{mars::Batcher(needed(session, "session").session, limits_of(limits))}; });
 }
 
 mars_status mars_batcher_submit(mars_batcher* batcher, const mars_prompt* prompt, const mars_config* config, const mars_entry* entry,
                                 mars_request** request, mars_error** error) {
-    return guarded(error, [&] {
-        needed(request, "request") = nullptr;
+    return made(request, "request", error, [&] {
         const mars_entry how = known(entry, default_entry, "entry");
         const mars::c::Request asked = request_of(config);
         if (asked.commit.kind != mars::Commit::Kind::cursor) throw ArgumentError("config: a batcher needs MARS_COMMIT_CURSOR");
         mars::Batcher::Entry way{seconds_of(how.wait, "entry: wait"), std::nullopt, callback_of(how.on_event, how.user)};
         if (how.client != nullptr) way.client = how.client;
-        *request = new mars_request{needed(batcher, "batcher").batcher.submit(prompt_of(prompt), asked.config, way)};
+        return new mars_request{needed(batcher, "batcher").batcher.submit(prompt_of(prompt), asked.config, way)};
     });
 }
 
@@ -90,17 +86,12 @@ mars_status mars_request_next(mars_request* request, mars_event* event, int32_t*
 }
 
 mars_status mars_request_result(mars_request* request, double timeout, mars_completion** completion, mars_error** error) {
-    return guarded(error, [&] {
-        needed(completion, "completion") = nullptr;
-        *completion = new mars_completion(needed(request, "request").request.result(seconds_of(timeout, "timeout")));
-    });
+    return made(completion, "completion", error,
+                [&] { return new mars_completion(needed(request, "request").request.result(seconds_of(timeout, "timeout"))); });
 }
 
 mars_status mars_request_completion(const mars_request* request, mars_completion** completion, mars_error** error) {
-    return guarded(error, [&] {
-        needed(completion, "completion") = nullptr;
-        *completion = new mars_completion(needed(request, "request").request.completion());
-    });
+    return made(completion, "completion", error, [&] { return new mars_completion(needed(request, "request").request.completion()); });
 }
 
 mars_finish_reason mars_request_finish_reason(const mars_request* request) {

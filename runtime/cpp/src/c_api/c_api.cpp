@@ -12,8 +12,6 @@
 #include <mars/session.hpp>
 
 #include "c_api/handles.hpp"
-#include "c_api/requests.hpp"
-#include "c_api/structs.hpp"
 
 using namespace mars::c;
 
@@ -36,17 +34,15 @@ struct mars_conversation {
 
 namespace {
 
-/// Ask in a conversation; `ask` sends or edits.
-template <typename Ask>
-mars_status asked(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream, mars_error** error,
-                  const Ask& ask) noexcept {
-    return guarded(error, [&] {
-        needed(stream, "stream") = nullptr;
+/// Ask in a conversation, instead of the question of `turn` if there is one.
+mars_status ask(mars_conversation* conversation, const char* text, const mars_config* config, std::optional<std::int64_t> turn,
+                mars_stream** stream, mars_error** error) noexcept {
+    return made(stream, "stream", error, [&] {
         mars_conversation& own = needed(conversation, "conversation");
         const Request request = request_of(config);
         if (request.commit.kind != mars::Commit::Kind::cursor) throw ArgumentError("config: a conversation needs MARS_COMMIT_CURSOR");
-        mars::Stream& reply = ask(own.talk, std::string(&needed(text, "text")), request.config);
-        *stream = &own.reply.emplace(&reply);
+        const std::string question = &needed(text, "text");
+        return &own.reply.emplace(turn ? &own.talk.edit(question, request.config, *turn) : &own.talk.send(question, request.config));
     });
 }
 
@@ -81,13 +77,9 @@ const char* mars_error_message(const mars_error* error) { return error == nullpt
 double mars_error_retry_after(const mars_error* error) { return error == nullptr ? 0.0 : error->retry_after; }
 void mars_error_free(mars_error* error) { delete error; }
 
-void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options()); }
-
 mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error) {
-    return guarded(error, [&] {
-        needed(session, "session") = nullptr;
-        *session = new mars_session(mars::Session::open(&needed(path, "path"), options_of(options)));
-    });
+    return made(session, "session", error,
+                [&] { return new mars_session(mars::Session::open(&needed(path, "path"), options_of(options))); });
 }
 
 void mars_session_close(mars_session* session) { delete session; }
@@ -169,9 +161,6 @@ mars_status mars_config_of_profile(const mars_session* session, const char* name
         fill(config, values, "config");
     });
 }
-
-void mars_config_init(mars_config* config, size_t struct_size) { init(config, struct_size, default_config()); }
-void mars_prompt_init(mars_prompt* prompt, size_t struct_size) { init(prompt, struct_size, default_prompt()); }
 
 mars_status mars_encode(const mars_session* session, const mars_prompt* prompt, int64_t* ids, size_t capacity, size_t* num_ids,
                         mars_error** error) {
@@ -268,10 +257,9 @@ mars_status mars_generate_batch(const mars_session* session, const mars_prompt* 
 
 mars_status mars_stream_open(const mars_session* session, const mars_prompt* prompt, const mars_config* config, mars_stream** stream,
                              mars_error** error) {
-    return guarded(error, [&] {
-        needed(stream, "stream") = nullptr;
+    return made(stream, "stream", error, [&] {
         const Request request = request_of(config);
-        *stream = new mars_stream(needed(session, "session").session.stream(prompt_of(prompt), request.config, request.commit));
+        return new mars_stream(needed(session, "session").session.stream(prompt_of(prompt), request.config, request.commit));
     });
 }
 
@@ -293,10 +281,7 @@ void mars_stream_cancel(mars_stream* stream) {
 }
 
 mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error) {
-    return guarded(error, [&] {
-        needed(completion, "completion") = nullptr;
-        *completion = new mars_completion(needed(stream, "stream").stream->completion());
-    });
+    return made(completion, "completion", error, [&] { return new mars_completion(needed(stream, "stream").stream->completion()); });
 }
 
 void mars_stream_close(mars_stream* stream) {
@@ -307,24 +292,20 @@ void mars_stream_close(mars_stream* stream) {
 
 mars_status mars_conversation_open(const mars_session* session, const char* system, int32_t drop_oldest, mars_conversation** conversation,
                                    mars_error** error) {
-    return guarded(error, [&] {
-        needed(conversation, "conversation") = nullptr;
+    return made(conversation, "conversation", error, [&] {
         const std::optional<std::string> opening = system != nullptr ? std::optional<std::string>(system) : std::nullopt;
-        *conversation = new mars_conversation{needed(session, "session").session.conversation(opening, drop_oldest != 0), {}, {}};
+        return new mars_conversation{needed(session, "session").session.conversation(opening, drop_oldest != 0), {}, {}};
     });
 }
 
 mars_status mars_conversation_send(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream,
                                    mars_error** error) {
-    return asked(conversation, text, config, stream, error,
-                 [](auto& talk, const auto& question, const auto& settings) -> mars::Stream& { return talk.send(question, settings); });
+    return ask(conversation, text, config, std::nullopt, stream, error);
 }
 
 mars_status mars_conversation_edit(mars_conversation* conversation, const char* text, const mars_config* config, int64_t turn,
                                    mars_stream** stream, mars_error** error) {
-    return asked(
-        conversation, text, config, stream, error,
-        [turn](auto& talk, const auto& question, const auto& settings) -> mars::Stream& { return talk.edit(question, settings, turn); });
+    return ask(conversation, text, config, turn, stream, error);
 }
 
 mars_status mars_conversation_undo(mars_conversation* conversation, int64_t turns, mars_error** error) {

@@ -78,6 +78,15 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
     }
 }
 
+/// Store what `make` returns in `*target`, NULL if it throws.
+template <typename Handle, typename Make>
+mars_status made(Handle** target, const char* name, mars_error** error, const Make& make) noexcept {
+    return guarded(error, [&] {
+        needed(target, name) = nullptr;
+        *target = make();
+    });
+}
+
 static_assert(MARS_FINISH_EOS == static_cast<int>(FinishReason::eos) + 1 &&
               MARS_FINISH_DEADLINE == static_cast<int>(FinishReason::deadline) + 1);
 
@@ -111,6 +120,21 @@ void set_tau(Source& source, double tau) {
     else
         source.set_tau(tau);
 }
+
+/// Settings of a request. The functions below throw ArgumentError; NULL is the default.
+struct Request {
+    GenerationConfig config;
+    Commit commit;
+};
+mars_config default_config();
+Session::Options options_of(const mars_session_options* given);
+Request request_of(const mars_config* given);
+
+/// Chat messages from JSON. Throws SessionError for anything else.
+std::vector<Message> messages_of(const char* text);
+
+/// Throws ArgumentError, and SessionError for invalid messages.
+Prompt prompt_of(const mars_prompt* given);
 
 /// The caller's callback as one of the C++ interface; null for NULL.
 inline OnEvent callback_of(mars_on_event on_event, void* user) {

@@ -1,14 +1,15 @@
-#include "c_api/requests.hpp"
-
+// Converts settings and prompts of C programs to C++.
 #include <cstdint>
 #include <cstring>
 
 #include <mars/errors.hpp>
 
 #include "bundle/fields.hpp"
-#include "c_api/structs.hpp"
+#include "c_api/handles.hpp"
 
 namespace mars::c {
+
+namespace {
 
 // Enumerations of both interfaces have the same values, so that a cast converts them.
 static_assert(MARS_WINDOW_AUTO == auto_window && MARS_WINDOW_FULL == full_window);
@@ -23,6 +24,10 @@ mars_session_options default_options() {
     values.cache_bytes = MARS_CACHE_AUTO;
     return values;
 }
+
+mars_prompt default_prompt() { return {sizeof(mars_prompt), nullptr, SIZE_MAX, nullptr, nullptr, 0}; }
+
+} // namespace
 
 Session::Options options_of(const mars_session_options* options) {
     const mars_session_options given = known(options, default_options(), "options");
@@ -50,8 +55,6 @@ Session::Options options_of(const mars_session_options* options) {
         };
     return wanted;
 }
-
-mars_prompt default_prompt() { return {sizeof(mars_prompt), nullptr, SIZE_MAX, nullptr, nullptr, 0}; }
 
 mars_config default_config() {
     const GenerationConfig config;
@@ -129,3 +132,10 @@ Prompt prompt_of(const mars_prompt* given) {
 }
 
 } // namespace mars::c
+
+void mars_session_options_init(mars_session_options* options, size_t struct_size) {
+    mars::c::init(options, struct_size, mars::c::default_options());
+}
+
+void mars_config_init(mars_config* config, size_t struct_size) { mars::c::init(config, struct_size, mars::c::default_config()); }
+void mars_prompt_init(mars_prompt* prompt, size_t struct_size) { mars::c::init(prompt, struct_size, mars::c::default_prompt()); }

@@ -17,15 +17,14 @@ constexpr std::size_t most_openings = 16; // system messages whose tokens are re
 
 } // namespace
 
-std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
-    std::unique_ptr<Matcher> matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
+Guide Opened::new_guide(const GenerationConfig& config) const {
+    Matcher matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
-    if (!has("logits") && !has("topk_ids") && leaves_a_choice(*matcher))
+    if (!has("logits") && !has("topk_ids") && leaves_a_choice(matcher))
         throw SessionError("a grammar needs a bundle with logits or with --top-k 16: where the likeliest token is not allowed, "
                            "another must be chosen");
-    return std::make_unique<Guide>(std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"),
-                                   bundle.manifest.block - 1);
+    return {std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"), bundle.manifest.block - 1};
 }
 
 std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,

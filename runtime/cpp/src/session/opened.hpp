@@ -15,7 +15,7 @@
 #include "decode/prefix.hpp"
 #include "decode/row.hpp"
 #include "session/costs.hpp"
-#include "structured/grammar.hpp"
+#include "structured/guide.hpp"
 #include "text/text.hpp"
 
 namespace mars {
@@ -59,7 +59,7 @@ struct Opened {
 
     /// What a step costs here. The first call may measure it, which takes about a second.
     std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.mask_id()); }
-    std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
+    Guide new_guide(const GenerationConfig& config) const;
 
     /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.
     std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,

@@ -22,53 +22,33 @@ constexpr std::size_t most_open = 16;                // automata
 constexpr std::int64_t most_certain = 4096;          // tokens: a longer forced text counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
 
-/// One answer's state in an automaton.
-class Walker : public Matcher {
-  public:
-    explicit Walker(std::shared_ptr<Walk> walk, std::int32_t state = 0, std::int64_t last = -1)
-        : walk_(std::move(walk)), state_(state), last_(last) {}
-
-    Tokens forced() override {
-        if (!forced_) forced_ = walk_->forced(state_, last_);
-        return forced_->tokens;
-    }
-
-    TokenSet mask() override {
-        if (!forced_ || forced_->only.empty()) return walk_->mask(state_);
-        TokenSet only(walk_->vocabulary().size());
-        for (const std::int64_t token : forced_->only) only.set(token);
-        return only;
-    }
-
-    Walk::Likely likely() override {
-        const Walk::Likely token = walk_->likely(state_);
-        return token && mask().has(token->first) ? token : std::nullopt;
-    }
-
-    void consume(std::int64_t token) override {
-        const std::string_view text = walk_->vocabulary().text(token);
-        const std::int32_t state = text.empty() ? Automaton::none : walk_->automaton().walk(text, state_);
-        if (state == Automaton::none) throw SessionError("the grammar does not allow token " + std::to_string(token) + " here");
-        state_ = state;
-        last_ = token;
-        forced_.reset();
-    }
-
-    std::unique_ptr<Matcher> copy() const override { return std::make_unique<Walker>(walk_, state_, last_); }
-
-    bool may_end() override { return walk_->automaton().is_end(state_); }
-    bool is_over() override { return may_end() && !walk_->mask(state_).any(); }
-
-  private:
-    std::shared_ptr<Walk> walk_;
-    std::int32_t state_;
-    std::int64_t last_;
-    std::optional<Walk::Forced> forced_;
-};
-
 } // namespace
 
-std::unique_ptr<Matcher> Walk::matcher() { return std::make_unique<Walker>(shared_from_this()); }
+Tokens Matcher::forced() {
+    if (!forced_) forced_ = walk_->forced(state_, last_);
+    return forced_->tokens;
+}
+
+TokenSet Matcher::mask() {
+    if (!forced_ || forced_->only.empty()) return walk_->mask(state_);
+    TokenSet only(walk_->vocabulary().size());
+    for (const std::int64_t token : forced_->only) only.set(token);
+    return only;
+}
+
+Walk::Likely Matcher::likely() {
+    const Walk::Likely token = walk_->likely(state_);
+    return token && mask().has(token->first) ? token : std::nullopt;
+}
+
+void Matcher::consume(std::int64_t token) {
+    const std::string_view text = walk_->vocabulary().text(token);
+    const std::int32_t state = text.empty() ? Automaton::none : walk_->automaton().walk(text, state_);
+    if (state == Automaton::none) throw SessionError("the grammar does not allow token " + std::to_string(token) + " here");
+    state_ = state;
+    last_ = token;
+    forced_.reset();
+}
 
 template <typename Key, typename Value, typename Compute>
 Value Walk::cached(std::map<Key, Value>& values, const Key& key, const Compute& compute) {
@@ -252,7 +232,7 @@ std::size_t Walk::num_valid(const Tokens& tokens, std::int32_t state) const {
     return count;
 }
 
-std::unique_ptr<Matcher> Grammars::matcher(const Bundle& bundle, const Tokenizer& tokenizer, const std::string& name) {
+Matcher Grammars::matcher(const Bundle& bundle, const Tokenizer& tokenizer, const std::string& name) {
     const auto& grammars = bundle.manifest.grammars;
     const auto grammar = std::find_if(grammars.begin(), grammars.end(), [&](const StoredGrammar& each) { return each.name == name; });
     if (grammar == grammars.end())
@@ -267,19 +247,18 @@ std::unique_ptr<Matcher> Grammars::matcher(const Bundle& bundle, const Tokenizer
         if (walks_.size() >= most_open) walks_.clear();
         walk = walks_.emplace(grammar->file, std::make_shared<Walk>(std::move(automaton), vocabulary_)).first;
     }
-    return walk->second->matcher();
+    return Matcher(walk->second);
 }
 
-bool leaves_a_choice(const Matcher& matcher) {
-    const std::unique_ptr<Matcher> probe = matcher.copy();
+bool leaves_a_choice(Matcher matcher) {
     std::int64_t left = most_certain;
     while (left > 0) {
-        const std::vector<std::int64_t> forced = probe->forced();
+        const Tokens forced = matcher.forced();
         if (forced.empty()) break;
         left -= static_cast<std::int64_t>(forced.size());
-        for (const std::int64_t token : forced) probe->consume(token);
+        for (const std::int64_t token : forced) matcher.consume(token);
     }
-    return left <= 0 || !probe->is_over();
+    return left <= 0 || !matcher.is_over();
 }
 
 } // namespace mars

@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
+#include "decode/token_set.hpp"
 #include "structured/automaton.hpp"
-#include "structured/guide.hpp"
 #include "structured/vocabulary.hpp"
 #include "text/tokenizer.hpp"
 
 namespace mars {
 
 /// An automaton over one vocabulary, with what was computed for it. Shared by the answers that follow it; thread-safe.
-class Walk : public std::enable_shared_from_this<Walk> {
+class Walk {
   public:
     /// What must follow a state: tokens, or if the same text can be written in several ways, its possible first tokens.
     struct Forced {
@@ -31,8 +31,6 @@ class Walk : public std::enable_shared_from_this<Walk> {
 
     Walk(Automaton automaton, std::shared_ptr<const Vocabulary> vocabulary)
         : automaton_(std::move(automaton)), vocabulary_(std::move(vocabulary)) {}
-
-    std::unique_ptr<Matcher> matcher();
 
     const Automaton& automaton() const { return automaton_; }
     const Vocabulary& vocabulary() const { return *vocabulary_; }
@@ -75,11 +73,40 @@ class Walk : public std::enable_shared_from_this<Walk> {
     std::map<std::int32_t, Likely> likely_;
 };
 
+/// A grammar's state for one answer so far. It has no end-of-sequence token: the end is a state. A copy tries out a
+/// continuation.
+class Matcher {
+  public:
+    explicit Matcher(std::shared_ptr<Walk> walk) : walk_(std::move(walk)) {}
+
+    /// The tokens that must follow, as the tokenizer writes them; empty if there is a choice.
+    std::vector<std::int64_t> forced();
+
+    /// The tokens that may follow if nothing is forced. Throws SessionError if there are none.
+    TokenSet mask();
+
+    /// If nothing is forced: a token that is likely anyway, and how likely; or no value.
+    Walk::Likely likely();
+
+    /// Continue with a token that may follow. Throws SessionError for any other.
+    void consume(std::int64_t token);
+
+    /// Whether the answer may end here, and whether only the end may follow.
+    bool may_end() const { return walk_->automaton().is_end(state_); }
+    bool is_over() const { return may_end() && !walk_->mask(state_).any(); }
+
+  private:
+    std::shared_ptr<Walk> walk_;
+    std::int32_t state_ = 0;
+    std::int64_t last_ = -1;
+    std::optional<Walk::Forced> forced_;
+};
+
 /// The grammars of one bundle, each read at first use. Thread-safe.
 class Grammars {
   public:
     /// A matcher at the beginning of an answer. Throws SessionError for an unknown name, BundleError for a bad file.
-    std::unique_ptr<Matcher> matcher(const Bundle& bundle, const Tokenizer& tokenizer, const std::string& name);
+    Matcher matcher(const Bundle& bundle, const Tokenizer& tokenizer, const std::string& name);
 
   private:
     std::mutex lock_;
@@ -88,6 +115,6 @@ class Grammars {
 };
 
 /// Whether more than one text satisfies the grammar.
-bool leaves_a_choice(const Matcher& matcher);
+bool leaves_a_choice(Matcher matcher);
 
 } // namespace mars

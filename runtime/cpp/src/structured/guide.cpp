@@ -22,18 +22,18 @@ std::vector<std::int64_t> sorted(std::vector<std::int64_t> ids) {
 
 } // namespace
 
-Guide::Guide(std::unique_ptr<Matcher> matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks)
+Guide::Guide(Matcher matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks)
     : most_masks(num_masks), matcher_(std::move(matcher)), eos_ids_(sorted(std::move(eos_ids))), can_ask_(can_ask) {}
 
 bool Guide::ends(std::int64_t token) const { return std::binary_search(eos_ids_.begin(), eos_ids_.end(), token); }
 
-bool Guide::is_over() { return queue_.empty() && eos_ids_.empty() && matcher_->is_over(); }
+bool Guide::is_over() { return queue_.empty() && eos_ids_.empty() && matcher_.is_over(); }
 
 std::optional<std::int64_t> Guide::forced() {
     if (queue_.empty())
-        for (const std::int64_t token : matcher_->forced()) queue_.push_back(token);
+        for (const std::int64_t token : matcher_.forced()) queue_.push_back(token);
     if (!queue_.empty()) return queue_.front();
-    return !eos_ids_.empty() && matcher_->is_over() ? std::optional(eos_ids_.front()) : std::nullopt;
+    return !eos_ids_.empty() && matcher_.is_over() ? std::optional(eos_ids_.front()) : std::nullopt;
 }
 
 void Guide::append(std::int64_t token) {
@@ -41,12 +41,12 @@ void Guide::append(std::int64_t token) {
         assert(token == queue_.front() && "a forced run is appended whole");
         queue_.pop_front();
     }
-    if (!ends(token)) matcher_->consume(token);
+    if (!ends(token)) matcher_.consume(token);
 }
 
 TokenSet Guide::allowed() {
-    TokenSet mask = matcher_->mask();
-    for (const std::int64_t token : eos_ids_) mask.set(token, matcher_->may_end());
+    TokenSet mask = matcher_.mask();
+    for (const std::int64_t token : eos_ids_) mask.set(token, matcher_.may_end());
     return mask;
 }
 
@@ -87,9 +87,9 @@ std::optional<Choice> Guide::best(const Predictions& predictions, std::int64_t i
     return std::nullopt;
 }
 
-Proposals Guide::lead(const Proposals& guess, double least) {
+Proposals Guide::lead(const Proposals& guess, double least) const {
     if (!queue_.empty()) return guess;
-    const std::unique_ptr<Matcher> matcher = matcher_->copy();
+    Matcher matcher = matcher_;
     Proposals led{{}, {}, guess.source, {}};
     std::int64_t at = 0;
     double chance = 1.0;
@@ -100,27 +100,27 @@ Proposals Guide::lead(const Proposals& guess, double least) {
         led.confidences.push_back(confidence);
     };
     while (led.token_ids.size() < most_led) {
-        const std::vector<std::int64_t> forced = matcher->forced();
+        const std::vector<std::int64_t> forced = matcher.forced();
         for (const std::int64_t token : forced) {
-            matcher->consume(token);
+            matcher.consume(token);
             led.sure.push_back(led.size());
             add(token, 1.0);
         }
         if (!forced.empty()) continue;
-        if (matcher->is_over()) {
+        if (matcher.is_over()) {
             if (!eos_ids_.empty()) {
                 led.sure.push_back(led.size());
                 add(eos_ids_.front(), 1.0);
             }
             break;
         }
-        const std::optional<Choice> choice = guessed(*matcher, guess, at);
+        const std::optional<Choice> choice = guessed(matcher, guess, at);
         if (!choice) break;
         chance *= choice->confidence;
         if (chance < least) break;
         add(choice->token, choice->confidence);
         if (ends(choice->token)) break;
-        matcher->consume(choice->token);
+        matcher.consume(choice->token);
     }
     return led;
 }

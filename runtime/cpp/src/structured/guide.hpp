@@ -4,45 +4,18 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <mars/config.hpp>
 
 #include "decode/proposals.hpp"
 #include "decode/sample.hpp"
-#include "decode/token_set.hpp"
+#include "structured/grammar.hpp"
 
 namespace mars {
 
 struct Predictions;
-
-/// A grammar's state for the answer so far. It has no end-of-sequence token: the end is a state.
-class Matcher {
-  public:
-    virtual ~Matcher() = default;
-
-    /// The tokens that must follow, as the tokenizer writes them; empty if there is a choice.
-    virtual std::vector<std::int64_t> forced() = 0;
-
-    /// The tokens that may follow if nothing is forced. Throws SessionError if there are none.
-    virtual TokenSet mask() = 0;
-
-    /// If nothing is forced: a token that is likely anyway, and how likely; or no value.
-    virtual std::optional<std::pair<std::int64_t, double>> likely() = 0;
-
-    /// Continue with a token that may follow. Throws SessionError for any other.
-    virtual void consume(std::int64_t token) = 0;
-
-    /// A copy of this state, for trying out a continuation.
-    virtual std::unique_ptr<Matcher> copy() const = 0;
-
-    /// Whether the answer may end here, and whether only the end may follow.
-    virtual bool may_end() = 0;
-    virtual bool is_over() = 0;
-};
 
 /// One row's matcher, and the forced tokens that are not appended yet.
 ///
@@ -52,7 +25,7 @@ class Matcher {
 /// but never accepted by tau.
 class Guide {
   public:
-    Guide(std::unique_ptr<Matcher> matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks = 64);
+    Guide(Matcher matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks = 64);
 
     const std::int64_t most_masks;
     bool wants_logits = false; ///< set once a choice needed them; every later step then returns them
@@ -79,14 +52,14 @@ class Guide {
 
     /// The guess as far as the grammar allows it, with the tokens that it forces in between and after; where the guess
     /// ends, tokens that the grammar makes likely. Stops once the chance that all are verified falls below `least`.
-    Proposals lead(const Proposals& guess, double least = 0.0);
+    Proposals lead(const Proposals& guess, double least = 0.0) const;
 
   private:
     std::optional<Choice> best(const Predictions& predictions, std::int64_t i, const TokenSet& allowed, Metric metric);
     std::optional<Choice> guessed(Matcher& matcher, const Proposals& guess, std::int64_t at) const;
     bool ends(std::int64_t token) const;
 
-    std::unique_ptr<Matcher> matcher_;
+    Matcher matcher_;
     std::vector<std::int64_t> eos_ids_; // sorted
     bool can_ask_;
     std::deque<std::int64_t> queue_;

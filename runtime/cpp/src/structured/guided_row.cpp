@@ -22,7 +22,7 @@ std::optional<Accepted> GuidedRow::begin(std::int64_t most) {
     if (std::exchange(has_begun_, true)) return std::nullopt;
     std::vector<std::int64_t> forced;
     while (!finish_reason && remaining() > 0 && num_tokens() < most) {
-        const std::optional<std::int64_t> token = guide_->forced();
+        const std::optional<std::int64_t> token = guide_.forced();
         if (!token) break;
         append(*token);
         forced.push_back(*token);
@@ -31,7 +31,7 @@ std::optional<Accepted> GuidedRow::begin(std::int64_t most) {
     }
     if (!finish_reason && remaining() <= 0)
         finish_reason = FinishReason::length;
-    else if (!finish_reason && guide_->is_over())
+    else if (!finish_reason && guide_.is_over())
         finish_reason = FinishReason::stop;
     else if (forced.empty())
         return std::nullopt;
@@ -51,7 +51,7 @@ std::optional<Accepted> GuidedRow::accept(const Predictions& predictions, std::i
     Accepted accepted{index, {}, {}, std::nullopt};
     bool follows = true;
     for (std::int64_t i = 0; !finish_reason && i < most; ++i) {
-        std::optional<std::int64_t> token = guide_->forced();
+        std::optional<std::int64_t> token = guide_.forced();
         double confidence = certainty_of(config().metric);
         const bool is_forced = token.has_value();
         if (is_forced) {
@@ -73,7 +73,7 @@ std::optional<Accepted> GuidedRow::accept(const Predictions& predictions, std::i
     }
     accepted.token_ids.assign(tokens.begin() + first, tokens.end());
     propose(predictions, accepted.token_ids, accepted.verified, num_proposals);
-    if (guide_->is_over() && !finish_reason)
+    if (guide_.is_over() && !finish_reason)
         finish_reason = FinishReason::stop;
     else if (accepted.token_ids.empty())
         return std::nullopt;
@@ -90,17 +90,17 @@ std::optional<Accepted> GuidedRow::accept(const Predictions& predictions, std::i
 /// takes those that pass and that the model was trained for.
 std::optional<Choice> GuidedRow::choose(const Predictions& predictions, std::int64_t i, std::int64_t num_verified,
                                         std::int64_t num_proposals) {
-    if (guide_->is_over() || i >= size_of(predictions.token_ids)) return std::nullopt;
+    if (guide_.is_over() || i >= size_of(predictions.token_ids)) return std::nullopt;
     const bool is_guess = i != num_verified;
     if (is_guess && (config().is_exact() || config().one_token())) return std::nullopt;
-    const std::optional<Choice> choice = guide_->choose(predictions, i, config(), tokens, !is_guess);
+    const std::optional<Choice> choice = guide_.choose(predictions, i, config(), tokens, !is_guess);
     if (!choice || !is_guess) return choice;
     const bool is_accepted = passes(choice->confidence, config().bound(), config().metric);
-    return is_accepted && i - num_proposals <= guide_->most_masks ? choice : std::nullopt;
+    return is_accepted && i - num_proposals <= guide_.most_masks ? choice : std::nullopt;
 }
 
 void GuidedRow::append(std::int64_t token) {
-    guide_->append(token);
+    guide_.append(token);
     push(token);
 }
 
@@ -129,7 +129,7 @@ void GuidedRow::propose(const Predictions& predictions, const std::vector<std::i
             guess.confidences.assign(predictions.probabilities.begin() + end, predictions.probabilities.end());
         }
     }
-    proposals = guide_->lead(guess, config().is_exact() ? 0.0 : least);
+    proposals = guide_.lead(guess, config().is_exact() ? 0.0 : least);
 }
 
 /// Statistics of a step. Proposals that the grammar forced count neither as proposed nor as verified.

@@ -10,11 +10,11 @@ namespace mars {
 class GuidedRow : public Row {
   public:
     GuidedRow(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-              std::unique_ptr<Guide> guide, std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr)
+              Guide guide, std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr)
         : Row(number, std::move(prompt), std::move(config), std::move(eos_ids), std::move(stop), std::move(hopes)),
           guide_(std::move(guide)) {}
 
-    bool wants_logits() const override { return Row::wants_logits() || guide_->wants_logits; }
+    bool wants_logits() const override { return Row::wants_logits() || guide_.wants_logits; }
     bool wants_topk() const override { return true; }
 
     /// Always: the grammar proposes forced tokens with a tau, too.
@@ -22,7 +22,7 @@ class GuidedRow : public Row {
 
     std::optional<Accepted> begin(std::int64_t most) override;
     std::optional<Accepted> accept(const Predictions& predictions, std::int64_t num_proposals) override;
-    Proposals lead(Proposals others) const override { return others.size() > 0 ? guide_->lead(others) : others; }
+    Proposals lead(Proposals others) const override { return others.size() > 0 ? guide_.lead(others) : others; }
 
   private:
     std::optional<Choice> choose(const Predictions& predictions, std::int64_t i, std::int64_t num_verified, std::int64_t num_proposals);
@@ -31,7 +31,7 @@ class GuidedRow : public Row {
                  std::int64_t num_proposals);
     void count(const Predictions& predictions, std::int64_t num_appended, std::int64_t num_verified, std::int64_t num_proposals);
 
-    std::unique_ptr<Guide> guide_;
+    Guide guide_;
     bool has_begun_ = false;
 };
 
