@@ -180,7 +180,7 @@ class Service {
     void complete(http::Exchange& exchange, openai::Kind kind, const Key& key) {
         openai::Ask ask = openai::read_ask(kind, exchange.body, ask_limits_);
         choose(ask);
-        ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.max_capacity(), ask_limits_.new_tokens));
+        ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.info().context_length, ask_limits_.new_tokens));
         ask.config.deadline = static_cast<double>(request_timeout.count());
         if (ask.config.temperature > 0 && !ask.has_seed) ask.config.seed = fresh() >> 1U;
         ask.config = ask.config.repeatable(ask.has_window, ask.has_seed);
@@ -234,7 +234,7 @@ class Service {
                 }
                 openai::Choice& choice = reply.choices.back();
                 if (ask.config.grammar.empty()) choice.thinking = session_.thinking_stream(prompt);
-                if ((counts_steps || choice.thinking) && session_.has_text()) choice.steps.emplace(session_.text_stream());
+                if ((counts_steps || choice.thinking) && session_.info().has_text) choice.steps.emplace(session_.text_stream());
             }
     }
 

@@ -125,7 +125,7 @@ int answer(const Options& options) {
         print_summary(done);
     }
     if (done.finish_reason == mars::FinishReason::capacity)
-        throw mars::Error("the context of " + std::to_string(session.max_capacity()) +
+        throw mars::Error("the context of " + std::to_string(session.info().context_length) +
                           " tokens is full; the answer above is cut short. Shorten the prompt");
     return done.finish_reason == mars::FinishReason::cancelled ? 130 : 0;
 }

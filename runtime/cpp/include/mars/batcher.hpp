@@ -91,9 +91,6 @@ class MARS_API Request {
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// The request's number in its batcher.
-    std::int64_t number() const;
-
   private:
     friend class Batcher;
     explicit Request(std::shared_ptr<RequestState> answer);

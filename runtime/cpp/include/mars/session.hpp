@@ -95,7 +95,7 @@ struct SessionInfo {
     std::int64_t block = 0, mask_id = 0; ///< mask_id: -1 for a model without a mask token
     std::vector<std::int64_t> eos_ids;
     std::vector<std::string> profiles;       ///< profiles that are valid for the running variant
-    bool has_text = false;                   ///< whether prompts may be text
+    bool has_text = false;                   ///< whether prompts may be text: a tokenizer that this library supports
     bool has_thinking = false;               ///< whether the chat template marks thinking
     bool switches_thinking = false;          ///< whether a prompt of messages can turn it on and off
     std::optional<std::int64_t> max_rows;    ///< most sequences in one forward, if an engine limits them
@@ -176,9 +176,6 @@ class MARS_API Session {
     /// The text of token ids, special tokens left out. Throws SessionError for a bundle without a tokenizer.
     std::string decode(const std::vector<std::int64_t>& token_ids) const;
 
-    /// Whether prompts may be text: the bundle has a tokenizer that this library supports. Token ids work in any case.
-    bool has_text() const;
-
     /// Throws SessionError for values out of range, and if this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;
 
@@ -194,9 +191,6 @@ class MARS_API Session {
     /// The settings of a profile: tau, metric and window, or a draft adapter and its window. Throws SessionError for an
     /// unknown profile, and for a stale one, which was made for another graph, other weights or another precision.
     GenerationConfig config_of_profile(const std::string& name) const;
-
-    /// Most tokens of a row, prompt and answer together.
-    std::int64_t max_capacity() const;
 
   private:
     friend class Batcher;
@@ -240,9 +234,6 @@ class MARS_API Stream {
 
     /// Counts and times so far.
     const Stats& stats() const;
-
-    /// Prompt tokens read so far.
-    std::int64_t prefilled() const;
 
     /// The answer so far; `finish_reason` is cancelled until it is finished.
     Completion completion() const;

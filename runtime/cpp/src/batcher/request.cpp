@@ -157,6 +157,5 @@ bool Request::failed() const { return answer_->failed(); }
 std::optional<double> Request::tau() const { return answer_->row->tau(); }
 void Request::set_tau(double tau) { answer_->row->set_tau(tau); }
 void Request::set_exact(bool exact) { answer_->row->set_exact(exact); }
-std::int64_t Request::number() const { return answer_->row->index; }
 
 } // namespace mars

@@ -111,7 +111,6 @@ void Stream::close() {
 bool Stream::is_over() const { return failed() || answers_->row(0).finish_reason.has_value(); }
 bool Stream::failed() const { return answers_->failed(); }
 const Stats& Stream::stats() const { return answers_->row(0).stats; }
-std::int64_t Stream::prefilled() const { return std::min(answers_->row(0).cursor, stats().prompt_tokens); }
 Completion Stream::completion() const { return answers_->completion(0); }
 
 } // namespace mars

@@ -37,7 +37,6 @@ PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 void Session::forget_prefixes() const { opened_->prefixes->clear(); }
 std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return opened_->encode(prompt); }
 std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().decode(token_ids); }
-bool Session::has_text() const { return opened_->text.has_value(); }
 void Session::check(const GenerationConfig& config) const { opened_->check(config); }
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
@@ -61,12 +60,12 @@ SessionInfo Session::info() const {
     info.device = opened_->device;
     info.outputs = opened_->backend->outputs();
     info.vocab_size = manifest.model.vocab_size;
-    info.context_length = max_capacity();
+    info.context_length = opened_->backend->max_capacity();
     info.block = manifest.block;
     info.mask_id = manifest.tokens.mask.value_or(-1);
     if (manifest.draft) info.draft_adapters = manifest.draft->adapters;
     info.eos_ids = manifest.tokens.eos;
-    info.has_text = has_text();
+    info.has_text = opened_->text.has_value();
     info.has_thinking = info.has_text && manifest.text->thinking;
     info.switches_thinking = info.has_text && opened_->needs_text().switches_thinking();
     if (variant.engine) info.max_rows = variant.engine->max_rows();
@@ -92,7 +91,5 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
     opened_->check(config);
     return config;
 }
-
-std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
 
 } // namespace mars
