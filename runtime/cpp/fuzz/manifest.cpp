@@ -9,7 +9,7 @@
 #include "bundle/bundle.hpp"
 #include "bundle/fields.hpp"
 #include "bundle/profiles.hpp"
-#include "c_api/requests.hpp"
+#include "c_api/handles.hpp"
 #include "deep.hpp"
 #include "fuzz.hpp"
 

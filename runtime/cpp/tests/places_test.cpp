@@ -15,11 +15,7 @@
 #include "conformance.hpp"
 #include "gated.hpp"
 
-namespace {
-
 using namespace std::chrono_literals;
-
-} // namespace
 
 TEST_CASE("every case of places.json: which requests are admitted") {
     for (const auto& each : conformance("places.json")) {
@@ -93,7 +89,7 @@ TEST_CASE("a burst fills rows and queue, even before the first step") {
     for (mars::Request& request : burst) CHECK(request.result(30.0).token_ids.size() == 2);
 }
 
-TEST_CASE("clients take turns, and one client cannot take all rows") {
+TEST_CASE("clients take turns, and one client cannot take all rows or places") {
     Opened opened;
     opened.backend.open(false);
     mars::Limits limits = limits_of(3, 4);
@@ -111,6 +107,16 @@ TEST_CASE("clients take turns, and one client cannot take all rows") {
     opened.backend.open();
     for (mars::Request& request : there) CHECK(request.result(30.0).token_ids.size() == 2);
     CHECK(there[5].result().stats.queue_time < there[1].result().stats.queue_time);
+
+    opened.backend.open(false);
+    limits = limits_of(1, 3);
+    limits.client_share = 0.5;
+    mars::Batcher shared(opened.session, limits);
+    const auto submit = [&] { there.push_back(shared.submit(fake::Tokens{1}, config_of(1.0, 2), {0.0, std::string("a")})); };
+    submit();
+    submit();
+    CHECK(message_of(submit).find("this client has 2 requests here already (client_share)") == 0);
+    opened.backend.open();
 }
 
 TEST_CASE("requests that are sent and cancelled use no memory") {
@@ -144,24 +150,6 @@ TEST_CASE("rows are free only while the KV memory has room for them") {
     waiting.cancel();
     opened.backend.open();
     CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
-}
-
-TEST_CASE("one client cannot take all places of the queue") {
-    Opened opened;
-    opened.backend.open(false);
-    mars::Limits limits = limits_of(1, 3);
-    limits.client_share = 0.5;
-    mars::Batcher batcher(opened.session, limits);
-    std::vector<mars::Request> there;
-    const auto ask = [&](const char* client) { there.push_back(batcher.submit(fake::Tokens{1}, endless, {0.0, std::string(client)})); };
-    ask("a");
-    ask("a");
-    CHECK(message_of([&] { ask("a"); }).find("this client has 2 requests here already (client_share)") == 0);
-    ask("b");
-    there.front().cancel();
-    opened.backend.open();
-    for (mars::Request& request : there) request.cancel();
-    CHECK_NOTHROW(batcher.submit(fake::Tokens{1}, endless, {30.0, std::string("a")}).cancel()); // once they are gone
 }
 
 TEST_CASE("limits of one request") {

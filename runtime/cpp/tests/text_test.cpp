@@ -69,6 +69,12 @@ TEST_CASE("a stream shows complete characters and holds back possible stop strin
     CHECK(shown + stream.finish() == "\u65e5<en\u65e5");
     CHECK_THROWS_AS(mars::TextStream(text, {""}), mars::SessionError);
     CHECK_THROWS_AS(mars::TextStream(text, {"\xFF"}), mars::SessionError);
+    std::string longest;
+    for (int i = 0; i < 256; ++i) longest += "\u00e9";
+    CHECK_NOTHROW(mars::TextStream(text, std::vector<std::string>(16, longest)));
+    for (const auto& stop : {std::vector<std::string>(17, "x"), std::vector<std::string>{longest + "x"}})
+        CHECK_THROWS_WITH_AS(mars::TextStream(text, stop), doctest::Contains("at most 16 stop strings of at most 256 characters"),
+                             mars::SessionError);
 }
 
 TEST_CASE("byte fallback and space markers") {
@@ -102,19 +108,6 @@ TEST_CASE("byte fallback and space markers") {
         shown += stream.read() + "|";
     }
     CHECK(shown + stream.finish() == "| a|||\u65e5||\uFFFD a|");
-}
-
-TEST_CASE("the number and length of stop strings are limited") {
-    const mars::Text text = text_of(no_split);
-    const std::string longest = [] {
-        std::string made;
-        for (int i = 0; i < 256; ++i) made += "\u00e9";
-        return made;
-    }();
-    CHECK_NOTHROW(mars::TextStream(text, std::vector<std::string>(16, longest)));
-    for (const auto& stop : {std::vector<std::string>(17, "x"), std::vector<std::string>{longest + "x"}})
-        CHECK_THROWS_WITH_AS(mars::TextStream(text, stop), doctest::Contains("at most 16 stop strings of at most 256 characters"),
-                             mars::SessionError);
 }
 
 TEST_CASE("deeply nested JSON is refused everywhere") {
