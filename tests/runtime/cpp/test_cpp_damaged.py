@@ -33,15 +33,8 @@ def broken_bundles(directory: Path, other: Path) -> Iterator[str]:
                 changed[place] ^= 1 << draw.randrange(8)
             flips.append(bytes(changed))
         cuts = [whole[: draw.randrange(len(whole))] for _ in range(30)]
-        for data in [
-            b"",
-            whole[:-1],
-            whole * 2,
-            bytes(len(whole)),
-            (other / name).read_bytes(),
-            *cuts,
-            *flips,
-        ]:
+        others = [b"", whole[:-1], whole * 2, bytes(len(whole)), (other / name).read_bytes()]
+        for data in [*others, *cuts, *flips]:
             path.write_bytes(data)
             yield name
         path.unlink()

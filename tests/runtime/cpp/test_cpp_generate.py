@@ -26,18 +26,9 @@ def test_tokens_are_those_of_python(
     commit: str, tau: float, sampling: dict[str, Any], twin: CSession, sessions: Sessions
 ) -> None:
     for metric, prompt in product(("probability", "margin", "entropy"), (PROMPT, list(range(1, 40)))):
-        config = GenerationConfig(tau=tau, metric=metric, max_new_tokens=24, eos_ids=(), **sampling)
-        wanted = sessions("llama").generate(prompt, config, commit=Commit(commit, 7))
-        made = twin.generate(
-            prompt,
-            commit=commit,
-            cache_block=7,
-            tau=tau,
-            metric=metric,
-            max_new_tokens=24,
-            eos_ids=(),
-            **sampling,
-        )
+        asked = {"tau": tau, "metric": metric, "max_new_tokens": 24, "eos_ids": (), **sampling}
+        wanted = sessions("llama").generate(prompt, GenerationConfig(**asked), commit=Commit(commit, 7))
+        made = twin.generate(prompt, commit=commit, cache_block=7, **asked)
         assert made.token_ids == wanted.token_ids
         assert made.finish_reason == wanted.finish_reason
         assert made.confidences == pytest.approx(wanted.confidences, abs=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 import json
 import os
 import shutil
@@ -58,15 +57,6 @@ def test_onnx_runtime_tells_nobody_unless_it_was_asked_to(bundles: Named, said: 
     env |= {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"ORT_DISABLE_TELEMETRY": said} if said else {})
     command = [sys.executable, "-c", TELLS, str(build() / "libmars.so"), str(bundles("llama"))]
     assert subprocess.check_output(command, env=env, text=True).split() == [said or "1"]
-
-
-def test_an_older_program_gets_what_it_knows(library: Library, bundles: Named) -> None:
-    with CSession(library, bundles("llama"), threads=1) as session:
-        info = session.info
-        info.struct_size = type(info).variant.offset
-        info.variant = b"untouched"
-        library.call("session_describe", session.handle, c.byref(info))
-        assert (info.variant, info.struct_size) == (b"untouched", type(info).variant.offset)
 
 
 def test_devices_by_name(library: Library, bundles: Named) -> None:

@@ -27,112 +27,51 @@ def edited(kind: str, path: str, value: Any) -> bytes:
     return with_field(tokenizer_of(kind).to_str(), path, value).encode()
 
 
+SPACES = "normalizer: with byte fallback, only Prepend and Replace"
+DECODERS = "decoder: with byte fallback, only Replace, ByteFallback, Fuse"
 REFUSED: list[tuple[str, str, Any, str]] = [
     ("smollm", "version", "2.0", "version: `2.0` is not one of 1.0"),
     ("smollm", "truncation", {"max_length": 3}, "truncation: would change every prompt"),
     ("smollm", "padding", {"strategy": "BatchLongest"}, "padding: would change every prompt"),
     ("smollm", "model.type", "WordPiece", "only BPE is supported, not `WordPiece`"),
-    (
-        "smollm",
-        "model.byte_fallback",
-        True,
-        "model.byte_fallback: 256 of the tokens <0x00> to <0xFF> are missing",
-    ),
+    ("smollm", "model.byte_fallback", True, "256 of the tokens <0x00> to <0xFF> are missing"),
     ("smollm", "model.byte_fallback", 1, "model.byte_fallback: not supported: 1"),
     ("llama2", "model.byte_fallback", False, "bytes have no token of their own"),
-    (
-        "llama2",
-        "model.vocab.<0x0A>",
-        ...,
-        "model.byte_fallback: 1 of the tokens <0x00> to <0xFF> are missing",
-    ),
-    ("llama2", "normalizer", None, "normalizer: with byte fallback, only Prepend and Replace"),
-    ("llama2", "normalizer", {"type": "NFC"}, "normalizer: with byte fallback, only Prepend and Replace"),
-    (
-        "llama2",
-        "normalizer.normalizers.0.prepend",
-        " ",
-        "normalizer: with byte fallback, only Prepend and Replace",
-    ),
-    (
-        "llama2",
-        "pre_tokenizer",
-        {"type": "Whitespace"},
-        "normalizer: with byte fallback, only Prepend and Replace",
-    ),
+    ("llama2", "normalizer", {"type": "NFC"}, SPACES),
+    ("llama2", "normalizer.normalizers.0.prepend", " ", SPACES),
+    ("llama2", "pre_tokenizer", {"type": "Whitespace"}, SPACES),
     ("mistral", "pre_tokenizer.replacement", "_", "a Metaspace pre-tokenizer alone"),
-    ("mistral", "pre_tokenizer.prepend_scheme", 1, "a Metaspace pre-tokenizer alone"),
-    ("mistral", "decoder", None, "decoder: with byte fallback, only Replace, ByteFallback, Fuse"),
-    (
-        "mistral",
-        "decoder.decoders.3.start",
-        2,
-        "decoder: with byte fallback, only Replace, ByteFallback, Fuse",
-    ),
-    ("mistral", "decoder.decoders", 5, "decoder: with byte fallback, only Replace, ByteFallback, Fuse"),
+    ("mistral", "decoder", None, DECODERS),
+    ("mistral", "decoder.decoders.3.start", 2, DECODERS),
     ("smollm", "model.dropout", 0.1, "model.dropout: not supported: 0.1"),
     ("smollm", "model.continuing_subword_prefix", "##", "model.continuing_subword_prefix: not supported"),
     ("smollm", "model.end_of_word_suffix", "</w>", "model.end_of_word_suffix: not supported"),
     ("smollm", "model.vocab", [], "model.vocab: an object of ids by token is expected"),
     ("smollm", "model.vocab.a", -1, "1 ids are not integers"),
     ("smollm", "model.vocab.a", 2**40, "1 ids are not integers"),
-    ("smollm", "model.vocab.a", 1.5, "1 ids are not integers"),
     ("smollm", "model.vocab.a", 7, "1 ids belong to two tokens"),
     ("smollm", "model.merges", {}, "model.merges: a list is expected"),
     (
         "smollm",
         "model.merges.3",
         ["zzz", "a"],
-        "1 are not two tokens that make a third, the first of them number 3",
+        "not two tokens that make a third, the first of them number 3",
     ),
     ("smollm", "model.merges.3", "a b c", "1 are not two tokens"),
-    ("smollm", "model.merges.3", 5, "1 are not two tokens"),
     ("smollm", "normalizer", {"type": "NFKC"}, "only NFC is supported, not `NFKC`"),
-    ("smollm", "normalizer", {"type": "Prepend", "prepend": "▁"}, "only NFC is supported, not `Prepend`"),
-    ("smollm", "pre_tokenizer", None, "pre_tokenizer"),
     ("smollm", "pre_tokenizer", {"type": "Metaspace"}, "`Metaspace` is not supported"),
     ("smollm", "pre_tokenizer.pretokenizers", [], "must end in its one `ByteLevel`"),
-    (
-        "smollm",
-        "pre_tokenizer.pretokenizers.0.individual_digits",
-        False,
-        "only supported with individual_digits true",
-    ),
-    (
-        "smollm",
-        "pre_tokenizer.pretokenizers.1.add_prefix_space",
-        True,
-        "only supported with add_prefix_space false",
-    ),
-    (
-        "qwen2",
-        "pre_tokenizer.pretokenizers.0.pattern.Regex",
-        r"\w+",
-        r"`Split` with this pattern is not supported",
-    ),
-    (
-        "qwen2",
-        "pre_tokenizer.pretokenizers.0.pattern",
-        {"String": " "},
-        "`Split` with this pattern is not supported",
-    ),
-    (
-        "qwen2",
-        "pre_tokenizer.pretokenizers.0.behavior",
-        "Removed",
-        "only supported as Isolated and not inverted",
-    ),
+    ("smollm", "pre_tokenizer.pretokenizers.0.individual_digits", False, "with individual_digits true"),
+    ("smollm", "pre_tokenizer.pretokenizers.1.add_prefix_space", True, "with add_prefix_space false"),
+    ("qwen2", "pre_tokenizer.pretokenizers.0.pattern.Regex", r"\w+", "`Split` with this pattern is not"),
+    ("qwen2", "pre_tokenizer.pretokenizers.0.pattern", {"String": " "}, "`Split` with this pattern is not"),
+    ("qwen2", "pre_tokenizer.pretokenizers.0.behavior", "Removed", "only supported as Isolated"),
     ("qwen2", "pre_tokenizer.pretokenizers.0.invert", True, "only supported as Isolated and not inverted"),
-    ("qwen2", "decoder", None, "only ByteLevel is supported"),
     ("qwen2", "decoder", {"type": "Fuse"}, "only ByteLevel is supported, not `Fuse`"),
     ("qwen2", "added_tokens.0.lstrip", True, "added_tokens[0].lstrip: not supported for"),
-    ("qwen2", "added_tokens.0.rstrip", True, "added_tokens[0].rstrip: not supported for"),
-    ("qwen2", "added_tokens.0.single_word", True, "added_tokens[0].single_word: not supported for"),
     ("qwen2", "added_tokens.0.special", 1, "added_tokens[0].special: true or false is expected"),
-    ("qwen2", "added_tokens.0.content", "", "added_tokens[0].content: a non-empty string is expected"),
     ("qwen2", "added_tokens.1.id", 5, "has 5 where its place gives it"),
     ("qwen2", "added_tokens.1.content", "<|endoftext|>", "has 1101 where its place gives it 1100"),
-    ("qwen2", "added_tokens", {}, "added_tokens: a list is expected"),
     ("llama3", "post_processor", {"type": "BertProcessing"}, "`BertProcessing` is not supported"),
     ("llama3", "post_processor.processors.1.single", [], "the text `A` must be there once"),
     ("llama3", "post_processor.processors.1.special_tokens", {}, "an object is expected"),
@@ -150,25 +89,11 @@ def test_what_is_not_supported_is_refused_by_name(
 def test_hostile_files(tmp_path: Path) -> None:
     whole = tokenizer_of("smollm").to_str().encode()
     deep = b"[" * 300_000 + b"]" * 300_000
-    hostile = [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b"\xff\xfe",
-        deep,
-        b'{"pre_tokenizer":' + deep + b"}",
-        b'{"model":' + b'{"a":' * 100_000,
-    ]
-    hostile += [whole[: len(whole) * n // 7] for n in range(7)]
     nested = b'{"type":"Sequence","processors":[' * 20_000 + b"]}" * 20_000
-    hostile += [
-        edited("smollm", "post_processor", 0).replace(b'"post_processor": 0', b'"post_processor": ' + nested)
-    ]
-    hostile += [
-        edited("smollm", f"pre_tokenizer.pretokenizers.{i}", 0).replace(b"[0,", b"[" + deep + b",")
-        for i in (0,)
-    ]
+    hostile = [b"", b"{", b"null", b"[]", b"\xff\xfe", deep, b'{"model":' + b'{"a":' * 100_000]
+    hostile += [whole[: len(whole) * n // 7] for n in range(7)]
+    for path, value in (("post_processor", nested), ("pre_tokenizer.pretokenizers.0", deep)):
+        hostile.append(edited("smollm", path, "HERE").replace(b'"HERE"', value))
     for data in hostile:
         assert set(greeting(tmp_path, data)) == {"error"}
 
@@ -182,14 +107,8 @@ def test_every_way_to_mark_spaces(scheme: str, split: bool, tmp_path: Path) -> N
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(whole), encoding="utf-8")
     driver, tokenizer = Driver(path), Tokenizer.from_file(str(path))
-    texts = [
-        *nasty.SAMPLES,
-        *nasty.mixtures(300, seed=4),
-        "▁",
-        " ▁ ▁▁a",
-        "<|im_end|> a<think>▁b <think>  c",
-        "a b a b",
-    ]
+    marks = ["▁", " ▁ ▁▁a", "<|im_end|> a<think>▁b <think>  c", "a b a b"]
+    texts = [*nasty.SAMPLES, *nasty.mixtures(300, seed=4), *marks]
     assert differences(driver, tokenizer, texts) == []
     for text in texts:
         ids = tokenizer.encode(text).ids
