@@ -32,7 +32,7 @@ inline mars::Text text() {
     const auto turns =
         R"({"between": {"start": {"system": "S", "user": "U"}, "system": {"user": "U"}, "user": {"assistant": "A"}, "assistant": {"user": "U"}},
                            "after": {"user": "A", "system": "A"}, "trimmed": ["system"], "reserved": ["<r>"]})";
-    return mars::Text(mars::Tokenizer::from_json(json.dump()), mars::ChatTurns::from_json(turns));
+    return {mars::Tokenizer::from_json(json.dump()), mars::ChatTurns::from_json(turns)};
 }
 
 constexpr std::int64_t vocab_size = 2 + 256 + 7 + 1;

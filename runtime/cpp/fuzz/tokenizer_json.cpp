@@ -12,7 +12,7 @@ void use(const mars::Tokenizer& tokenizer, std::string_view input) {
     for (const std::string_view text : {std::string_view("It's  12 caf\u0065\u0301\r\n\u65e5\u672c <|im_end|>"), input.substr(0, 2000)}) {
         try {
             const auto ids = tokenizer.encode(text);
-            tokenizer.decode(ids.data(), ids.size());
+            tokenizer.decode(ids);
         } catch (const mars::SessionError&) { // not UTF-8
         }
     }

@@ -27,7 +27,7 @@ mars::Session session(bool parse_special = false, std::int64_t mask = fake::mask
             "user": {"assistant": "<|e|>a:"}, "assistant": {"user": "<|e|>u:"}},
             "after": {"user": "<|e|>a:"}, "trimmed": [], "reserved": []})");
     return mars::Opened::over({"nowhere", mars::parse_manifest(manifest.dump())}, std::make_unique<fake::Backend>(fake::hashed, 64),
-                              mars::Text(mars::Tokenizer::from_json(small_tokenizer(no_split).dump()), turns, parse_special));
+                              mars::Text{mars::Tokenizer::from_json(small_tokenizer(no_split).dump()), turns, parse_special});
 }
 
 } // namespace

@@ -66,7 +66,7 @@ struct KeptGrammars {
 
     mars::Session session(const Json& wanted) const {
         auto model = std::make_unique<Scripted>(wanted["script"].get<fake::Tokens>(), wanted);
-        return mars::Opened::over(bundle, std::move(model), mars::Text(kept().tokenizer, mars::ChatTurns::from_json("null")));
+        return mars::Opened::over(bundle, std::move(model), mars::Text{kept().tokenizer, mars::ChatTurns::from_json("null")});
     }
 
     std::filesystem::path path;

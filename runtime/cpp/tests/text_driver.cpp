@@ -62,12 +62,9 @@ Json render(const Json& asked) {
 Json answer(const mars::Text& text, const Json& asked) {
     const auto op = asked.at("op").get<std::string>();
     if (op == "encode")
-        return text.tokenizer().encode(asked.at("text").get<std::string>(), asked.value("special", true),
-                                       asked.value("plain", mars::Spans()));
-    if (op == "decode") {
-        const auto ids = asked.at("ids").get<std::vector<std::int64_t>>();
-        return text.tokenizer().decode(ids.data(), ids.size(), asked.value("skip", true));
-    }
+        return text.tokenizer.encode(asked.at("text").get<std::string>(), asked.value("special", true),
+                                     asked.value("plain", mars::Spans()));
+    if (op == "decode") return text.tokenizer.decode(asked.at("ids"), asked.value("skip", true));
     if (op == "stream") return stream(text, asked);
     if (op == "render") return render(asked);
     if (op == "thinking") return thinking(asked);
@@ -87,8 +84,8 @@ int main(int count, char** words) {
     const std::string json{std::istreambuf_iterator<char>(file), {}};
     const auto say = [](const Json& line) { std::cout << line.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl; };
     try {
-        const mars::Text text(mars::Tokenizer::from_json(json));
-        say({{"size", text.tokenizer().size()}});
+        const mars::Text text{mars::Tokenizer::from_json(json)};
+        say({{"size", text.tokenizer.size()}});
         for (std::string line; std::getline(std::cin, line);) {
             try {
                 say({{"answer", answer(text, Json::parse(line))}});

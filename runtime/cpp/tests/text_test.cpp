@@ -17,13 +17,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-mars::Text text_of(const char* split, bool nfc = false) {
-    return mars::Text(mars::Tokenizer::from_json(small_tokenizer(split, nfc).dump()));
-}
+mars::Text text_of(const char* split, bool nfc = false) { return {mars::Tokenizer::from_json(small_tokenizer(split, nfc).dump())}; }
 
 std::vector<std::string> words(const mars::Text& text, std::string_view input) {
     std::vector<std::string> found;
-    for (const std::int64_t id : text.encode(input)) found.emplace_back(text.tokenizer().bytes_of(id, false));
+    for (const std::int64_t id : text.encode(input)) found.emplace_back(text.tokenizer.bytes_of(id, false));
     return found;
 }
 
@@ -46,7 +44,7 @@ TEST_CASE("merges stay inside the pieces of the split") {
 TEST_CASE("input must be UTF-8, and output always is") {
     const mars::Text text = text_of(no_split);
     CHECK_THROWS_WITH_AS(text.encode("ab\xFFz"), doctest::Contains("not valid UTF-8 at byte 2"), mars::SessionError);
-    CHECK(text.decode({0xE3 - 0x20, -1, 1 << 30}).size() <= 3);
+    CHECK(text.tokenizer.decode({0xE3 - 0x20, -1, 1 << 30}).size() <= 3);
     for (const char* broken : {"\xC0\xAF", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82", "\x80", "a\xF0\x9F\x99z"}) {
         CHECK_FALSE(mars::utf8::is_valid(broken));
         CHECK(mars::utf8::is_valid(mars::utf8::lossy(broken)));
@@ -90,17 +88,17 @@ TEST_CASE("byte fallback and space markers") {
         {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
         {"model",
          {{"type", "BPE"}, {"unk_token", "<unk>"}, {"byte_fallback", true}, {"vocab", vocab}, {"merges", Json::array({"\u2581 a"})}}}};
-    const mars::Text text(mars::Tokenizer::from_json(whole.dump()));
+    const mars::Text text{mars::Tokenizer::from_json(whole.dump())};
     using Ids = std::vector<std::int64_t>;
     CHECK(text.encode("a b") == Ids{4, 1, 3});
     CHECK(text.encode("\u00e9\n") == Ids{1, 5, 6 + 10});
     CHECK(text.encode("\u2581a\u65e5") == Ids{4, 6 + 0xE6, 6 + 0x97, 6 + 0xA5});
-    CHECK(text.decode({4, 1, 3}) == "a b");
-    CHECK(text.decode({6 + 0xE6, 6 + 0x97, 6 + 0xA5, 2}) == "\u65e5"
-                                                            "a");
-    CHECK(text.decode({6 + 0xE6, 6 + 0x97, 2, 6 + 0xFF}) == "\uFFFD\uFFFD"
-                                                            "a"
-                                                            "\uFFFD");
+    CHECK(text.tokenizer.decode({4, 1, 3}) == "a b");
+    CHECK(text.tokenizer.decode({6 + 0xE6, 6 + 0x97, 6 + 0xA5, 2}) == "\u65e5"
+                                                                      "a");
+    CHECK(text.tokenizer.decode({6 + 0xE6, 6 + 0x97, 2, 6 + 0xFF}) == "\uFFFD\uFFFD"
+                                                                      "a"
+                                                                      "\uFFFD");
     mars::TextStream stream(text);
     std::string shown;
     for (const std::int64_t id : Ids{1, 4, 6 + 0xE6, 6 + 0x97, 6 + 0xA5, 6 + 0xFF, 4}) {
@@ -161,7 +159,8 @@ TEST_CASE("one tokenizer serves many threads") {
     std::vector<std::thread> threads;
     for (int& count : wrong)
         threads.emplace_back([&] {
-            for (int i = 0; i < 200; ++i) count += text.encode(input) == wanted && text.decode(wanted) == text.decode(wanted) ? 0 : 1;
+            for (int i = 0; i < 200; ++i)
+                count += text.encode(input) == wanted && text.tokenizer.decode(wanted) == text.tokenizer.decode(wanted) ? 0 : 1;
         });
     for (std::thread& thread : threads) thread.join();
     CHECK(wrong == std::vector<int>(4));

@@ -183,9 +183,9 @@ def cpp(tables: Tables) -> str:
         ("char32_t", "new_digits", _edges(tables.digits - tables.numbers)),
         ("char32_t", "spaces", _edges(tables.spaces)),
         ("CombiningRange", "combining", _classes(tables.combining)),
-        ("Run", "pairs", _runs(pairs)),
-        ("Run", "exclusions", _runs(exclusions)),
-        ("Run", "singles", _runs(singles)),
+        ("Mapped", "pairs", _runs(pairs)),
+        ("Mapped", "exclusions", _runs(exclusions)),
+        ("Mapped", "singles", _runs(singles)),
     ]
     arrays = [
         f"static constexpr {kind} {name}_rows[] = {{\n{_lines(cells)}\n}};\n"

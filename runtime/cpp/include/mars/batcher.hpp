@@ -35,9 +35,6 @@ struct MARS_API Limits {
 
     /// `max_rows`, or its default of 8.
     std::int64_t rows() const;
-
-    /// Requests that one client may have.
-    std::int64_t max_of_client() const;
 };
 
 /// Counts since a batcher was created.
@@ -151,8 +148,7 @@ class MARS_API Batcher {
     /// `timeout` seconds (no value: as long as it takes); returns false if it still hangs.
     bool close(double drain = 0.0, std::optional<double> timeout = 10.0);
 
-    /// The session that it was created over, and its limits with the actual number of rows.
-    const Session& session() const;
+    /// Its limits, with the actual number of rows.
     const Limits& limits() const;
 
     struct Service;

@@ -12,7 +12,7 @@
 
 namespace mars {
 
-class Text;
+struct Text;
 class Tokenizer;
 
 /// A chat message; UTF-8.

@@ -82,10 +82,6 @@ void Limits::check(const GenerationConfig& config) const {
 
 std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }
 
-std::int64_t Limits::max_of_client() const {
-    return std::max<std::int64_t>(1, static_cast<std::int64_t>(client_share * static_cast<double>(rows() + max_waiting)));
-}
-
 /// State shared by the batcher, its thread and its requests. A thread that hangs in a step may outlive the batcher.
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
@@ -372,7 +368,6 @@ double Batcher::step_seconds() const {
 }
 
 bool Batcher::close(double drain, std::optional<double> timeout) { return service_->close(drain, timeout); }
-const Session& Batcher::session() const { return service_->session; }
 const Limits& Batcher::limits() const { return service_->limits; }
 
 } // namespace mars

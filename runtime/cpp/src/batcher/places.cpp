@@ -16,10 +16,12 @@ std::optional<Overloaded> Places::refusal(const Client& client, std::int64_t num
     const auto mine = client ? clients_.find(client) : clients_.end();
     // Cancelled requests keep their place until the running step ends; count them too.
     const std::int64_t waiting = std::max(num_waiting(client, num_rows), num_held + 1 - limits_.rows());
+    const double share = limits_.client_share * static_cast<double>(limits_.rows() + limits_.max_waiting);
+    const std::int64_t max_of_client = std::max<std::int64_t>(1, static_cast<std::int64_t>(share));
     std::string words;
     if (waiting > limits_.max_waiting)
         words = std::to_string(waiting - 1) + " requests wait already (max_waiting)";
-    else if (mine != clients_.end() && mine->second >= limits_.max_of_client())
+    else if (mine != clients_.end() && mine->second >= max_of_client)
         words = "this client has " + std::to_string(mine->second) + " requests here already (client_share)";
     else
         return std::nullopt;

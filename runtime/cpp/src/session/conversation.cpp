@@ -44,6 +44,7 @@ struct Conversation::State {
     std::optional<Asked> asked;
 
     const Text& text() const { return *session->text; }
+    std::string spelled(const Ids& ids) const { return text().tokenizer.decode(ids, false); }
     std::int64_t capacity() const { return session->backend->max_capacity(); }
 
     std::vector<Message> messages(const std::vector<Said>& said, const std::string* question = nullptr) const {
@@ -59,7 +60,7 @@ struct Conversation::State {
 
     /// Text and ids of the next prompt. Known ids are reused as far as the text is unchanged.
     Spelling prompt(const std::vector<Said>& said, const std::string& question) const {
-        Rendered whole = text().render(messages(said, &question));
+        Rendered whole = text().chat.render(messages(said, &question));
         Ids ids = text().encode(whole);
         if (said.empty()) return {std::move(whole.text), std::move(ids)};
         for (const Spelling& known : said.back().spellings) {
@@ -68,7 +69,7 @@ struct Conversation::State {
             const Ids rest = text().encode(whole, known.text.size());
             spliced.insert(spliced.end(), rest.begin(), rest.end());
             // A tokenizer may treat the beginning of a text differently, so check that both ids spell the same text.
-            if (text().spelled(spliced) == text().spelled(ids)) return {std::move(whole.text), std::move(spliced)};
+            if (spelled(spliced) == spelled(ids)) return {std::move(whole.text), std::move(spliced)};
         }
         return {std::move(whole.text), std::move(ids)};
     }
@@ -105,7 +106,7 @@ struct Conversation::State {
         ids.insert(ids.end(), done.token_ids.begin(), done.token_ids.end());
         if (done.finish_reason == FinishReason::eos) {
             // The end token is in the ids but not in the text: the template writes it, or another one.
-            turn.spellings = {{written + text().spelled({ids.back()}), ids}, {written, {ids.begin(), ids.end() - 1}}};
+            turn.spellings = {{written + spelled({ids.back()}), ids}, {written, {ids.begin(), ids.end() - 1}}};
         } else if (done.finish_reason != FinishReason::stop) {
             turn.spellings = {{written, std::move(ids)}};
         }

@@ -35,7 +35,7 @@ std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     ChatTurns turns = ChatTurns::from_json(info.chat.value_or("null"));
     if (info.thinking) turns.set_thinking(info.thinking->on, info.thinking->off);
-    return Text(Tokenizer::from_json(*json, file.string()), std::move(turns), parse_special);
+    return Text{Tokenizer::from_json(*json, file.string()), std::move(turns), parse_special};
 }
 
 void check_safe(const Bundle& bundle, const Variant& variant) {
@@ -104,7 +104,7 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
 }
 
 Guide Opened::new_guide(const GenerationConfig& config) const {
-    Matcher matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
+    Matcher matcher = grammars->matcher(bundle, needs_text().tokenizer, config.grammar);
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
     if (!has("logits") && !has("topk_ids") && leaves_a_choice(matcher))

@@ -36,14 +36,14 @@ void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) cons
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 void Session::forget_prefixes() const { opened_->prefixes->clear(); }
 std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return opened_->encode(prompt); }
-std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().decode(token_ids); }
+std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().tokenizer.decode(token_ids); }
 void Session::check(const GenerationConfig& config) const { opened_->check(config); }
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
 std::optional<ThinkingStream> Session::thinking_stream(const Prompt& prompt) const {
     const std::optional<TextInfo>& info = opened_->bundle.manifest.text;
     if (prompt.messages() == nullptr || !info || !info->thinking) return std::nullopt;
-    const std::string rendered = opened_->needs_text().render(*prompt.messages(), prompt.thinking()).text;
+    const std::string rendered = opened_->needs_text().chat.render(*prompt.messages(), prompt.thinking()).text;
     const std::string_view said = utf8::right_stripped(rendered);
     const std::string& open = info->thinking->open;
     const bool is_open = said.size() >= open.size() && said.substr(said.size() - open.size()) == open;
@@ -67,7 +67,7 @@ SessionInfo Session::info() const {
     info.eos_ids = manifest.tokens.eos;
     info.has_text = opened_->text.has_value();
     info.has_thinking = info.has_text && manifest.text->thinking;
-    info.switches_thinking = info.has_text && opened_->needs_text().switches_thinking();
+    info.switches_thinking = info.has_text && opened_->needs_text().chat.switches_thinking();
     if (variant.engine) info.max_rows = variant.engine->max_rows();
     std::set<std::string> names; // variants may have profiles of the same name
     for (const Profile& profile : manifest.profiles) {

@@ -15,30 +15,15 @@ constexpr std::size_t most_stops = 16, longest_stop = 256; // stop strings, and 
 
 } // namespace
 
-Text::Text(Tokenizer tokenizer, ChatTurns chat, bool parse_special)
-    : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)), parse_special_(parse_special) {}
-
-std::vector<std::int64_t> Text::encode(std::string_view prompt) const { return tokenizer_.encode(prompt, true); }
-
-std::vector<std::int64_t> Text::encode(const std::vector<Message>& messages, std::optional<bool> thinking) const {
-    return encode(render(messages, thinking));
-}
-
 std::vector<std::int64_t> Text::encode(const Rendered& prompt, std::size_t from) const {
     Spans plain;
     for (const auto& [begin, end] : prompt.contents)
-        if (!parse_special_ && end > from) plain.emplace_back(std::max(begin, from) - from, end - from);
-    return tokenizer_.encode(std::string_view(prompt.text).substr(from), false, plain);
+        if (!parse_special && end > from) plain.emplace_back(std::max(begin, from) - from, end - from);
+    return tokenizer.encode(std::string_view(prompt.text).substr(from), false, plain);
 }
 
-std::string Text::spelled(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size(), false); }
-
-Rendered Text::render(const std::vector<Message>& messages, std::optional<bool> thinking) const { return chat_.render(messages, thinking); }
-
-std::string Text::decode(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size()); }
-
 TextStream::TextStream(const Text& text, std::vector<std::string> stop)
-    : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer())), stop_(std::move(stop)) {
+    : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer)), stop_(std::move(stop)) {
     std::size_t characters = 0;
     for (const std::string& word : stop_) {
         if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8");
@@ -54,7 +39,7 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop)
 
 bool TextStream::push(std::int64_t token) {
     pending_.push_back(token);
-    const std::string piece = tokenizer_->decode(pending_.data(), pending_.size(), true, text_.empty());
+    const std::string piece = tokenizer_->decode(pending_, true, text_.empty());
     if (!piece.empty() && !utf8::ends_broken(piece)) {
         append(piece);
         pending_.clear();
@@ -66,7 +51,7 @@ std::string TextStream::read() { return up_to(text_.size() - (stopped_ ? 0 : hel
 
 std::string TextStream::finish() {
     if (!stopped_) {
-        append(tokenizer_->decode(pending_.data(), pending_.size(), true, text_.empty()));
+        append(tokenizer_->decode(pending_, true, text_.empty()));
         pending_.clear();
     }
     return up_to(text_.size());

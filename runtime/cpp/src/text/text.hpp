@@ -14,33 +14,21 @@
 
 namespace mars {
 
-/// Immutable and thread-safe.
-class Text {
-  public:
-    /// `parse_special`: whether the text of a special token inside a message is that token or plain text.
-    explicit Text(Tokenizer tokenizer, ChatTurns chat = {}, bool parse_special = false);
-    std::vector<int64_t> encode(std::string_view prompt) const;
+/// Thread-safe. `parse_special`: whether the text of a special token inside a message is that token or plain text.
+struct Text {
+    Tokenizer tokenizer;
+    ChatTurns chat = {};
+    bool parse_special = false;
+
+    std::vector<int64_t> encode(std::string_view prompt) const { return tokenizer.encode(prompt, true); }
 
     /// Token ids of messages in the chat template, ready for the answer. Throws SessionError as ChatTurns::render does.
-    std::vector<int64_t> encode(const std::vector<Message>& messages, std::optional<bool> thinking = std::nullopt) const;
+    std::vector<int64_t> encode(const std::vector<Message>& messages, std::optional<bool> thinking = std::nullopt) const {
+        return encode(chat.render(messages, thinking));
+    }
 
     /// Token ids of rendered messages from byte `from` on.
     std::vector<int64_t> encode(const Rendered& prompt, std::size_t from = 0) const;
-    std::string spelled(const std::vector<int64_t>& ids) const;
-
-    /// The chat template's text for `messages` and the beginning of an answer; `thinking` as in ChatTurns::render.
-    Rendered render(const std::vector<Message>& messages, std::optional<bool> thinking = std::nullopt) const;
-
-    /// Whether `thinking` can be given.
-    bool switches_thinking() const { return chat_.switches_thinking(); }
-    std::string decode(const std::vector<int64_t>& ids) const;
-
-    const Tokenizer& tokenizer() const { return tokenizer_; }
-
-  private:
-    Tokenizer tokenizer_;
-    ChatTurns chat_;
-    bool parse_special_;
 };
 
 } // namespace mars

@@ -129,14 +129,14 @@ std::vector<std::int64_t> Tokenizer::encode_within(std::string_view text) const 
     return ids;
 }
 
-std::string Tokenizer::decode(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
-    if (state_->metaspace) return joined(ids, count, skip_special_tokens, is_start);
+std::string Tokenizer::decode(const std::vector<std::int64_t>& ids, bool skip_special_tokens, bool is_start) const {
+    if (state_->metaspace) return joined(ids, skip_special_tokens, is_start);
     std::string bytes;
-    for (std::size_t i = 0; i < count; ++i) bytes += bytes_of(ids[i], skip_special_tokens);
+    for (const std::int64_t id : ids) bytes += bytes_of(id, skip_special_tokens);
     return utf8::is_valid(bytes) ? bytes : utf8::lossy(bytes);
 }
 
-std::string Tokenizer::joined(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
+std::string Tokenizer::joined(const std::vector<std::int64_t>& ids, bool skip_special_tokens, bool is_start) const {
     std::string text, run; // fallback bytes: all of them form characters, or none does
     const auto end_run = [&] {
         if (utf8::is_valid(run))
@@ -145,10 +145,10 @@ std::string Tokenizer::joined(const std::int64_t* ids, std::size_t count, bool s
             for (std::size_t i = 0; i < run.size(); ++i) utf8::append(text, utf8::replacement);
         run.clear();
     };
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::string_view bytes = bytes_of(ids[i], skip_special_tokens);
+    for (const std::int64_t id : ids) {
+        const std::string_view bytes = bytes_of(id, skip_special_tokens);
         if (bytes.empty()) continue;
-        if (state_->tokens[static_cast<std::size_t>(ids[i])].is_byte) {
+        if (state_->tokens[static_cast<std::size_t>(id)].is_byte) {
             run += bytes;
         } else {
             end_run();

@@ -31,9 +31,9 @@ class Tokenizer {
     /// Token ids of a part that does not begin a text: nothing is added in front.
     std::vector<int64_t> encode_within(std::string_view text) const;
 
-    /// The text of `count` ids, always valid UTF-8: bytes that form no character become U+FFFD, unknown ids nothing.
+    /// The text of ids, always valid UTF-8: bytes that form no character become U+FFFD, unknown ids nothing.
     /// `is_start`: the ids begin a text; tokenizers of the Llama 2 kind then drop a space.
-    std::string decode(const int64_t* ids, size_t count, bool skip_special_tokens = true, bool is_start = true) const;
+    std::string decode(const std::vector<int64_t>& ids, bool skip_special_tokens = true, bool is_start = true) const;
 
     /// The bytes of one id, before they are read as UTF-8. Empty for unknown ids.
     std::string_view bytes_of(int64_t id, bool skip_special_tokens = true) const;
@@ -43,7 +43,7 @@ class Tokenizer {
 
   private:
     explicit Tokenizer(std::shared_ptr<const State> state);
-    std::string joined(const int64_t* ids, size_t count, bool skip_special_tokens, bool is_start) const;
+    std::string joined(const std::vector<int64_t>& ids, bool skip_special_tokens, bool is_start) const;
 
     std::shared_ptr<const State> state_;
 };

@@ -188,7 +188,7 @@ static constexpr CombiningRange combining_rows[] = {
 };
 const Table<CombiningRange> combining{std::begin(combining_rows), std::end(combining_rows)};
 
-static constexpr Run pairs_rows[] = {
+static constexpr Mapped pairs_rows[] = {
     {0xC0, U"A\u0300A\u0301A\u0302A\u0303A\u0308A\u030A"}, {0xC7, U"C\u0327E\u0300E\u0301E\u0302E\u0308I\u0300I\u0301I\u0302I\u0308"},
     {0xD1, U"N\u0303O\u0300O\u0301O\u0302O\u0303O\u0308"}, {0xD9, U"U\u0300U\u0301U\u0302U\u0308Y\u0301"},
     {0xE0, U"a\u0300a\u0301a\u0302a\u0303a\u0308a\u030A"}, {0xE7, U"c\u0327e\u0300e\u0301e\u0302e\u0308i\u0300i\u0301i\u0302i\u0308"},
@@ -289,9 +289,9 @@ static constexpr Run pairs_rows[] = {
     {0x1134B, U"\U00011347\U0001133E\U00011347\U00011357"}, {0x114BB, U"\U000114B9\U000114BA\U000114B9\U000114B0"},
     {0x114BE, U"\U000114B9\U000114BD"}, {0x115BA, U"\U000115B8\U000115AF\U000115B9\U000115AF"},
 };
-const Table<Run> pairs{std::begin(pairs_rows), std::end(pairs_rows)};
+const Table<Mapped> pairs{std::begin(pairs_rows), std::end(pairs_rows)};
 
-static constexpr Run exclusions_rows[] = {
+static constexpr Mapped exclusions_rows[] = {
     {0x344, U"\u0308\u0301"}, {0x958, U"क\u093Cख\u093Cग\u093Cज\u093Cड\u093Cढ\u093Cफ\u093Cय\u093C"}, {0x9DC, U"ড\u09BCঢ\u09BC"},
     {0x9DF, U"য\u09BC"}, {0xA33, U"ਲ\u0A3C"}, {0xA36, U"ਸ\u0A3C"}, {0xA59, U"ਖ\u0A3Cਗ\u0A3Cਜ\u0A3C"}, {0xA5E, U"ਫ\u0A3C"},
     {0xB5C, U"ଡ\u0B3Cଢ\u0B3C"}, {0xF43, U"ག\u0FB7"}, {0xF4D, U"ཌ\u0FB7"}, {0xF52, U"ད\u0FB7"}, {0xF57, U"བ\u0FB7"}, {0xF5C, U"ཛ\u0FB7"},
@@ -312,9 +312,9 @@ static constexpr Run exclusions_rows[] = {
     {0x1D1BB, U"\U0001D1B9\U0001D165\U0001D1BA\U0001D165\U0001D1BB\U0001D16E\U0001D1BC\U0001D16E\U0001D1BB\U0001D16F"
          U"\U0001D1BC\U0001D16F"},
 };
-const Table<Run> exclusions{std::begin(exclusions_rows), std::end(exclusions_rows)};
+const Table<Mapped> exclusions{std::begin(exclusions_rows), std::end(exclusions_rows)};
 
-static constexpr Run singles_rows[] = {
+static constexpr Mapped singles_rows[] = {
     {0x340, U"\u0300\u0301"}, {0x343, U"\u0313"}, {0x374, U"\u02B9"}, {0x37E, U";"}, {0x387, U"\u00B7"}, {0x1FBE, U"ι"}, {0x1FEF, U"`"},
     {0x1FFD, U"\u00B4"}, {0x2000, U"\u2002\u2003"}, {0x2126, U"Ω"}, {0x212A, U"K"}, {0x2329, U"\u3008\u3009"},
     {0xF900, U"豈更車賈滑串句龜龜契金喇奈懶癩羅蘿螺裸邏樂洛烙珞落酪駱亂卵欄爛蘭鸞嵐濫藍襤拉臘蠟廊朗浪狼郎來冷勞擄櫓"
@@ -349,6 +349,6 @@ static constexpr Run singles_rows[] = {
          U"開䦕閷\U00028D77䧦雃嶲霣\U00029145\U0002921A䩮䩶韠\U0002940A䪲\U00029496頋頋頩\U000295B6飢䬳餩馧駂駾"
          U"䯎\U00029B30鬒鱀鳽䳎䳭鵧\U0002A0CE䳸\U0002A105\U0002A20E\U0002A291麻䵖黹黾鼅鼏鼖鼻\U0002A600"},
 };
-const Table<Run> singles{std::begin(singles_rows), std::end(singles_rows)};
+const Table<Mapped> singles{std::begin(singles_rows), std::end(singles_rows)};
 
 } // namespace mars

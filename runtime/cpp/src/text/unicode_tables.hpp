@@ -21,7 +21,7 @@ struct CombiningRange {
 };
 
 /// One step of the canonical decompositions of `from` and the code points after it: one or two characters for each.
-struct Run {
+struct Mapped {
     char32_t from;
     std::u32string_view to;
 };
@@ -34,8 +34,8 @@ extern const Table<char32_t> spaces;     // \s
 
 extern const Table<CombiningRange> combining; // combining classes above 0
 // Decompositions without the Hangul syllables, which are arithmetic.
-extern const Table<Run> pairs;      // two characters, which normalization form C composes again
-extern const Table<Run> exclusions; // two characters that it does not compose
-extern const Table<Run> singles;    // one character
+extern const Table<Mapped> pairs;      // two characters, which normalization form C composes again
+extern const Table<Mapped> exclusions; // two characters that it does not compose
+extern const Table<Mapped> singles;    // one character
 
 } // namespace mars
