@@ -23,6 +23,7 @@ const std::set<std::string> harmless{
 const std::map<std::string, Json> neutral{{"presence_penalty", 0},
                                           {"frequency_penalty", 0},
                                           {"logit_bias", Json::object()},
+                                          {"logprobs", false},
                                           {"top_logprobs", 0},
                                           {"tools", Json::array()},
                                           {"tool_choice", "none"},
@@ -190,15 +191,6 @@ void read_thinking(Fields& fields, Ask& ask) {
     }
 }
 
-/// The older endpoint takes a number of alternatives; only the chosen token's is known here.
-bool text_logprobs(Fields& fields) {
-    const auto number = fields.integer("logprobs");
-    if (number && *number != 0 && *number != 1)
-        throw Refused(400, "logprobs " + std::to_string(*number) + ": only the chosen token's is known; give 0 or 1", "logprobs",
-                      "unsupported_parameter");
-    return number.has_value();
-}
-
 std::vector<std::string> stops_of(const std::optional<Json>& value, const Limits& limits) {
     if (!value) return {};
     if (value->is_string()) return {value->get<std::string>()};
@@ -267,12 +259,10 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
         const auto old_most = fields.integer("max_tokens");
         const auto new_most = fields.integer("max_completion_tokens");
         ask.max_tokens = new_most ? new_most : old_most;
-        ask.logprobs = fields.flag("logprobs").value_or(false);
         read_thinking(fields, ask);
     } else {
         ask.prompts = prompts_of(fields.any("prompt"), limits);
         ask.max_tokens = fields.integer("max_tokens").value_or(text_tokens);
-        ask.logprobs = text_logprobs(fields);
     }
     if (ask.max_tokens && (*ask.max_tokens < 1 || *ask.max_tokens > limits.new_tokens))
         wrong("max_tokens", "an integer of 1 to " + std::to_string(limits.new_tokens), *ask.max_tokens);
@@ -312,16 +302,6 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
     return ask;
 }
 
-std::optional<double> read_steer(const std::string& body) {
-    Fields fields(parse(body));
-    const auto tau = fields.number("tau");
-    const auto exact = fields.flag("exact");
-    fields.finish();
-    if (tau.has_value() == exact.has_value() || (exact && !*exact))
-        throw Refused(400, "give one of {\"tau\": NUMBER} and {\"exact\": true}", "tau");
-    return tau;
-}
-
 void switch_thinking(const mars::Session& session, Ask& ask) {
     if (!ask.thinking) return;
     const mars::SessionInfo info = session.info();
@@ -333,8 +313,6 @@ void switch_thinking(const mars::Session& session, Ask& ask) {
 }
 
 void check(const mars::Session& session, const Ask& ask) {
-    if (ask.logprobs && ask.config.metric != mars::Metric::probability)
-        throw Refused(400, "logprobs are of probabilities, not of the " + std::string(to_string(ask.config.metric)), "logprobs");
     try {
         session.check(ask.config);
     } catch (const mars::SessionError& problem) { // the message begins with the name of the wrong field

@@ -46,16 +46,11 @@ struct Ask {
     std::optional<bool> thinking;
     std::string thinking_field;
     std::int64_t n = 1;
-    bool stream = false, include_usage = false, return_steps = false, logprobs = false, names_knob = false, has_seed = false,
-         has_window = false;
+    bool stream = false, include_usage = false, return_steps = false, names_knob = false, has_seed = false, has_window = false;
 };
 
 /// Throws Refused for the first problem, and for unsupported fields that would change the answer.
 Ask read_ask(Kind kind, const std::string& body, const Limits& limits);
-
-/// Parses {"tau": NUMBER} or {"exact": true}, which steer a running stream. Returns the tau, or no value for exact
-/// mode. Throws Refused.
-std::optional<double> read_steer(const std::string& body);
 
 /// Turns thinking on or off in the prompt. Throws Refused if the bundle cannot.
 void switch_thinking(const mars::Session& session, Ask& ask);

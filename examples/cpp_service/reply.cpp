@@ -8,8 +8,6 @@ namespace openai {
 
 namespace {
 
-constexpr double least = 1e-30; // smallest probability whose logarithm is reported
-
 const char* reason_of(mars::FinishReason reason) {
     return reason == mars::FinishReason::eos || reason == mars::FinishReason::stop ? "stop" : "length";
 }
@@ -33,13 +31,6 @@ Json shown(const std::vector<Step>& steps) {
     }
     return list;
 }
-
-std::size_t characters(const std::string& text) {
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
-}
-
-double logprob(const Token& token) { return std::log(std::max(token.p, least)); }
 
 std::int64_t now() { return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
@@ -104,7 +95,7 @@ Json Reply::body() const {
         else
             made["text"] = choice.said.text;
         if (!choice.said.thinking.empty()) made["message"]["reasoning_content"] = choice.said.thinking;
-        made["logprobs"] = logprobs(choice.made, 0);
+        made["logprobs"] = nullptr;
         made["finish_reason"] = reason_of(*choice.reason);
         if (ask_.return_steps) made["steps"] = shown(choice.made);
         entries.push_back(std::move(made));
@@ -141,7 +132,7 @@ mars::ThinkingStream::Piece Reply::push(Choice& choice, const mars::Event& event
             choice.num_spelled += token.text.size();
             choice.num_thinking += token.is_thinking ? 1 : 0;
         }
-        if (ask_.return_steps || ask_.logprobs) choice.made.push_back(std::move(step));
+        if (ask_.return_steps) choice.made.push_back(std::move(step));
     }
     choice.reason = event.finish_reason;
     return said;
@@ -152,7 +143,6 @@ std::vector<Json> Reply::chunks(Choice& choice, const mars::Event& event) {
     const std::vector<Step> steps = std::exchange(choice.made, {});
     std::vector<Json> made;
     if (!said.text.empty() || !said.thinking.empty() || !steps.empty()) made.push_back(chunk(entry(choice, said, steps)));
-    choice.num_shown += characters(said.text);
     if (choice.reason) {
         Json end = entry(choice, {}, {});
         end["finish_reason"] = reason_of(*choice.reason);
@@ -204,34 +194,10 @@ Json Reply::entry(const Choice& choice, const mars::ThinkingStream::Piece& said,
     } else {
         made["text"] = said.text;
     }
-    made["logprobs"] = steps.empty() ? Json() : logprobs(steps, choice.num_shown);
+    made["logprobs"] = nullptr;
     made["finish_reason"] = nullptr;
     if (ask_.return_steps && !steps.empty()) made["steps"] = shown(steps);
     return made;
-}
-
-Json Reply::logprobs(const std::vector<Step>& steps, std::size_t offset) const {
-    if (!ask_.logprobs) return nullptr;
-    Json entries = Json::array(), texts = entries, numbers = entries, best = entries, offsets = entries;
-    for (const Step& step : steps)
-        for (const Token& token : step.tokens) {
-            const double value = logprob(token);
-            Json bytes = Json::array();
-            for (const char byte : token.text) bytes.push_back(static_cast<unsigned char>(byte));
-            entries.push_back({{"token", token.text}, {"logprob", value}, {"bytes", std::move(bytes)}, {"top_logprobs", Json::array()}});
-            texts.push_back(token.text);
-            numbers.push_back(value);
-            Json only = Json::object(); // a text may be any key, so no initializer list
-            only[token.text] = value;
-            best.push_back(std::move(only));
-            offsets.push_back(offset);
-            offset += characters(token.text);
-        }
-    if (is_chat()) return {{"content", std::move(entries)}, {"refusal", nullptr}};
-    return {{"tokens", std::move(texts)},
-            {"token_logprobs", std::move(numbers)},
-            {"top_logprobs", std::move(best)},
-            {"text_offset", std::move(offsets)}};
 }
 
 /// OpenAI's counts. A prompt counts once, however many answers it gets.

@@ -50,13 +50,12 @@ class Steps {
 struct Choice {
     std::int64_t index;
     mars::Request request;
-    std::optional<Steps> steps = std::nullopt;                   ///< set if steps or log probabilities are requested, or for thinking
+    std::optional<Steps> steps = std::nullopt;                   ///< set if steps are requested, or for thinking
     std::optional<mars::ThinkingStream> thinking = std::nullopt; ///< set if the answer may begin with thinking
     mars::ThinkingStream::Piece said = {};                       ///< the whole answer so far
     std::size_t num_spelled = 0;                                 ///< bytes of the tokens of all steps
     std::int64_t num_thinking = 0;                               ///< tokens
     std::vector<Step> made = {};
-    std::size_t num_shown = 0;                               ///< characters of the text in earlier chunks
     std::optional<mars::FinishReason> reason = std::nullopt; ///< set when it is over
 };
 
@@ -90,7 +89,6 @@ class Reply {
     Json head(const char* object, Json entries) const;
     Json chunk(Json entry) const;
     Json entry(const Choice& choice, const mars::ThinkingStream::Piece& said, const std::vector<Step>& steps) const;
-    Json logprobs(const std::vector<Step>& steps, std::size_t offset) const;
     Json usage() const;
     void record(Json& target) const;
 

@@ -1,7 +1,7 @@
 // A small HTTP service on libmars: all clients are rows of one batch. It serves OpenAI's POST /v1/chat/completions and
-// /v1/completions (complete or streamed by SSE) and GET /v1/models; POST /v1/mars/streams/ID steers a running stream;
-// GET /health shows its state. SIGINT and SIGTERM stop it: no new connections, and running answers get a little time
-// and are then cut short and sent. An example, not a product: no TLS.
+// /v1/completions (complete or streamed by SSE) and GET /v1/models; GET /health shows its state. SIGINT and SIGTERM
+// stop it: no new connections, and running answers get a little time and are then cut short and sent. An example, not
+// a product: no TLS.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
-#include <map>
 #include <mutex>
 #include <pthread.h>
 #include <random>
@@ -28,7 +27,6 @@
 namespace {
 
 using openai::Json;
-using Key = std::optional<std::string>; // the number of a client's key; no value if there are no keys
 
 constexpr std::chrono::seconds request_timeout{600}; // longest time of an answer
 constexpr std::chrono::milliseconds glance{50};      // how often a waiting client is checked
@@ -46,52 +44,6 @@ std::string name_of(std::filesystem::path path) {
     path = std::filesystem::weakly_canonical(path);
     return path.extension() == ".bundle" ? path.stem().string() : path.filename().string();
 }
-
-/// Running answers by their ids, for steering.
-class Running {
-  public:
-    class Entry {
-      public:
-        Entry(Running& of, openai::Reply& reply, const Key& owner) : of_(of), id_(reply.id) {
-            const std::lock_guard<std::mutex> lock(of_.mutex_);
-            of_.replies_[id_] = {&reply, owner};
-        }
-        Entry(const Entry&) = delete;
-        Entry& operator=(const Entry&) = delete;
-        ~Entry() {
-            const std::lock_guard<std::mutex> lock(of_.mutex_);
-            of_.replies_.erase(id_);
-        }
-
-      private:
-        Running& of_;
-        std::string id_;
-    };
-
-    /// Set another tau, or exact mode for no value, from the next step on; returns the new settings. A key can steer
-    /// only its own answers. Throws Refused.
-    Json steer(const std::string& id, const Key& key, std::optional<double> tau) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto at = replies_.find(id);
-        if (at == replies_.end() || at->second.second != key)
-            throw openai::Refused(404, "no such stream is running", "id", "stream_not_found");
-        try {
-            for (openai::Choice& choice : at->second.first->choices) {
-                if (tau)
-                    choice.request.set_tau(*tau);
-                else
-                    choice.request.set_exact(true);
-            }
-        } catch (const mars::SessionError& problem) {
-            throw openai::Refused(400, problem.what(), "tau");
-        }
-        return {{"id", id}, {"mars", at->second.first->settings()}};
-    }
-
-  private:
-    std::mutex mutex_;
-    std::map<std::string, std::pair<openai::Reply*, Key>> replies_;
-};
 
 class Service {
   public:
@@ -118,27 +70,22 @@ class Service {
   private:
     void handle(http::Exchange& exchange) {
         const std::string path = exchange.head.target.substr(0, exchange.head.target.find('?'));
-        const std::string steered = "/v1/mars/streams/";
         const auto answer = [&](const std::string& method, const auto& body) {
             if (exchange.head.method != method) throw http::Refusal(405, "this path takes " + method);
             body();
         };
         try {
             if (path == "/health") return answer("GET", [&] { exchange.respond(is_lost_ ? 503 : 200, line(health())); });
-            const Key key = keys_.find(exchange.head.authorization);
+            const std::optional<std::string> key = keys_.find(exchange.head.authorization);
             if (!keys_.is_open() && !key)
                 return refuse(exchange, 401, "an API key is needed: send Authorization: Bearer KEY", "", "invalid_api_key",
                               "WWW-Authenticate: Bearer\r\n");
             if (path == "/v1/models")
                 answer("GET", [&] { exchange.respond(200, line(openai::models(session_, name_, began_))); });
             else if (path == "/v1/chat/completions")
-                answer("POST", [&] { complete(exchange, openai::Kind::chat, key); });
+                answer("POST", [&] { complete(exchange, openai::Kind::chat, key.value_or(exchange.address)); });
             else if (path == "/v1/completions")
-                answer("POST", [&] { complete(exchange, openai::Kind::text, key); });
-            else if (path.rfind(steered, 0) == 0)
-                answer("POST", [&] {
-                    exchange.respond(200, line(running_.steer(path.substr(steered.size()), key, openai::read_steer(exchange.body))));
-                });
+                answer("POST", [&] { complete(exchange, openai::Kind::text, key.value_or(exchange.address)); });
             else
                 throw http::Refusal(404, "there are /v1/chat/completions, /v1/completions, /v1/models and /health");
         } catch (const openai::Refused& refused) {
@@ -177,7 +124,7 @@ class Service {
                 {"refused", counts.overloaded}};
     }
 
-    void complete(http::Exchange& exchange, openai::Kind kind, const Key& key) {
+    void complete(http::Exchange& exchange, openai::Kind kind, const std::string& client) {
         openai::Ask ask = openai::read_ask(kind, exchange.body, ask_limits_);
         choose(ask);
         ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.info().context_length, ask_limits_.new_tokens));
@@ -188,8 +135,7 @@ class Service {
         openai::switch_thinking(session_, ask);
         const auto box = std::make_shared<Mailbox>();
         openai::Reply reply(fresh_id(), ask.model.value_or(name_), ask);
-        enter(reply, ask, box, key.value_or(exchange.address));
-        const Running::Entry entry(running_, reply, key);
+        enter(reply, ask, box, client);
         if (ask.stream)
             streamed(exchange, reply, *box);
         else
@@ -218,7 +164,6 @@ class Service {
 
     /// Queue all answers of a request in the turns of `client`. If one finds no room, those already queued end.
     void enter(openai::Reply& reply, const openai::Ask& ask, const std::shared_ptr<Mailbox>& box, const std::string& client) {
-        const bool counts_steps = ask.return_steps || ask.logprobs;
         for (const mars::Prompt& prompt : ask.prompts)
             for (std::int64_t i = 0; i < ask.n; ++i) {
                 mars::GenerationConfig own = ask.config;
@@ -234,7 +179,7 @@ class Service {
                 }
                 openai::Choice& choice = reply.choices.back();
                 if (ask.config.grammar.empty()) choice.thinking = session_.thinking_stream(prompt);
-                if ((counts_steps || choice.thinking) && session_.info().has_text) choice.steps.emplace(session_.text_stream());
+                if ((ask.return_steps || choice.thinking) && session_.info().has_text) choice.steps.emplace(session_.text_stream());
             }
     }
 
@@ -304,7 +249,6 @@ class Service {
     mutable std::atomic<bool> is_lost_{false}; // after a GPU failed permanently; the process must be restarted
     std::mutex mutex_;
     std::mt19937_64 random_{std::random_device{}()};
-    Running running_;
     mars::Batcher batcher_;
     http::Server server_;
 };
