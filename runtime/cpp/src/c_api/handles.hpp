@@ -1,7 +1,10 @@
-// Handles of the C interface, and the conversion of exceptions to errors.
+// The C interface: its handles, structs whose size may differ between caller and library, exceptions as errors.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +13,6 @@
 #include <mars/mars.h>
 #include <mars/session.hpp>
 
-#include "c_api/structs.hpp"
 #include "text/utf8.hpp"
 
 struct mars_error {
@@ -44,6 +46,55 @@ struct mars_completion {
 };
 
 namespace mars::c {
+
+/// The C interface was used wrongly.
+struct ArgumentError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <typename T>
+T& needed(T* pointer, const char* name) {
+    if (pointer == nullptr) throw ArgumentError(std::string(name) + " must not be NULL");
+    return *pointer;
+}
+
+/// The size of the caller's struct.
+template <typename T>
+std::size_t size_of(const T* given, const char* name) {
+    const std::size_t size = needed(given, name).struct_size;
+    if (size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
+    return size;
+}
+
+/// Write `defaults` to the caller's struct as far as both reach; fields that this library does not know become 0.
+template <typename T>
+void init(T* target, std::size_t struct_size, const T& defaults) noexcept {
+    if (target == nullptr || struct_size < sizeof(std::size_t)) return;
+    std::memset(target, 0, struct_size);
+    std::memcpy(target, &defaults, std::min(struct_size, sizeof(T)));
+    target->struct_size = struct_size;
+}
+
+/// Write `values` to the caller's struct as far as both reach.
+template <typename T>
+void fill(T* target, const T& values, const char* name) {
+    init(target, size_of(target, name), values);
+}
+
+/// The caller's struct as this library knows it. Fields missing in an older caller's get their defaults; fields that
+/// only a newer caller knows must be zero.
+template <typename T>
+T known(const T* given, const T& defaults, const char* name) {
+    if (given == nullptr) return defaults;
+    const std::size_t size = size_of(given, name);
+    const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+    for (std::size_t i = sizeof(T); i < size; ++i)
+        if (bytes[i] != 0)
+            throw ArgumentError(std::string(name) + ": a setting that libmars " + mars_version() + " does not know; update libmars");
+    T values = defaults;
+    std::memcpy(&values, given, std::min(size, sizeof(T)));
+    return values;
+}
 
 inline mars_status fail(mars_error** error, mars_status status, const char* message, double retry_after = 0.0) noexcept {
     if (error != nullptr) *error = new mars_error{status, mars::utf8::lossy(message), retry_after}; // it may quote a damaged file

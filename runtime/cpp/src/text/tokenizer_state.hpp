@@ -1,18 +1,47 @@
 // The immutable parts of a tokenizer after its file is read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "text/added_tokens.hpp"
 #include "text/bpe.hpp"
 #include "text/metaspace.hpp"
 #include "text/pretokenize.hpp"
 #include "text/tokenizer.hpp"
 
 namespace mars {
+
+/// Finds added tokens in a text: the leftmost match, the longest of those.
+///
+/// A sorted list instead of a trie: each further byte narrows the range of tokens that still match.
+class AddedTokens {
+  public:
+    struct Match {
+        std::size_t start, length; // in bytes
+        std::int64_t id;
+    };
+
+    AddedTokens() = default;
+
+    /// Texts with their ids; each text once and not empty.
+    explicit AddedTokens(std::vector<std::pair<std::string, std::int64_t>> tokens);
+
+    bool empty() const { return tokens_.empty(); }
+
+    /// The first match at or after `from`; length 0 if there is none.
+    Match find(std::string_view text, std::size_t from) const;
+
+  private:
+    Match longest(std::string_view text, std::size_t start) const;
+
+    std::vector<std::pair<std::string, std::int64_t>> tokens_; // sorted
+    bool starts_[256] = {};
+};
 
 struct Tokenizer::State {
     struct Token {
