@@ -57,16 +57,6 @@ mars::Session session(const Json& manifest, std::unique_ptr<mars::Backend> backe
     return opened;
 }
 
-template <typename Body>
-std::string refusal(const Body& body) {
-    try {
-        body();
-    } catch (const mars::Error& error) {
-        return error.what();
-    }
-    return "";
-}
-
 } // namespace
 
 TEST_CASE("every case of drafts.json") {
@@ -131,19 +121,19 @@ TEST_CASE("a session with draft adapters: a request chooses one, and a tau is re
     const Tokens text = first.generate(Tokens{4, 19, 5}, config).token_ids; // no token is the mask
     CHECK(text == first.generate(Tokens{4, 19, 5}, config_of(1.0, 12)).token_ids);
     CHECK(text == second.generate(Tokens{4, 19, 5}, two).token_ids);
-    CHECK(refusal([&] { first.check(other); }) == "this bundle has no draft adapter 'three'; it has one, two");
-    CHECK(says(refusal([&] { first.check(config_of(0.9)); }), "trained to be verified"));
+    CHECK(message_of([&] { first.check(other); }) == "this bundle has no draft adapter 'three'; it has one, two");
+    CHECK(says(message_of([&] { first.check(config_of(0.9)); }), "trained to be verified"));
     mars::GenerationConfig entropy = config_of(0.0);
     entropy.metric = mars::Metric::entropy;
-    CHECK_FALSE(says(refusal([&] { first.check(entropy); }), "trained to be verified")); // one token a step
-    CHECK(says(refusal([&] { first.generate(Tokens{vocab}, config); }), "token ids outside the vocabulary of 50: 50"));
+    CHECK_FALSE(says(message_of([&] { first.check(entropy); }), "trained to be verified")); // one token a step
+    CHECK(says(message_of([&] { first.generate(Tokens{vocab}, config); }), "token ids outside the vocabulary of 50: 50"));
 
     mars::Stream stream = first.stream(Tokens{4}, config);
     mars::Batcher batcher(first);
     mars::Request request = batcher.submit(Tokens{4}, config);
-    CHECK(says(refusal([&] { stream.set_tau(0.5); }), "trained to be verified"));
-    CHECK(says(refusal([&] { stream.set_exact(false); }), "trained to be verified"));
-    CHECK(says(refusal([&] { request.set_tau(0.5); }), "trained to be verified"));
+    CHECK(says(message_of([&] { stream.set_tau(0.5); }), "trained to be verified"));
+    CHECK(says(message_of([&] { stream.set_exact(false); }), "trained to be verified"));
+    CHECK(says(message_of([&] { request.set_tau(0.5); }), "trained to be verified"));
     CHECK(stream.exact());
     stream.set_tau(1.0);
     CHECK(stream.tau() == 1.0);
@@ -166,15 +156,15 @@ TEST_CASE("a bundle without masks: exact mode with lookup, and every token is al
     CHECK(copied.token_ids == one.token_ids);
     CHECK(plain.stats.forwards == one.stats.forwards);
     CHECK(copied.stats.forwards < one.stats.forwards);
-    CHECK(says(refusal([&] { opened.check(named); }), "has no draft adapter 'one'; it has none"));
-    CHECK(says(refusal([&] { opened.check(config_of(0.5)); }), "exported without masks"));
+    CHECK(says(message_of([&] { opened.check(named); }), "has no draft adapter 'one'; it has none"));
+    CHECK(says(message_of([&] { opened.check(config_of(0.5)); }), "exported without masks"));
 }
 
 TEST_CASE("invalid draft adapters in a manifest are refused") {
     const auto problem = [](const char* pointer, const Json& value) {
         Json manifest = drafted();
         manifest[Json::json_pointer(pointer)] = value;
-        return refusal([&] { mars::parse_manifest(manifest.dump()); });
+        return message_of([&] { mars::parse_manifest(manifest.dump()); });
     };
     CHECK(problem("/masks", nullptr).empty());
     CHECK(says(problem("/masks", 4097), "masks: an integer of 0 to 4096"));

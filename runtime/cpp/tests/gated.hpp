@@ -6,8 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -86,16 +84,6 @@ struct Opened {
 };
 
 inline const mars::GenerationConfig endless = config_of(1.0, 3000);
-
-/// The message of what `body` throws, "" if it throws nothing.
-inline std::string message_of(const std::function<void()>& body) {
-    try {
-        body();
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "";
-}
 
 inline mars::Limits limits_of(std::int64_t max_rows, std::int64_t max_waiting = 64) {
     mars::Limits limits;

@@ -33,17 +33,6 @@ std::string hex(const mars::TokenSet& set) {
     return text;
 }
 
-/// What it threw; "" for nothing.
-template <typename Run>
-std::string thrown(Run run) {
-    try {
-        run();
-    } catch (const mars::Error& error) {
-        return error.what();
-    }
-    return "";
-}
-
 /// A directory with the automata, and a bundle of it for a fake model.
 struct KeptGrammars {
     KeptGrammars() {
@@ -106,7 +95,7 @@ TEST_CASE("every answer of grammar.json: the same accepted runs, feeds and count
         mars::GuidedRow row(0, kept().prompt, config_of(wanted), {kept().end}, std::move(guide));
         const Json& expected = wanted["expected"];
         std::vector<fake::Tokens> runs, fed;
-        const std::string error = thrown([&] {
+        const std::string error = message_of([&] {
             const auto loop = mars::decode(model, {&row}, wanted["block"], fake::mask);
             while (const auto accepted = loop->next())
                 for (const mars::Accepted& event : *accepted) runs.push_back(event.token_ids);
@@ -166,10 +155,10 @@ TEST_CASE("a grammar that a session cannot follow is refused before the first st
     mars::GenerationConfig config;
     config.window = mars::full_window;
     config.grammar = "tols";
-    const auto error = [&] { return thrown([&] { directory.session(wanted).generate(kept().prompt, config); }); };
+    const auto error = [&] { return message_of([&] { directory.session(wanted).generate(kept().prompt, config); }); };
     CHECK(error().find("no grammar `tols` (there are: g0, g1, g2, g3, g4, g5)") != std::string::npos);
     config.grammar = "g0";
-    CHECK(thrown([&] {
+    CHECK(message_of([&] {
               mars::Commit commit;
               commit.kind = mars::Commit::Kind::block;
               directory.session(wanted).generate(kept().prompt, config, nullptr, commit);
@@ -194,7 +183,7 @@ TEST_CASE("manifests with invalid grammars are refused") {
         manifest["grammars"] = {{{"name", "g"}, {"file", "grammar-00000000000000aa.dfa"}, {"kind", "regex"}, {"states", 1}}};
         CHECK(mars::parse_manifest(manifest.dump()).grammars.front().name == "g");
         manifest["grammars"][0][field] = value;
-        CHECK(thrown([&] { mars::parse_manifest(manifest.dump()); }).find(word) != std::string::npos);
+        CHECK(message_of([&] { mars::parse_manifest(manifest.dump()); }).find(word) != std::string::npos);
     }
 }
 
@@ -205,7 +194,7 @@ TEST_CASE("invalid automaton files are refused") {
         return content.replace(at, bytes.size(), bytes);
     };
     const std::string huge("\xFF\xFF\xFF\x7F", 4), zero(4, '\0');
-    const auto error = [](const std::string& content) { return thrown([&] { mars::parse_automaton(content, "it"); }); };
+    const auto error = [](const std::string& content) { return message_of([&] { mars::parse_automaton(content, "it"); }); };
     CHECK(error(good).empty());
     CHECK(error("").find("not the automaton") != std::string::npos);
     CHECK(error(changed(0, "X")).find("not the automaton") != std::string::npos);
@@ -243,7 +232,7 @@ TEST_CASE("invalid automaton files are refused") {
 TEST_CASE("a state without a possible token is an error") {
     const auto few = std::make_shared<mars::Vocabulary>(kept().tokenizer, 20); // no letters
     const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(kept().content(3), "it"), few);
-    CHECK(thrown([&] { mars::Matcher(walk).mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);
+    CHECK(message_of([&] { mars::Matcher(walk).mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);
     CHECK_THROWS_AS(mars::Matcher(walk).consume(39999), mars::SessionError);
     CHECK_THROWS_AS(mars::Matcher(walk).consume(5), mars::SessionError);
 }

@@ -1,6 +1,7 @@
 // A valid manifest, for tests that change it or run a fake model with it.
 #pragma once
 
+#include <exception>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -23,3 +24,14 @@ inline nlohmann::json valid() {
 
 /// Whether a message, such as what a broken one is refused with, has that part.
 inline bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
+
+/// The message of what `body` throws, "" if it throws nothing.
+template <typename Body>
+std::string message_of(const Body& body) {
+    try {
+        body();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}

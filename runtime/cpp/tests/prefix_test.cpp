@@ -1,6 +1,7 @@
 // Saved prefixes: what a hit restores is what reading the prompt gives, and memory stays under the budget.
 #include <random>
 
+#include "config.hpp"
 #include "conformance.hpp"
 #include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
@@ -14,15 +15,6 @@ using mars::Prefixes;
 
 constexpr std::int64_t plenty = std::int64_t{1} << 30, block = 4;
 const mars::Group group{"", 1};
-
-mars::GenerationConfig greedy(std::int64_t count = 4, std::optional<double> tau = std::nullopt) {
-    mars::GenerationConfig config;
-    config.max_new_tokens = count;
-    config.tau = tau;
-    config.window = mars::full_window;
-    config.eos_ids = Tokens{};
-    return config;
-}
 
 struct Spoken {
     Tokens tokens;
@@ -95,7 +87,7 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
                 const std::optional<double> taus[] = {std::nullopt, std::nullopt, 0.5, 1.0};
                 // A small step has less room for masks the more it reads, so that at a tau its text depends on where reading began.
                 const auto tau = taus[pick(4)];
-                mars::GenerationConfig config = greedy(1 + pick(14), blocks ? 0.5 : firm && tau == 0.5 ? std::nullopt : tau);
+                mars::GenerationConfig config = config_of(blocks ? 0.5 : firm && tau == 0.5 ? std::nullopt : tau, 1 + pick(14));
                 if (pick(4) == 0) config.cache_salt = "b";
                 jobs.emplace_back(std::move(ids), std::move(config));
             }
@@ -122,15 +114,15 @@ TEST_CASE("a system prompt is read once for ten requests, and a second turn read
     Prefixes store(plenty, 1);
     fake::Backend backend(fake::hashed, 1000000, 64);
     std::vector<std::pair<Tokens, mars::GenerationConfig>> jobs;
-    for (std::int64_t i = 0; i < 10; ++i) jobs.emplace_back(joined(opening, {8, i + 1, 9}), greedy());
+    for (std::int64_t i = 0; i < 10; ++i) jobs.emplace_back(joined(opening, {8, i + 1, 9}), config_of({}, 4));
     const auto rows = spoken(backend, &store, jobs);
     for (std::size_t i = 0; i < rows.size(); ++i) CHECK(rows[i].stats.cached_tokens == (i == 0 ? 0 : 41));
     CHECK(store.stats().queries == 10);
     CHECK(store.stats().hits == 9);
     CHECK(store.stats().query_tokens == 430);
     CHECK(store.stats().hit_tokens == 9 * 41);
-    const Tokens first = spoken(backend, &store, {{opening, greedy(12)}})[0].tokens;
-    const auto second = spoken(backend, &store, {{joined(first, {5, 6, 7}), greedy()}})[0];
+    const Tokens first = spoken(backend, &store, {{opening, config_of({}, 12)}})[0].tokens;
+    const auto second = spoken(backend, &store, {{joined(first, {5, 6, 7}), config_of({}, 4)}})[0];
     // All but the last accepted tokens, which no step had fed yet.
     CHECK(second.stats.cached_tokens >= static_cast<std::int64_t>(first.size()) - block - 2);
     CHECK(second.stats.cached_tokens < static_cast<std::int64_t>(first.size()));
@@ -140,7 +132,7 @@ TEST_CASE("entries are not shared across salts, piece sizes that change them, or
     Prefixes store(plenty, 1);
     fake::Backend backend(fake::hashed, 1000000, 16);
     for (const auto& [salt, cached] : {std::pair<const char*, std::int64_t>{"", 0}, {"a", 0}, {"b", 0}, {"a", 39}}) {
-        mars::GenerationConfig config = greedy();
+        mars::GenerationConfig config = config_of({}, 4);
         config.cache_salt = salt;
         CHECK(spoken(backend, &store, {{opening, config}})[0].stats.cached_tokens == cached);
     }
@@ -148,12 +140,13 @@ TEST_CASE("entries are not shared across salts, piece sizes that change them, or
     for (const auto& [piece, cached] : {std::pair<std::int64_t, std::int64_t>{8, 0}, {16, 0}, {8, 32}, {16, 32}, {10, 0}}) {
         fake::Backend strict(fake::hashed, 1000000, piece);
         strict.firm = std::nullopt;
-        CHECK(spoken(strict, &by_piece, {{opening, greedy()}})[0].stats.cached_tokens == cached);
+        CHECK(spoken(strict, &by_piece, {{opening, config_of({}, 4)}})[0].stats.cached_tokens == cached);
     }
     Prefixes two(plenty, 2);
     backend.firm = 2;
-    const Tokens first = spoken(backend, &two, {{opening, greedy(12, 1.0)}})[0].tokens;
-    CHECK(spoken(backend, &two, {{joined(first, {5, 6}), greedy()}})[0].stats.cached_tokens == static_cast<std::int64_t>(opening.size()));
+    const Tokens first = spoken(backend, &two, {{opening, config_of(1.0, 12)}})[0].tokens;
+    CHECK(spoken(backend, &two, {{joined(first, {5, 6}), config_of({}, 4)}})[0].stats.cached_tokens ==
+          static_cast<std::int64_t>(opening.size()));
 }
 
 TEST_CASE("a cancelled row saves its final entries, a failed one no further ones") {
@@ -166,7 +159,7 @@ TEST_CASE("a cancelled row saves its final entries, a failed one no further ones
                 return fake::hashed(known, masks);
             },
             1000000, 8);
-        mars::Row row(0, opening, greedy(50), {});
+        mars::Row row(0, opening, config_of({}, 50), {});
         row.stem = store.stem();
         const auto loop = mars::decode(backend, {&row}, block, fake::mask);
         if (fails) {
@@ -181,9 +174,9 @@ TEST_CASE("a cancelled row saves its final entries, a failed one no further ones
             CHECK(!loop->next());
         }
         fake::Backend good(fake::hashed, 1000000, 8), fresh(fake::hashed, 1000000, 8);
-        const auto again = spoken(good, &store, {{opening, greedy(30)}})[0];
+        const auto again = spoken(good, &store, {{opening, config_of({}, 30)}})[0];
         CHECK(again.stats.cached_tokens == (fails ? 39 : 24));
-        CHECK(again.tokens == spoken(fresh, nullptr, {{opening, greedy(30)}})[0].tokens);
+        CHECK(again.tokens == spoken(fresh, nullptr, {{opening, config_of({}, 30)}})[0].tokens);
     }
 }
 

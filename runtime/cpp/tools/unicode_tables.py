@@ -134,7 +134,7 @@ def _classes(classes: dict[int, int]) -> list[str]:
     return [f"{{0x{low:X}, 0x{high:X}, {k}}}" for low, high, k in sorted(ranges)]
 
 
-def _runs(mapped: dict[int, tuple[int, ...]]) -> list[str]:
+def _runs(mapped: dict[int, list[int]]) -> list[str]:
     """What code points become, one string for those that follow each other."""
     return [
         f'{{0x{low:X}, U"{_literal(c for of in range(low, high + 1) for c in mapped[of])}"}}'
