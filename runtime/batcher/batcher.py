@@ -18,7 +18,6 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
-from types import TracebackType
 from typing import Any
 
 from ..decode.config import GenerationConfig
@@ -207,9 +206,7 @@ class Batcher:
     def __enter__(self) -> Batcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- the way in ---

@@ -53,7 +53,7 @@ def test_a_fault_of_the_loop_itself_tells_everybody(session: Session) -> None:
         with pytest.raises(Panic):
             request.result(SOON)
     batcher._thread.join(SOON)
-    assert not batcher.alive
+    assert not batcher.alive and batcher.step_seconds == 0
     assert batcher.counts == Counts(accepted=4, failed=4, prompt_tokens=4, tokens=batcher.counts.tokens)
     with pytest.raises(SessionError, match=r"this batcher failed \(Panic\); make a new one"):
         batcher.submit([1], SHORT)

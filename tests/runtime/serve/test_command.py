@@ -23,7 +23,11 @@ from support.fixtures import Named
 from support.missing import need
 from support.shell import run
 
+from mars_export import MarsError
+
 need("uvicorn", "serve")
+
+from mars_export.runtime.serve import ServeOptions  # noqa: E402
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "open sesame"}], "max_tokens": 8})
 LONG = json.dumps(json.loads(BODY) | {"tau": 1.0, "stream": True, "ignore_eos": True, "max_tokens": 480})
@@ -259,3 +263,18 @@ def test_traces(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
         collector.shutdown()
     spans = b"".join(sent)
     assert b"/v1/chat/completions" in spans and b"/health" not in spans and b"sesame" not in spans
+
+
+def test_only_the_default_number_of_rows_gives_way_to_an_engine_s(
+    bundles: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[ServeOptions] = []
+
+    def new_app(_: Any, options: ServeOptions) -> None:
+        given.append(options)
+        raise MarsError("enough")
+
+    monkeypatch.setattr("mars_export.runtime.serve.app", new_app)
+    for words in ((), ("--max-rows", "8"), ("--max-rows", "3")):
+        run("serve", bundles(MAIN), "--port", "0", *words)
+    assert [(o.limits.max_rows, o.fits_rows) for o in given] == [(8, True), (8, False), (3, False)]

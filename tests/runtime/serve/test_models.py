@@ -10,20 +10,24 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.agreement import MAIN
-from support.fixtures import Named
+from support.fixtures import Named, Sessions
+from support.manifests import ENGINE
 from support.missing import need
 
 need("uvicorn", "serve")
 
 from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 
-from mars_export import Session, SessionError  # noqa: E402
+from mars_export import Limits, Session, SessionError  # noqa: E402
+from mars_export.runtime.bundle.engine_info import Extent  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.models.model import Unopened  # noqa: E402
+from mars_export.runtime.serve.models.open_model import OpenModel  # noqa: E402
 
 OTHER = "qwen2"
 
@@ -212,3 +216,48 @@ def test_a_server_that_closes_keeps_no_model_that_is_being_opened(shelf: Shelf) 
         gate.set()
         assert (asked.result().status, asked.result().json["error"]["code"]) == (503, "closing")
         assert states(server)["b"] == "unloaded" and shelf.opened == [OTHER]
+
+
+# --- how many requests run at once: of an engine as many as its rows, unless the operator says a number ---
+
+
+def engine(session: Session, rows: int) -> Session:
+    """The same graph, said to be an engine of so many rows."""
+    ranges = tuple(
+        replace(each, batch=Extent(1, 1, rows), outputs=Extent(1, 4, 64)) for each in ENGINE.ranges
+    )
+    variant = replace(
+        session.variant, backend="tensorrt", capacity=512, engine=replace(ENGINE, ranges=ranges)
+    )
+    made = Session(session.bundle, variant, session.backend)
+    made.cost = session.cost
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "expected"),
+    [
+        (2, ServeOptions(fits_rows=True), 2),
+        (16, ServeOptions(fits_rows=True), 8),
+        (2, ServeOptions(Limits(max_rows=3)), 3),
+        (None, ServeOptions(fits_rows=True), 8),
+    ],
+)
+def test_rows_of_an_engine(
+    rows: int | None,
+    options: ServeOptions,
+    expected: int,
+    sessions: Sessions,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    session = sessions("llama") if rows is None else engine(sessions("llama"), rows)
+    model = OpenModel("m", session, options)
+    with caplog.at_level(logging.INFO, "mars_export.serve"):
+        model.warm()
+    assert model.fault is None and model.batcher is not None
+    model.batcher.close()
+    assert model.batcher.limits == replace(options.limits, max_rows=expected)
+    said = [
+        record.getMessage() for record in caplog.records if "the rows of its engine" in record.getMessage()
+    ]
+    assert len(said) == (1 if rows == expected == 2 else 0)
