@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .completions import SHARED, no_effect, plain_format, refusing
+from .completions import SHARED, no_effect, refusing, text_format
 from .fields import (
     Field,
     Several,
@@ -108,7 +108,7 @@ def _thinking(name: str, value: Any) -> bool:
     return kind != "disabled"
 
 
-_output_config = inner({"format": Field(plain_format, "schema"), **no_effect("effort")})
+_output_config = inner({"format": Field(text_format, "schema"), **no_effect("effort")})
 
 MESSAGES: Table = {
     **SHARED,

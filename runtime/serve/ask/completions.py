@@ -84,36 +84,31 @@ SHARED: Table = {
 }  # fmt: skip
 
 
-def json_schema(name: str, form: Any, inside: str | None = "json_schema") -> Any:
-    """The schema of a text format: {"type": "json_schema", `inside`: {"schema": ...}}, or without `inside`
-    the schema itself in it.
-    """
+def text_format(name: str, form: Any) -> Any:
+    """The schema of a text format, which chat completions have in `json_schema`, and other protocols not."""
     kind = a_dict(name, form).get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
-    named = form if inside is None else form.get(inside)
+    named = form.get("json_schema", form)
     if kind == "json_schema" and isinstance(named, dict) and isinstance(named.get("schema"), dict | bool):
         return named["schema"]
-    schema = '"schema": {...}' if inside is None else f'"{inside}": {{"name": ..., "schema": {{...}}}}'
-    forms = f'{{"type": "text"}}, {{"type": "json_object"}} or {{"type": "json_schema", {schema}}}'
+    forms = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema"} with a "schema"'
     raise wrong(name, forms, form)
 
 
-def plain_format(name: str, form: Any) -> Any:
-    """The schema of a text format that has it itself."""
-    return json_schema(name, form, None)
-
-
 def tool_choice(name: str, value: Any) -> str:
-    """none, auto, required, or "=" and the name of a function."""
+    """none, auto, required, or "=" and the name of a function. Only chat completions have it in
+    `function`.
+    """
     if value in ("none", "auto", "required"):
         return str(value)
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    if isinstance(function, dict) and isinstance(function.get("name"), str):
-        return f"={function['name']}"
-    raise wrong(name, '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}', value)
+    if isinstance(value, dict) and value.get("type") == "function":
+        function = value.get("function", value)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return f"={function['name']}"
+    raise wrong(name, '"none", "auto", "required" or {"type": "function"} with a "name"', value)
 
 
 def reasoning_effort(name: str, value: Any) -> bool | None:
@@ -152,7 +147,7 @@ COMPLETIONS: Table = {
     "n": Field(integer(1, MOST_CHOICES)),
     "max_tokens": Field(integer(1), "max_new_tokens"),
     "stream_options": Field(_stream_options),
-    "response_format": Field(json_schema, "schema"),
+    "response_format": Field(text_format, "schema"),
     "return_steps": Field(flag),
     **no_effect("store", "prompt_cache_key", "prompt_cache_retention", "timings_per_token"),
     **refusing(

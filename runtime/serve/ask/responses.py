@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .completions import SHARED, no_effect, plain_format, reasoning_effort, refusing, settings, tool_choice
+from .completions import SHARED, no_effect, reasoning_effort, refusing, settings, text_format, tool_choice
 from .fields import (
     Field,
     Several,
@@ -87,12 +87,6 @@ def _tools(name: str, value: Any) -> list[Any]:
     return tools
 
 
-def _tool_choice(name: str, value: Any) -> str:
-    if isinstance(value, dict) and value.get("type") == "function":
-        return tool_choice(name, {"type": "function", "function": {"name": value.get("name")}})
-    return tool_choice(name, value)
-
-
 def _include(name: str, value: Any) -> Several:
     """There is no encrypted reasoning, so a request for it has no effect."""
     known = ("reasoning.encrypted_content", LOGPROBS)
@@ -104,7 +98,7 @@ def _include(name: str, value: Any) -> Several:
 _reasoning = inner(
     {"effort": Field(reasoning_effort, "thinking"), **no_effect("summary", "generate_summary")}
 )
-_text = inner({"format": Field(plain_format, "schema"), **no_effect("verbosity")})
+_text = inner({"format": Field(text_format, "schema"), **no_effect("verbosity")})
 
 RESPONSES: Table = {
     **SHARED,
@@ -113,7 +107,7 @@ RESPONSES: Table = {
     "max_output_tokens": Field(integer(1), "max_new_tokens"),
     "text": Field(_text),
     "tools": Field(_tools),
-    "tool_choice": Field(_tool_choice),
+    "tool_choice": Field(tool_choice),
     "parallel_tool_calls": Field(flag),
     "include": Field(_include),
     "reasoning": Field(_reasoning),
