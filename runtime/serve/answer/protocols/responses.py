@@ -23,6 +23,7 @@ class ResponsesReply(Reply):
         self._items: list[Event] = []  # of the stream, the last one may be open
         self._logprobs: list[Event] = []  # of tokens of which no text was sent yet
         self._open_kind: str | None = None  # of the text of the open item
+        self._events: list[Event] = []  # to be sent
         self._num_events = 0
 
     def body(self) -> Event:
@@ -34,39 +35,38 @@ class ResponsesReply(Reply):
 
     def opening(self) -> list[Event]:
         response = self._response("in_progress", [])
-        return [
-            self._event("created", response=response),
-            self._event("in_progress", response=response),
-        ]
+        self._emit("created", response=response)
+        self._emit("in_progress", response=response)
+        return self._take_events()
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Event]:
-        events = []
         self._logprobs += self._entries(piece.steps)
         for part in piece.parts:
             if isinstance(part, ToolCallEntry):
-                events += self._close() + self._call(part)
+                self._call(part)
             elif isinstance(part, Thought):
-                events += self._grow("reasoning_text", part.text)
+                self._grow("reasoning_text", part.text)
             else:
-                events += self._grow("output_text", part)
+                self._grow("output_text", part)
         if choice.is_over:
-            events += self._close()
-            events.append(self._event(self._status, response=self._response(self._status, self._items)))
-        return events
+            self._close()
+            self._emit(self._status, response=self._response(self._status, self._items))
+        return self._take_events()
 
     # --- parts ---
 
-    def _grow(self, kind: str, text: str) -> list[Event]:
-        """Add to the open text of this kind, which is opened if necessary."""
-        events = [] if self._open_kind == kind else [*self._close(), *self._open(kind)]
-        self._items[-1]["content"][0]["text"] += text
-        fields = {"logprobs": self._take_logprobs()} if kind == "output_text" else {}
-        return [*events, self._event(f"{kind}.delta", **self._place, delta=text, **fields)]
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._num_events += 1
+        event = {"type": f"response.{kind}", "sequence_number": self._num_events - 1, **fields}
+        self._events.append(event)
+
+    def _take_events(self) -> list[Event]:
+        taken, self._events = self._events, []
+        return taken
 
     def _entries(self, steps: Sequence[AnswerStep]) -> list[Event]:
         """The log-probabilities of tokens, if they are asked for."""
-        is_asked = self.admitted.ask.logprobs
-        return [token.logprob_entry() for step in steps for token in step.tokens if is_asked]
+        return [token.logprob_entry() for step in steps for token in step.tokens if self.ask.logprobs]
 
     def _take_logprobs(self) -> list[Event]:
         """Move the pending log-probabilities into the open message, and return them."""
@@ -74,59 +74,54 @@ class ResponsesReply(Reply):
         self._items[-1]["content"][0]["logprobs"] += taken
         return taken
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        self._num_events += 1
-        return {"type": f"response.{kind}", "sequence_number": self._num_events - 1, **fields}
-
     @property
     def _place(self) -> Event:
         """Where the open text is."""
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
-    def _add(self, item: Event) -> Event:
-        """The event of a new item, which begins empty."""
+    def _add(self, item: Event) -> None:
+        """Begin an item, which is empty at first."""
         self._items.append(item)
         empty: Event = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
         begun = {**item, **empty, "status": "in_progress"}
-        return self._event("output_item.added", output_index=len(self._items) - 1, item=begun)
+        self._emit("output_item.added", output_index=len(self._items) - 1, item=begun)
 
-    def _done(self) -> Event:
-        return self._event("output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
+    def _done(self) -> None:
+        self._emit("output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
 
-    def _open(self, kind: str) -> list[Event]:
-        """Begin a message, or a reasoning item."""
-        self._open_kind = kind
-        added = self._add(_item("" if kind == "output_text" else Thought("")))
-        part = _content(kind, "")
-        return [added, self._event("content_part.added", **self._place, part=part)]
+    def _grow(self, kind: str, text: str) -> None:
+        """Add to the open text of this kind, which begins a message or a reasoning item if necessary."""
+        if self._open_kind != kind:
+            self._close()
+            self._open_kind = kind
+            self._add(_item("" if kind == "output_text" else Thought("")))
+            self._emit("content_part.added", **self._place, part=_content(kind, ""))
+        self._items[-1]["content"][0]["text"] += text
+        fields = {"logprobs": self._take_logprobs()} if kind == "output_text" else {}
+        self._emit(f"{kind}.delta", **self._place, delta=text, **fields)
 
-    def _close(self) -> list[Event]:
+    def _close(self) -> None:
         """End the open item."""
         kind, self._open_kind = self._open_kind, None
         if kind is None:
-            return []
+            return
         part = self._items[-1]["content"][0]
         fields = {"text": part["text"]}
         if kind == "output_text":
             self._take_logprobs()
             fields["logprobs"] = part["logprobs"]
-        return [
-            self._event(f"{kind}.done", **self._place, **fields),
-            self._event("content_part.done", **self._place, part=part),
-            self._done(),
-        ]
+        self._emit(f"{kind}.done", **self._place, **fields)
+        self._emit("content_part.done", **self._place, part=part)
+        self._done()
 
-    def _call(self, call: ToolCallEntry) -> list[Event]:
-        item = _item(call)
-        added = self._add(item)
-        place = {"item_id": item["id"], "output_index": len(self._items) - 1}
+    def _call(self, call: ToolCallEntry) -> None:
+        self._close()
+        self._add(_item(call))
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         arguments = call.arguments
-        return [
-            added,
-            self._event("function_call_arguments.delta", **place, delta=arguments),
-            self._event("function_call_arguments.done", **place, name=call.name, arguments=arguments),
-            self._done(),
-        ]
+        self._emit("function_call_arguments.delta", **place, delta=arguments)
+        self._emit("function_call_arguments.done", **place, name=call.name, arguments=arguments)
+        self._done()
 
     @property
     def _status(self) -> str:
