@@ -56,7 +56,6 @@ class OpenModel:
         """Refuse new requests, and end after running ones, in at most `drain` seconds."""
         if self.batcher is not None:
             self.batcher.close(drain)
-        self.compiling.shutdown(wait=False, cancel_futures=True)
 
     def _limits(self) -> Limits:
         limits, engine = self._options.limits, self.session.variant.engine
