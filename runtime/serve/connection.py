@@ -10,7 +10,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from .options import MOST_CONNECTIONS
-from .refusals import encoded, error_body
+from .refusals import Refused, encoded
 
 
 class Connection(H11Protocol):
@@ -73,7 +73,7 @@ class Connection(H11Protocol):
 
     def _complain(self, status: int, message: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = encoded(error_body(message, status))
+            body = encoded(Refused(status, message).body)
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),

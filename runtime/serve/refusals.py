@@ -64,21 +64,17 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        return error_body(str(self), self.status, self.param, self.code)
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        text = str(self)
+        if len(text) > MOST_CHARACTERS:
+            text = text[:MOST_CHARACTERS] + "..."
+        return {"error": {"message": text, "type": kind, "param": self.param, "code": self.code}}
 
 
 def busy(message: str, retry_after: float, status: int = 429) -> Refused:
     """The server has no room for the request now."""
     seconds = str(max(1, round(retry_after)))
     return Refused(status, message, code="overloaded", headers={"retry-after": seconds})
-
-
-def error_body(
-    message: str, status: int, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    text = message if len(message) <= MOST_CHARACTERS else message[:MOST_CHARACTERS] + "..."
-    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
 def encoded(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from mars_export.runtime.serve.options import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.ray.call import Begun, Call, Lost, Part, Start, Whole, ask, whole  # noqa: E402
 from mars_export.runtime.serve.ray.front import new_front  # noqa: E402
 from mars_export.runtime.serve.ray.front_metrics import FrontCounters  # noqa: E402
-from mars_export.runtime.serve.refusals import error_body  # noqa: E402
+from mars_export.runtime.serve.refusals import Refused  # noqa: E402
 
 JSON = ((b"content-type", b"application/json"),)
 STREAM = ((b"content-type", b"text/event-stream"),)
@@ -30,7 +30,7 @@ def event(delta: Any = None, **fields: Any) -> bytes:
 
 OPENING = event({"role": "assistant", "content": ""})
 FIRST, SECOND, DONE = event({"content": "Hel"}), event({"content": "lo"}), b"data: [DONE]\n\n"
-CLOSING = error_body("the server is closing; ask again", 503, None, "closing")
+CLOSING = Refused(503, "the server is closing; ask again", code="closing").body
 Step = Part | float | Exception
 
 
