@@ -15,6 +15,7 @@ from ..session.session import Session
 from . import metrics, page
 from .answer.admission import count_tokens
 from .answer.answering import Service, begin
+from .answer.steering import steer
 from .ask.bodies import Bodies
 from .ask.request import PATHS, Kind, read_ask
 from .door import CLIENT, Door
@@ -94,7 +95,8 @@ class _Routes:
 
     async def steer(self, request: Request) -> Response:
         body = await self._bodies.read(request)
-        return _json(self._service.streams.steer(request.path_params["id"], request.scope[CLIENT], body))
+        name, client = request.path_params["id"], request.scope[CLIENT]
+        return _json(steer(self._service.streams, name, client, body))
 
     async def count_tokens(self, request: Request) -> Response:
         ask = read_ask("messages", await self._bodies.read(request))

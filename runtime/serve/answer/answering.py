@@ -45,7 +45,7 @@ class Service:
     options: ServeOptions
     metrics: Metrics
     keys: Keys
-    streams: Streams = field(default_factory=Streams)
+    streams: Streams = field(default_factory=dict)
 
 
 async def begin(
@@ -93,7 +93,7 @@ class Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if self._admitted.ask.stream:
-                self._service.streams.add(self._reply, self._client)
+                self._service.streams[self._reply.id] = self._reply, self._client
                 await self._stream(send)
             else:
                 async for _ in self._pieces():
@@ -177,7 +177,7 @@ class Answering:
         admitted, reply, seconds = self._admitted, self._reply, perf_counter() - self._came
         self._events.close()
         admitted.close()
-        self._service.streams.drop(reply)
+        self._service.streams.pop(reply.id, None)
         self._service.metrics.ended(admitted, self._outcome, seconds)
         first, usage = admitted.requests[0], reply.usage()
         fields: dict[str, Any] = {
