@@ -315,7 +315,7 @@ class Batcher:
         try:
             while self._next():
                 self._step()
-            self._schedule.step()  # all rows have ended: frees the KV memory
+            self._schedule.iterate()  # all rows have ended: frees the KV memory
         except BaseException as error:  # a bug, or a library's panic: no reader may wait forever
             LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:

@@ -12,7 +12,7 @@ from .backend import GROWTH, Backend, Feed, StepOutput
 from .row import Accepted, Row
 
 
-class ErrorsEnd:
+class ErrorBoundary:
     """A context that ends `rows`, and no others, if its body raises; adds their last events to `events`.
 
     It catches BaseException, because a panic of a Rust library is not an Exception.
@@ -145,7 +145,7 @@ class KvBudget:
             return self.max_rows * self.max_capacity
         return self.num_bytes // self.entry_bytes
 
-    def most_entries(self, num_rows: int) -> int | None:
+    def max_entries(self, num_rows: int) -> int | None:
         """Entries that each of `num_rows` rows may have, None for any number."""
         if self.num_bytes is None or self.fixed:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import SessionError
 from .backend import Backend, Feed, StepOutput
-from .batch import ErrorsEnd
+from .batch import ErrorBoundary
 from .row import Accepted, Predictions, Row
 from .schedule import Limits, Schedule
 
@@ -56,7 +56,7 @@ class BlockSchedule(Schedule):
     def _first_feed(self, row: Row) -> Feed:
         return Feed(row.num_pending)
 
-    def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> None:
+    def _finish_prompt(self, row: Row, output: StepOutput, i: int, feed: Feed) -> None:
         """A commit: pending tokens are final, and the next prediction is kept."""
         row.cursor += feed.pending
         row.stats.forwards += 1
@@ -70,14 +70,14 @@ class BlockSchedule(Schedule):
         events: list[Accepted] = []
         for i in incomplete:
             if not feeds[i].slots:  # one-token mode at the start of a block: the commit predicted its token
-                with ErrorsEnd([rows[i]], events):
+                with ErrorBoundary([rows[i]], events):
                     events += filter(None, [rows[i].accept(self._first[rows[i].index])])
         working = [i for i in incomplete if feeds[i].slots]
         if working:
             # Neighbouring rows run together. The cursor of a row that waits does not move.
             span = range(working[0], working[-1] + 1)
             span_feeds = [feeds[i] if i in working else UNUSED for i in span]
-            events += self._run([rows[i] for i in span], span_feeds, self._take_inner)
+            events += self._run([rows[i] for i in span], span_feeds, self._accept_inner)
         return sorted(events, key=lambda event: event.row)
 
     def _commit(self, rows: list[Row]) -> list[Accepted]:
@@ -85,14 +85,14 @@ class BlockSchedule(Schedule):
         events = [row.finish("capacity") for row in rows if self._length(row) == 0]
         self._drop_finished()
         if rows := self._decoding():
-            events += self._run(rows, [Feed(row.num_pending) for row in rows], self._take_first)
+            events += self._run(rows, [Feed(row.num_pending) for row in rows], self._finish_prompt)
         return events
 
     def _inner_feed(self, row: Row) -> Feed:
         pending = row.num_pending
-        return Feed(pending, 0, min(row.most_masks(self.block), max(1, self._length(row) - pending) - 1))
+        return Feed(pending, 0, min(row.max_masks(self.block), max(1, self._length(row) - pending) - 1))
 
-    def _take_inner(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+    def _accept_inner(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         if feed is UNUSED:
             return None
         row.stats.forwards += 1

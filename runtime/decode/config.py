@@ -24,15 +24,17 @@ STRINGS = Rule(
     "a list of non-empty strings",
     lambda stop: isinstance(stop, tuple) and all(isinstance(s, str) and s for s in stop),
 )
-MOST_BIAS, MOST_TOP = 100, 20  # as in OpenAI's API
+MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS = 100, 20  # as in OpenAI's API
 LOGIT_BIAS = Rule(
-    f"a mapping of token ids to numbers of -{MOST_BIAS} to {MOST_BIAS}",
+    f"a mapping of token ids to numbers of -{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}",
     lambda bias: (
         isinstance(bias, tuple)
-        and all(is_integer(i, 0) and is_number(value) and abs(value) <= MOST_BIAS for i, value in bias)
+        and all(is_integer(i, 0) and is_number(value) and abs(value) <= MAX_LOGIT_BIAS for i, value in bias)
     ),
 )
-TOP = Rule(f"an integer of 0 to {MOST_TOP}", lambda value: is_integer(value, 0) and value <= MOST_TOP)
+TOP = Rule(
+    f"an integer of 0 to {MAX_TOP_LOGPROBS}", lambda value: is_integer(value, 0) and value <= MAX_TOP_LOGPROBS
+)
 # Fields that need logits, with the values that do not.
 OFF: Mapping[str, Any] = {
     "temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,

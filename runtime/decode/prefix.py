@@ -250,13 +250,13 @@ class Stem:
         tokens: Sequence[int],
         chunk: int,
         capacity: int,
-        most_entries: int | None = None,
+        max_entries: int | None = None,
     ) -> int:
         """Load the longest saved beginning of `tokens`, and return its length. The last tokens are never
         loaded, because a step must feed something.
 
         The rest takes the same steps, or firm ones, as a row that reads `tokens` from 0 in chunks. An entry
-        is not loaded if rows of its length would exceed `most_entries`.
+        is not loaded if rows of its length would exceed `max_entries`.
         """
         firm_slots = self._store.firm_slots
         if firm_slots is not None and chunk < firm_slots:
@@ -271,7 +271,7 @@ class Stem:
             saved, num_common = match
             length = _usable(num_common, last, chunk, firm_slots)
             room = min(len(tokens) + SPARE, capacity)
-            if length > 0 and _may_widen(cache, saved.length, room, most_entries):
+            if length > 0 and _may_widen(cache, saved.length, room, max_entries):
                 with suppress(Exception):  # most likely a lack of memory: the row reads all of its prompt
                     cache.reserve(max(saved.length, room))
                     cache.load(place, saved.data, length)
@@ -309,13 +309,13 @@ def _usable(num_common: int, last: int, chunk: int, firm_slots: int | None) -> i
     return num_common - max(0, firm_slots - (chunk - num_common % chunk))  # the rest of the chunk is firm
 
 
-def _may_widen(cache: Cache, length: int, room: int, most_entries: int | None) -> bool:
+def _may_widen(cache: Cache, length: int, room: int, max_entries: int | None) -> bool:
     """Whether the rows may hold a saved copy of `length` entries: they have, or will have, that many anyway,
-    or stay within `most_entries`.
+    or stay within `max_entries`.
     """
-    if most_entries is None or length <= max(room, cache.capacity):
+    if max_entries is None or length <= max(room, cache.capacity):
         return True
-    return bucket(length, cache.capacity) <= most_entries
+    return bucket(length, cache.capacity) <= max_entries
 
 
 def _copy(cache: Cache, place: int, length: int) -> Saved:

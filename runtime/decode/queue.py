@@ -40,7 +40,7 @@ class Queue:
         """Add a row after the others of its client."""
         self._rows.setdefault(row.client, deque()).append(row)
 
-    def take(self, row: Row) -> None:
+    def remove(self, row: Row) -> None:
         """Remove a row that starts; its client's turn is over."""
         rows = self._rows.pop(row.client)
         rows.remove(row)

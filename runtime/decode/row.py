@@ -12,15 +12,15 @@ from ..accept import accept, verify
 from .backend import Feed, StepOutput
 from .config import GenerationConfig
 from .pace.draft import DraftSlots
-from .pace.estimates import Foresight, Hopes, PassRates
-from .pace.proposals import NONE, Lookup, Proposals, Proposer
-from .pace.split import Chances
+from .pace.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
+from .pace.proposals import NONE, Lookup, Proposals
+from .pace.split import Forecast
 from .prefix import Stem
 from .sample import Draws, Penalties, Top, top_of
 from .stats import Stats
 
-LEAST = 0.5  # a row with a tau makes no proposals whose chance to hold is lower
-ENOUGH = 3.0  # the proposer is not asked if the proposals promise this many tokens
+MIN_PROBABILITY = 0.5  # a row with a tau makes no proposals that are all accepted with a lower one
+LOOKUP_BELOW = 3.0  # nothing is looked up if this many proposals will probably be accepted
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
 
@@ -98,13 +98,13 @@ class Row:
     proposals: predicted next tokens that are not verified yet.
     config: may be replaced while the row runs; the next step uses the new one.
     stop: called with each accepted token; True if the token completes a stop condition.
-    hopes: shared by the rows of a session.
-    proposer: another source of proposals than the row's masks.
+    acceptance_rates: shared by the rows of a session.
+    lookup: another source of proposals than the row's masks.
     stem: the row's connection to the prefix cache.
     penalties: the bias and the penalties of its logits.
     top_logprobs: of each token of the answer, if the config asks for them.
     draft: what its draft slots feed; None if masks feed the mask token.
-    max_masks: the most masks of a step; None for the block's.
+    mask_limit: the most masks of a step; None for the block's.
     client: whose row it is; None for no client.
     on_start: called before each forward of the row.
     """
@@ -117,7 +117,7 @@ class Row:
         eos_ids: Sequence[int],
         stop: Callable[[int], bool] | None = None,
         stats: Stats | None = None,
-        hopes: Hopes | None = None,
+        acceptance_rates: AcceptanceRates | None = None,
         stem: Stem | None = None,
     ) -> None:
         self.index, self.config, self.stop, self.stem = index, config, stop, stem
@@ -130,11 +130,12 @@ class Row:
         self.penalties = Penalties(config, len(prompt))
         self.top_logprobs: list[Top] = []
         self.pass_rates = PassRates()
-        self.hopes, self.foresight = hopes or Hopes(), Foresight()
+        self.acceptance_rates = acceptance_rates or AcceptanceRates()
+        self.mask_rates = MaskRates()
         self.proposals = NONE
-        self.proposer: Proposer | None = Lookup(config.lookup) if config.lookup else None
+        self.lookup: Lookup | None = Lookup(config.lookup) if config.lookup else None
         self.draft: DraftSlots | None = None
-        self.max_masks: int | None = None
+        self.mask_limit: int | None = None
         self.client: Hashable = None
         self.on_start: Callable[[], None] | None = None
 
@@ -169,7 +170,7 @@ class Row:
         """Proposals that may be fed. An end-of-sequence proposal is not: the output before it decides.
 
         One less than the remaining tokens, so that the limit of the answer never cuts verified ones
-        (`Hopes.saw` counts those as failed).
+        (`AcceptanceRates.record` counts those as wrong).
         """
         if not self.feeds_proposals:
             return 0
@@ -177,7 +178,7 @@ class Row:
         end = next((i for i, token in enumerate(token_ids) if token in self.eos_ids), len(token_ids))
         return max(0, min(end, self.remaining - 1))
 
-    def most_masks(self, block: int) -> int:
+    def max_masks(self, block: int) -> int:
         """Most masks that the next step may feed without proposals; no more than can be used."""
         config = self.config
         if config.one_token:
@@ -186,36 +187,32 @@ class Row:
         most = block + 1 if block > 1 and self.feeds_proposals else block - 1
         if isinstance(config.window, int):
             most = min(config.window - 1, most)
-        if self.max_masks is not None:
-            most = min(self.max_masks, most)
+        if self.mask_limit is not None:
+            most = min(self.mask_limit, most)
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
-    def consult_proposer(self, most: int) -> None:
-        """Replace the proposals by those of the proposer if these promise more."""
-        if self.proposer is None or not self.config.exact or most < 1:
+    def consult_lookup(self, most: int) -> None:
+        """Replace the proposals by looked-up ones if more of these will probably be accepted."""
+        if self.lookup is None or not self.config.exact or most < 1:
             return
-        promise = self._promise(self.proposals)
-        if promise >= ENOUGH:
+        expected = self._expected_accepted(self.proposals)
+        if expected >= LOOKUP_BELOW:
             return
-        others = self.lead(self.proposer.propose(self.tokens, most))
-        if self._promise(others) > promise:
+        others = self.lead(self.lookup.propose(self.tokens, most))
+        if self._expected_accepted(others) > expected:
             self.proposals = others
 
-    def _promise(self, proposals: Proposals) -> float:
-        """Expected number of proposals that hold."""
-        total, chance = 0.0, 1.0
-        for hope in self.hopes.of_all(proposals):
-            chance *= hope
-            total += chance
-        return total
+    def _expected_accepted(self, proposals: Proposals) -> float:
+        return expected_run(self.acceptance_rates.probabilities(proposals))[-1]
 
-    def chances(self, block: int, room: int) -> Chances:
+    def forecast(self, block: int, room: int) -> Forecast:
         """What the next step may expect of the row, with `room` slots after its pending tokens."""
         proposals, num = self.proposals, self.num_proposals
-        hopes = self.hopes.of_all(proposals)[: num + 1]
+        probabilities = tuple(self.acceptance_rates.probabilities(proposals))
         ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
-        worth = self.foresight.expected(self.most_masks(block))
-        return Chances(self.num_pending, tuple(hopes[:num]), hopes[num] if ends else None, tuple(worth), room)
+        expected = tuple(self.mask_rates.expected(self.max_masks(block)))
+        ending = probabilities[num] if ends else None
+        return Forecast(self.num_pending, probabilities[:num], ending, expected, room)
 
     # --- hooks that GuidedRow overrides ---
 
@@ -224,12 +221,12 @@ class Row:
         return None
 
     def lead(self, proposals: Proposals) -> Proposals:
-        """The part of the proposer's proposals that may be fed."""
+        """The part of the looked-up proposals that may be fed."""
         return proposals
 
     # --- what a step gave ---
 
-    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+    def commit_and_accept(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         """Take the outputs of `feed`, which are those of batch row `i`. Its pending tokens are final now.
 
         None, only for a row with a grammar, if nothing can be accepted; the next step tries again.
@@ -264,7 +261,7 @@ class Row:
         else:
             self.proposals = NONE
             # If something other than tau ended the run, the row is over.
-            self.pass_rates.saw(count, [config.passes(c) for c in confidences])
+            self.pass_rates.record(count, [config.passes(c) for c in confidences])
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
@@ -291,13 +288,13 @@ class Row:
         self.stats.proposed += num_proposals
         self.stats.verified += num_verified
         if self.finish_reason is None:  # else more may have held than were needed
-            self.hopes.saw(self.proposals, num_proposals, num_verified)
+            self.acceptance_rates.record(self.proposals, num_proposals, num_verified)
         if num_verified < num_proposals or self.finish_reason is not None:
             # Predictions after a wrong proposal are void: new masks are better (docs/archive.md).
             self.proposals = NONE
             return
         self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
-        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
+        self.mask_rates.record([self.acceptance_rates.probability("masks", p) for p in probabilities[count:]])
 
     def candidates(self, predictions: Predictions, config: GenerationConfig, first: int = 0) -> Sequence[int]:
         """The row's tokens for the predictions from `first` on. Sampled ones are drawn when they are read."""

@@ -11,18 +11,18 @@ from typing import Annotated
 from ..errors import SessionError
 from ..rules import broken, integer, number
 from .backend import Backend, Feed, StepOutput
-from .batch import Batch, ErrorsEnd, KvBudget
+from .batch import Batch, ErrorBoundary, KvBudget
 from .config import GenerationConfig
 from .pace.policy import Policy, widest_feeds
 from .queue import Queue
 from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward when no other requests wait
-MOST_PLACES = 2**20
+MAX_PLACES = 2**20
 Count = Annotated[int, integer(1, "1 or more")]
 Most = Annotated[int | None, integer(1, "1 or more")]
 
-Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
+OutputHandler = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Limits:
     def __post_init__(self) -> None:
         problems = list(broken(self).values())
         for name in ("max_rows", "max_waiting"):
-            if not problems and getattr(self, name) > MOST_PLACES:
-                problems.append(f"{name} must be at most {MOST_PLACES}, not {getattr(self, name)!r}")
+            if not problems and getattr(self, name) > MAX_PLACES:
+                problems.append(f"{name} must be at most {MAX_PLACES}, not {getattr(self, name)!r}")
         if problems:
             raise SessionError("; ".join(problems))
 
@@ -142,16 +142,16 @@ class Schedule:
         """
         self.waiting.add(row)
 
-    def step(self) -> list[Accepted]:
-        """All of `forwards`: read prompts up to `prefill_tokens`, then decode; return events.
+    def iterate(self) -> list[Accepted]:
+        """One whole iteration; returns its events.
 
         A row whose finish_reason was set from outside leaves before anything else happens.
         """
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one step, each as it is run: chunks of prompts, a chunk of a long forced text, and
-        one forward over all decoding rows. Of the chunks of a prompt only the last has events.
+        """The forwards of one iteration, each as it is run: chunks of prompts, a chunk of a long forced text,
+        and one step of all decoding rows. Of the chunks of a prompt only the last has events.
         """
         self._drop_finished()
         yield from self._prefill()
@@ -169,7 +169,7 @@ class Schedule:
     # --- prefill ---
 
     def _prefill(self) -> Iterator[list[Accepted]]:
-        """Read chunks of prompts until the prompt tokens of the step are used up."""
+        """Read chunks of prompts until the prompt tokens of the iteration are used up."""
         budget = self._chunk
         while True:
             self._admit()
@@ -183,7 +183,7 @@ class Schedule:
                 budget -= chunk
                 self._num_chunks += 1
                 if chunk < row.num_pending:
-                    yield self._run([row], [Feed(chunk)], _take_chunk, is_chunk=True)
+                    yield self._run([row], [Feed(chunk)], _commit_chunk, is_chunk=True)
                 elif events := self._read_last_chunk(row):
                     yield events
             self._drop_finished()
@@ -192,7 +192,7 @@ class Schedule:
         """The row decodes from now on."""
         feed = self._first_feed(row)
         self._num_decoding += 1
-        events = self._run([row], [feed], self._take_first)
+        events = self._run([row], [feed], self._finish_prompt)
         self._batch.keep(self._num_decoding - 1)  # now: the next prompt may begin alike
         return events
 
@@ -232,13 +232,13 @@ class Schedule:
         row = self._next_waiting()
         if row is None or not self._has_room(row):
             return
-        self.waiting.take(row)
+        self.waiting.remove(row)
         active, first = self._batch.active, self._num_decoding
         active.append(row)
         for i in range(len(active) - 1, first, -1):
             self._move(i - 1, i)
         active[first] = row
-        self._batch.recall(first, self._chunk, self.budget.most_entries(self._batch.num_rows))
+        self._batch.recall(first, self._chunk, self.budget.max_entries(self._batch.num_rows))
 
     def _candidates(self) -> Iterator[Row]:
         """Waiting rows in the order of their turns, without those of clients that have all their rows."""
@@ -261,7 +261,7 @@ class Schedule:
     def _begin(self, row: Row) -> list[Accepted]:
         """Append the tokens that are known without a prediction."""
         events: list[Accepted] = []
-        with ErrorsEnd([row], events):
+        with ErrorBoundary([row], events):
             if (event := row.begin(self.backend.max_capacity)) is not None:
                 events.append(event)
         return events
@@ -272,35 +272,35 @@ class Schedule:
         """The last chunk of a prompt, with a full window: all its tokens are fed anyway."""
         return widest_feeds([row], [self._batch.room(row)], self.block)[0]
 
-    def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        return _take(row, output, i, feed)
+    def _finish_prompt(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+        return _accept(row, output, i, feed)
 
     def _decoding(self) -> list[Row]:
         return self._batch.active[: self._num_decoding]
 
     @property
-    def _most_pending(self) -> int:
+    def _max_pending(self) -> int:
         """Most tokens of an answer that a step feeds at once."""
         most = max(self.limits.prefill_tokens, 2 * self.block)
         return min(most, self.backend.max_slots or most, self.budget.max_slots or most)
 
     def _must_catch_up(self, row: Row) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
-        return row.num_pending > self._most_pending and self._batch.fits(row)
+        return row.num_pending > self._max_pending and self._batch.fits(row)
 
     def _catch_up(self) -> Iterator[list[Accepted]]:
         """Feed a chunk of the first row that must catch up; the other rows decode on."""
         row = next(filter(self._must_catch_up, self._decoding()), None)
         if row is not None:
-            yield self._run([row], [Feed(self._most_pending)], _take_forced)
+            yield self._run([row], [Feed(self._max_pending)], _commit_forced)
             self._drop_finished()
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         for row in rows:
-            if row.proposer is not None and not self._must_catch_up(row):
-                with ErrorsEnd([row], events):
-                    row.consult_proposer(self._room(row))
+            if row.lookup is not None and not self._must_catch_up(row):
+                with ErrorBoundary([row], events):
+                    row.consult_lookup(self._room(row))
         if events:
             self._drop_finished()
             rows = self._decoding()
@@ -308,10 +308,10 @@ class Schedule:
             if must_catch_up:
                 continue
             neighbours, feeds = list(group), list[Feed]()
-            with ErrorsEnd(neighbours, events):
+            with ErrorBoundary(neighbours, events):
                 feeds = self._feeds(neighbours)
             if feeds:
-                events += self._run(neighbours, feeds, _take)
+                events += self._run(neighbours, feeds, _accept)
         return events
 
     def _room(self, row: Row) -> int:
@@ -328,7 +328,7 @@ class Schedule:
     # --- forwards and places ---
 
     def _run(
-        self, rows: Sequence[Row], feeds: Sequence[Feed], take: Take, *, is_chunk: bool = False
+        self, rows: Sequence[Row], feeds: Sequence[Feed], handle: OutputHandler, *, is_chunk: bool = False
     ) -> list[Accepted]:
         """One forward over neighbouring rows, or with `is_chunk` over a whole chunk of one prompt. An error
         ends the rows that it concerns, and no others.
@@ -337,14 +337,14 @@ class Schedule:
             row.start()
         events: list[Accepted] = []
         slots = max(feed.slots for feed in feeds)
-        with ErrorsEnd(rows, events):
+        with ErrorBoundary(rows, events):
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             before = row.cursor
-            with ErrorsEnd([row], events):
-                if (event := take(row, output, i, feed)) is not None:
+            with ErrorBoundary([row], events):
+                if (event := handle(row, output, i, feed)) is not None:
                     events.append(event)
             if row.stem is not None:
                 row.stem.saw(before, row.cursor, slots, is_chunk=is_chunk)
@@ -367,28 +367,28 @@ class Schedule:
 
     def _move(self, source: int, target: int) -> None:
         """Move a row to another place; it ends if its entries cannot be copied."""
-        with ErrorsEnd([self._batch.active[source]], self._failures):
+        with ErrorBoundary([self._batch.active[source]], self._failures):
             self._batch.move(source, target)
 
 
-def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-    return row.take(output, i, feed)
+def _accept(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+    return row.commit_and_accept(output, i, feed)
 
 
-def _take_chunk(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+def _commit_chunk(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     """A chunk of a prompt is final; its output is not used."""
     row.cursor += feed.pending
     row.stats.prefill_forwards += 1
 
 
-def _take_forced(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+def _commit_forced(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     """A chunk of the answer is final; its output is not used."""
     row.cursor += feed.pending
     row.stats.forwards += 1
 
 
 def run(schedule: Schedule, rows: Sequence[Row]) -> Iterator[list[Accepted]]:
-    """Add `rows` and step until all have ended; yields the events of each forward.
+    """Add `rows` and decode until all have ended; yields the events of each forward.
 
     Between two forwards a row may get a new config, or a finish_reason.
     """

@@ -18,7 +18,7 @@ from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
 from ..decode.pace.cost import Cost, measure
 from ..decode.pace.draft import DraftSlots
-from ..decode.pace.estimates import Hopes
+from ..decode.pace.estimates import AcceptanceRates
 from ..decode.pace.policy import Policy
 from ..decode.prefix import Prefixes, PrefixStats
 from ..decode.row import Row
@@ -80,7 +80,7 @@ class Session:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
         self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
         self._cost: Cost | None = None
-        self._hopes = Hopes()
+        self._acceptance_rates = AcceptanceRates()
         self._cost_file, self._measuring = cost_file, threading.Lock()
         has_text = bundle.manifest.text is not None
         self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if has_text else None
@@ -228,10 +228,12 @@ class Session:
         stem = self._prefixes.stem(config.cache_salt, marks)
         if config.is_structured:
             guide = self.guide(config)
-            row: Row = GuidedRow(index, ids, config, eos_ids, guide, stop, stats, self._hopes, stem=stem)
+            row: Row = GuidedRow(
+                index, ids, config, eos_ids, guide, stop, stats, self._acceptance_rates, stem=stem
+            )
         else:
-            row = Row(index, ids, config, eos_ids, stop, stats, self._hopes, stem=stem)
-        row.draft, row.max_masks = self._draft_slots(config.draft), self.bundle.manifest.masks
+            row = Row(index, ids, config, eos_ids, stop, stats, self._acceptance_rates, stem=stem)
+        row.draft, row.mask_limit = self._draft_slots(config.draft), self.bundle.manifest.masks
         return row, text
 
     def _draft_slots(self, name: str | None) -> DraftSlots | None:

@@ -24,14 +24,14 @@ class Guide:
 
     All queued tokens are appended before the matcher is asked again, so that the answer does not depend on
     the number of tokens in a step. `has_logits` says whether the graph can return logits; without them,
-    tokens are chosen from its top-k. `most_masks` is the number of masks that the model was trained for; tau
+    tokens are chosen from its top-k. `max_masks` is the number of masks that the model was trained for; tau
     accepts no prediction of a later one.
     """
 
     def __init__(
-        self, matcher: TokenMatcher, eos_ids: Collection[int], has_logits: bool, most_masks: int = 64
+        self, matcher: TokenMatcher, eos_ids: Collection[int], has_logits: bool, max_masks: int = 64
     ) -> None:
-        self.matcher, self._has_logits, self.most_masks = matcher, has_logits, most_masks
+        self.matcher, self._has_logits, self.max_masks = matcher, has_logits, max_masks
         self._eos_ids = frozenset(eos_ids)
         self._queue: deque[int] = deque()
         self.begun = False

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..decode.config import GenerationConfig
-from ..decode.pace.estimates import Hopes
+from ..decode.pace.estimates import AcceptanceRates
 from ..decode.pace.proposals import NONE, Proposals
 from ..decode.prefix import Stem
-from ..decode.row import LEAST, Accepted, Predictions, Row
+from ..decode.row import MIN_PROBABILITY, Accepted, Predictions, Row
 from ..decode.sample import Top, top_of
 from ..decode.stats import Stats
 from .guide import SURE, Guide
@@ -37,10 +37,10 @@ class GuidedRow(Row):
         guide: Guide,
         stop: Callable[[int], bool] | None = None,
         stats: Stats | None = None,
-        hopes: Hopes | None = None,
+        acceptance_rates: AcceptanceRates | None = None,
         stem: Stem | None = None,
     ) -> None:
-        super().__init__(index, prompt, config, eos_ids, stop, stats, hopes, stem)
+        super().__init__(index, prompt, config, eos_ids, stop, stats, acceptance_rates, stem)
         self.guide = guide
 
     @property
@@ -142,7 +142,7 @@ class GuidedRow(Row):
         choice = self.guide.choose(predictions, i, config, penalties, len(self.tokens), not is_guess)
         if choice is None:
             return None
-        if is_guess and not (config.passes(choice[1]) and i - num_proposals <= self.guide.most_masks):
+        if is_guess and not (config.passes(choice[1]) and i - num_proposals <= self.guide.max_masks):
             return None
         return Pick(*choice, self._top(predictions, i))
 
@@ -178,13 +178,15 @@ class GuidedRow(Row):
         guess, count = NONE, len(appended)
         if num_verified == num_proposals:
             probabilities = predictions.probabilities.tolist()
-            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_proposals + 1 :]])
+            self.mask_rates.record(
+                [self.acceptance_rates.probability("masks", p) for p in probabilities[num_proposals + 1 :]]
+            )
             # Predictions after a token that differs from the model's own one are void.
             predicted_ids = predictions.token_ids[num_proposals:count].tolist()
             if self.config.host_chooses or list(appended[num_proposals:]) == predicted_ids:
                 predicted = self.candidates(predictions, self.config, count)[:]
                 guess = Proposals(tuple(predicted), tuple(probabilities[count:]))
-        self.proposals = self.guide.lead(guess, 0.0 if self.config.exact else LEAST)
+        self.proposals = self.guide.lead(guess, 0.0 if self.config.exact else MIN_PROBABILITY)
 
     def _count(
         self, predictions: Predictions, num_appended: int, num_verified: int, num_proposals: int
@@ -194,8 +196,8 @@ class GuidedRow(Row):
         self.stats.proposed += num_proposals - num_forced(num_proposals)
         self.stats.verified += num_verified - num_forced(num_verified)
         if self.finish_reason is None:
-            self.hopes.saw(self.proposals, num_proposals, num_verified)
+            self.acceptance_rates.record(self.proposals, num_proposals, num_verified)
         if not self.config.exact:
             confidences = enumerate(predictions.confidences)
             passed = [i < num_appended or self.config.passes(c) for i, c in confidences]
-            self.pass_rates.saw(max(num_appended - num_proposals, 0), passed[num_proposals:])
+            self.pass_rates.record(max(num_appended - num_proposals, 0), passed[num_proposals:])

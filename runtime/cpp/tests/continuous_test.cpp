@@ -36,7 +36,7 @@ mars::Schedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::i
 
 /// One step; adds what went wrong to `wrong`.
 void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
-    for (const mars::Accepted& event : schedule.step()) {
+    for (const mars::Accepted& event : schedule.iterate()) {
         if (!event.error) continue;
         try {
             std::rethrow_exception(event.error);
@@ -95,12 +95,12 @@ TEST_CASE("a long forced text is fed in pieces and delays no other row") {
             schedule.add(rows.back());
         }
         mars::Row& behind = *rows[static_cast<std::size_t>(guided)];
-        while (behind.num_pending() < 100) schedule.step();
+        while (behind.num_pending() < 100) schedule.iterate();
         for (std::int64_t last = behind.num_pending(); last > 16; last = behind.num_pending()) {
             std::vector<std::int64_t> before;
             for (const auto& row : rows) before.push_back(row->num_tokens());
             backend.steps.clear();
-            schedule.step();
+            schedule.iterate();
             for (std::size_t i = 0; i < rows.size(); ++i)
                 CHECK((rows[i]->num_tokens() > before[i]) == (rows[i].get() != &behind || last <= 32));
             CHECK(std::count_if(backend.steps.begin(), backend.steps.end(), [](const auto& step) { return step.slots == 16; }) == 1);
@@ -121,12 +121,12 @@ TEST_CASE("a cancelled row stops in the middle of a forced text, in both loops")
     mars::Schedule schedule = schedule_of(backend, 3, 16);
     const auto row = guided_row(0, 800, config_of(std::nullopt, 900));
     schedule.add(row);
-    while (row->num_pending() < 100) schedule.step();
+    while (row->num_pending() < 100) schedule.iterate();
     backend.steps.clear();
-    for (int i = 0; i < 3; ++i) CHECK(schedule.step().empty());
+    for (int i = 0; i < 3; ++i) CHECK(schedule.iterate().empty());
     CHECK(backend.steps.size() == 3);
     row->expire();
-    schedule.step();
+    schedule.iterate();
     CHECK(schedule.is_idle());
     CHECK(backend.steps.size() == 3);
     CHECK(row->finish_reason == mars::FinishReason::deadline);
@@ -162,7 +162,7 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
                 if (each["rows"][i]["arrives"] == step) schedule.add(rows[i]);
                 if (each["rows"][i]["cancelled"] == step && !rows[i]->finish_reason) rows[i]->cancel();
             }
-            for (const mars::Accepted& event : schedule.step()) {
+            for (const mars::Accepted& event : schedule.iterate()) {
                 CHECK_FALSE(event.error);
                 commits[static_cast<std::size_t>(event.row)].push_back({step, event.token_ids});
             }
@@ -193,7 +193,7 @@ TEST_CASE("a device failure ends only the rows of that forward") {
     fake::Narrow backend;
     auto schedule = schedule_of(backend, 2);
     schedule.add(row_of(0, {1, 2}, config_of(0.5, 50)));
-    schedule.step();
+    schedule.iterate();
     backend.broken = true;
     CHECK(drained(schedule) == std::vector<std::string>{"0: the device is gone"});
     backend.broken = false;
@@ -251,7 +251,7 @@ TEST_CASE("a lack of memory for a prompt ends that request only") {
     auto schedule = schedule_of(backend, 3, 16);
     const auto small = row_of(0, {1, 2}, config_of(1.0, 30)), other = row_of(2, {3, 1}, config_of(1.0, 30));
     schedule.add(small);
-    schedule.step();
+    schedule.iterate();
     schedule.add(row_of(1, fake::Tokens(200, 5), config_of(1.0, 5)));
     schedule.add(other);
     CHECK(drained(schedule) == std::vector<std::string>{"1: no memory for 96 entries"});
@@ -268,7 +268,7 @@ TEST_CASE("the KV budget and the longest row limit the rows of a batch") {
     rows.push_back(large.get());
     CHECK(budget.num_rows(rows) == 1);
     CHECK(budget.num_entries() == 1024);
-    CHECK(budget.most_entries(2) == 512);
+    CHECK(budget.max_entries(2) == 512);
     CHECK_THROWS_AS((mars::KvBudget{4, 1000, 8, 1000}.check(*large)), mars::SessionError);
     CHECK((mars::KvBudget{4, std::nullopt, 8, 1000}.num_rows(rows)) == 4);
     CHECK((mars::KvBudget{4, 16000, 8, 1000, true}.num_rows({small.get()})) == 2); // of fixed size
@@ -298,7 +298,7 @@ TEST_CASE("a row with many pending tokens is read in parts that the KV budget co
     mars::Schedule schedule(backend, 4, fake::mask, 128, {2, 8 * 256 * 2, 8, 10000});
     const auto one = row_of(0, {1}, config_of(1.0, 200)), other = row_of(1, {2}, config_of(1.0, 200));
     for (const auto& row : {one, other}) schedule.add(row);
-    while (one->stats.tokens < 60) schedule.step();
+    while (one->stats.tokens < 60) schedule.iterate();
     one->tokens.insert(one->tokens.end(), 120, 1); // as a grammar that forces a long text
     one->stats.tokens += 120;
     CHECK(drained(schedule).empty());

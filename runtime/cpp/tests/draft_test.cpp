@@ -100,7 +100,7 @@ TEST_CASE("no step has more masks than the bundle allows") {
         fake::Backend backend;
         backend.record = true;
         mars::Row row(0, {4, 1}, config_of({}), {});
-        row.max_masks = most;
+        row.mask_limit = most;
         for (const auto loop = mars::decode(backend, {&row}, 4, fake::mask); loop->next();) {
         }
         std::int64_t masks = 0;

@@ -110,7 +110,7 @@ TEST_CASE("every case of splits.json") {
         const mars::Cost cost(each["cost"].get<std::vector<std::pair<std::int64_t, double>>>());
         mars::Splitter splitter(each["few_sizes"]);
         for (const Json& step : each["steps"]) {
-            std::vector<mars::Chances> rows;
+            std::vector<mars::Forecast> rows;
             for (const Json& row : step["rows"])
                 rows.push_back({row["known"], row["hopes"], optional_of<double>(row["ending"]), row["worth"], row["room"]});
             std::vector<fake::Tokens> feeds;

@@ -32,7 +32,7 @@ TEST_CASE("every case of windows.json") {
                 for (const char mark : script) passed.push_back(mark == '1');
                 const auto missed = std::find(script.begin() + 1, script.end(), '0');
                 rows[i].pending = missed - script.begin();
-                pass_rates[i].saw(rows[i].pending, passed);
+                pass_rates[i].record(rows[i].pending, passed);
             }
         }
     }

@@ -1,1 +1,1 @@
-"""What a step should feed: proposals, their chances, the cost of a step, and the policy that weighs them."""
+"""What a step should feed: proposals, acceptance probabilities, the cost of a step, and the choice."""

@@ -13,11 +13,11 @@ import numpy as np
 from ..backend import Backend, Cache
 
 ROUNDS = 5  # over all sizes, so that a busy moment of the machine affects all of them
-ENOUGH = 1.0  # seconds after which no further round begins, so that a large model is measured once
+MAX_SECONDS = 1.0  # seconds after which no further round begins, so that a large model is measured once
 CONTEXT = 64  # KV entries before the measured slots
-MOST_POINTS = 64
-MOST_POSITIONS = 10**6
-MOST_REMEMBERED = 4096  # positions whose seconds are remembered: a policy asks dozens of times a step
+MAX_POINTS = 64
+MAX_POSITIONS = 10**6
+MAX_REMEMBERED = 4096  # positions whose seconds are remembered: a policy asks dozens of times a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Cost:
     def __post_init__(self) -> None:
         sizes, seconds = [p for p, _ in self.points], [s for _, s in self.points]
         if not (
-            0 < len(sizes) <= MOST_POINTS
+            0 < len(sizes) <= MAX_POINTS
             and sizes[0] >= 1
-            and sizes[-1] <= MOST_POSITIONS
+            and sizes[-1] <= MAX_POSITIONS
             and all(a < b for a, b in pairwise(sizes))
             and all(0 < s < 1e6 for s in seconds)
         ):
@@ -54,7 +54,7 @@ class Cost:
         seconds = self._remembered.get(positions)
         if seconds is None:
             seconds = self._interpolated(positions)
-            if positions == int(positions) and len(self._remembered) < MOST_REMEMBERED:
+            if positions == int(positions) and len(self._remembered) < MAX_REMEMBERED:
                 self._remembered[positions] = seconds
         return seconds
 
@@ -98,7 +98,7 @@ def measure(
 ) -> Cost:
     """Time steps of one row on a temporary cache, from one slot to four blocks, each by its fastest round.
 
-    Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
+    Takes about MAX_SECONDS seconds, and at least two steps of each size: the first is to warm up.
     """
     most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
     # A full window has 2 x block - 1 slots: the block accepted last step, and masks for all predictions but
@@ -117,7 +117,7 @@ def measure(
     start = clock()
     seconds = {slots: timed(slots) for slots in sizes}
     for _ in range(ROUNDS - 1):
-        if clock() - start > ENOUGH:
+        if clock() - start > MAX_SECONDS:
             break
         seconds = {slots: min(fastest, timed(slots)) for slots, fastest in seconds.items()}
     return Cost(tuple((slots, max(s, 1e-9)) for slots, s in seconds.items()))

@@ -47,8 +47,8 @@ class Policy:
         if exact:
             others = [feed for i, feed in enumerate(feeds) if i not in exact]
             floor = max((feed.slots for feed in others), default=0)
-            chances = [rows[i].chances(block, rooms[i]) for i in exact]
-            splits = self._splitter.choose(self._cost(), chances, len(others), floor)
+            forecasts = [rows[i].forecast(block, rooms[i]) for i in exact]
+            splits = self._splitter.choose(self._cost(), forecasts, len(others), floor)
             for i, feed in zip(exact, splits, strict=True):
                 # No masks whose proposals could not be used any more.
                 most = max(0, rows[i].remaining - feed.proposals - 2)
@@ -102,7 +102,7 @@ def widest_feeds(rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[
     feeds = []
     for row, room in zip(rows, rooms, strict=True):
         proposals = max(0, min(row.num_proposals, room))
-        masks = min(row.most_masks(block), room - proposals)
+        masks = min(row.max_masks(block), room - proposals)
         if row.config.exact or proposals:
             ends = proposals < len(row.proposals) and row.proposals.token_ids[proposals] in row.eos_ids
             masks = 0 if ends else min(masks, row.remaining - proposals - (2 if row.config.exact else 1))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 Source = Literal["masks", "lookup"]
 
-MOST_LOOKED_UP = 32  # tokens of one lookup: about as wide as the widest step whose cost is measured
-LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; Hopes corrects it
+MAX_LOOKUP = 32  # tokens of one lookup: about as wide as the widest step whose cost is measured
+LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; AcceptanceRates corrects it
 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
     """Tokens for the positions after a row's last pending one, and the source's confidences, 0 to 1.
 
-    `forced`: indices of tokens that hold whenever all before them do, because a grammar forces them.
+    `forced`: indices of tokens that are accepted whenever all before them are, because a grammar forces them.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -35,17 +35,9 @@ class Proposals:
 NONE = Proposals()
 
 
-class Proposer(Protocol):
-    """Another source of proposals than a row's own masks."""
-
-    def propose(self, tokens: Sequence[int], most: int) -> Proposals:
-        """At most `most` proposals for what follows `tokens`."""
-        ...
-
-
 class Lookup:
     """Proposes what followed the last `length` tokens where they occurred before in the prompt or answer, at
-    most MOST_LOOKED_UP tokens.
+    most MAX_LOOKUP tokens.
     """
 
     def __init__(self, length: int) -> None:
@@ -61,5 +53,5 @@ class Lookup:
         start = self._after.get(tuple(tokens[-self.length :])) if len(tokens) >= self.length else None
         if start is None:
             return NONE
-        token_ids = tuple(tokens[start : start + min(most, MOST_LOOKED_UP)])
+        token_ids = tuple(tokens[start : start + min(most, MAX_LOOKUP)])
         return Proposals(token_ids, (LOOKUP_CONFIDENCE,) * len(token_ids), "lookup")

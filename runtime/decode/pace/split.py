@@ -1,6 +1,6 @@
 """How a verifying step is split into proposals and masks, in exact mode.
 
-The choice maximizes the expected tokens of this step plus the worth of its masks' proposals in the next step,
+The choice maximizes the expected tokens of this step plus the value of its masks' proposals in the next step,
 less the time of the slots at the speed that the rows have reached (the relative value of an average-reward
 decision process; docs/decoding.md, "How much to feed").
 """
@@ -20,29 +20,29 @@ TRIALS = 0.015  # share of the time for more masks than seem to pay
 
 
 @dataclass(frozen=True, slots=True)
-class Chances:
+class Forecast:
     """What one row may feed, and what it may expect of that.
 
     pending: tokens that are fed in any case.
-    hopes: the chance of each proposal to hold if those before it do.
+    probabilities: the acceptance probability of each proposal if those before it are accepted.
     ending: the same of an end-of-sequence proposal after them, None if there is none.
-    worth: worth[m] is the expected number of proposals of m masks that hold, up to the most masks.
+    expected: expected[m] is the expected number of accepted proposals of m masks, up to the most masks.
     room: slots after the pending tokens.
     """
 
     pending: int
-    hopes: tuple[float, ...]
+    probabilities: tuple[float, ...]
     ending: float | None
-    worth: tuple[float, ...]
+    expected: tuple[float, ...]
     room: int
 
     @property
-    def most_masks(self) -> int:
-        return len(self.worth) - 1
+    def max_masks(self) -> int:
+        return len(self.expected) - 1
 
-    def all_hold(self, masks: int) -> float:
-        """The chance that all proposals of this many masks hold."""
-        return self.worth[masks] - self.worth[masks - 1] if masks else 1.0
+    def all_accepted(self, masks: int) -> float:
+        """The probability that all proposals of this many masks are accepted."""
+        return self.expected[masks] - self.expected[masks - 1] if masks else 1.0
 
 
 class Splitter:
@@ -52,10 +52,10 @@ class Splitter:
         self._few_sizes = few_sizes
         self._saved = 0.0  # seconds set aside for trials
 
-    def choose(self, cost: Cost, rows: Sequence[Chances], others: int = 0, floor: int = 0) -> list[Feed]:
+    def choose(self, cost: Cost, rows: Sequence[Forecast], others: int = 0, floor: int = 0) -> list[Feed]:
         """Feeds for `rows`; `others` more rows take part in a step of at least `floor` slots."""
         num = len(rows) + others
-        widest = max(row.pending + min(row.room, len(row.hopes) + row.most_masks) for row in rows)
+        widest = max(row.pending + min(row.room, len(row.probabilities) + row.max_masks) for row in rows)
         prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
         speed = _speed(cost, rows, num, others)
         splits = [_splits(row, widest, cost, speed, num) for row in rows]
@@ -70,7 +70,7 @@ class Splitter:
         return self._trial(rows, feeds, cost, num, floor)
 
     def _trial(
-        self, rows: Sequence[Chances], feeds: list[Feed], cost: Cost, num: int, floor: int
+        self, rows: Sequence[Forecast], feeds: list[Feed], cost: Cost, num: int, floor: int
     ) -> list[Feed]:
         """About twice the masks if the time set aside pays for them: without trials, masks that are not fed
         would show nothing.
@@ -91,52 +91,53 @@ class Splitter:
         return sorted({least, widest, *(size for size in sizes if least < size < widest)})
 
 
-def _speed(cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
+def _speed(cost: Cost, rows: Sequence[Forecast], num: int, others: int) -> float:
     """The best tokens per second with a constant number of masks: a step feeds its masks and the proposals of
-    the last step; if one of these fails, the next step has no proposals.
+    the last step; if one of these is wrong, the next step has no proposals.
     """
     best = 0.0
-    worths = [row.worth for row in rows]
-    for masks in range(max(map(len, worths))):
-        tokens, most_worth = 0.0 + others, 0.0
-        for worth in worths:
-            m = masks if masks < len(worth) else len(worth) - 1
-            failing = 1.0 - (worth[m] - worth[m - 1] if m else 1.0)  # 1 - all_hold
-            tokens += (1.0 + worth[m] + failing) / (1.0 + failing)
-            if worth[m] > most_worth:
-                most_worth = worth[m]
-        speed = tokens / cost.of(num * (1.0 + masks + most_worth))
+    all_expected = [row.expected for row in rows]
+    for masks in range(max(map(len, all_expected))):
+        tokens, max_accepted = 0.0 + others, 0.0
+        for expected in all_expected:
+            m = masks if masks < len(expected) else len(expected) - 1
+            failing = 1.0 - (expected[m] - expected[m - 1] if m else 1.0)  # 1 - all_accepted
+            tokens += (1.0 + expected[m] + failing) / (1.0 + failing)
+            if expected[m] > max_accepted:
+                max_accepted = expected[m]
+        speed = tokens / cost.of(num * (1.0 + masks + max_accepted))
         if speed > best:
             best = speed
     return best
 
 
-def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
+def _splits(row: Forecast, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
     """For each width of the step up to `widest`, the best value of this row and its feed.
 
-    The value of p proposals and m masks, with `ending` the chance that the sequence ends after all proposals:
+    The value of p proposals and m masks, with `ending` the probability that the sequence ends after all
+    proposals:
 
-        tokens[p] + chance[p] * ((1 - ending) * mask_values[m] + left_out[p])
+        tokens[p] + all_accepted[p] * ((1 - ending) * mask_values[m] + left_out[p])
 
-    tokens: expected tokens of this step. chance: that all p proposals hold.
+    tokens: expected tokens of this step. all_accepted: the probability that all p proposals are.
     """
     mask_values = _mask_values(row, cost, speed, num)
     left_out = _left_out_values(row, cost, speed, num)
-    chance = list(accumulate(row.hopes, mul, initial=1.0))
-    tokens = list(accumulate(chance[1:], initial=1.0))
-    # By the slots that are left for masks: the best number of masks, and what it is worth.
+    all_accepted = list(accumulate(row.probabilities, mul, initial=1.0))
+    tokens = list(accumulate(all_accepted[1:], initial=1.0))
+    # By the slots that are left for masks: the best number of masks, and its value.
     masks = [0]
     for m in range(1, len(mask_values)):
         masks.append(m if mask_values[m] > mask_values[masks[-1]] else masks[-1])
     masks += masks[-1:] * widest
     goes_on = 1.0 - (row.ending or 0.0)
-    worth = [goes_on * mask_values[m] for m in masks]
+    values = [goes_on * mask_values[m] for m in masks]
 
     def best(space: int) -> tuple[float, Feed]:
         """The best use of `space` slots after pending tokens; of equal ones, that with fewer proposals."""
         top, proposals = -1e300, 0
-        for p in range(min(space, len(row.hopes)) + 1):
-            value = tokens[p] + chance[p] * (worth[space - p] + left_out[p])
+        for p in range(min(space, len(row.probabilities)) + 1):
+            value = tokens[p] + all_accepted[p] * (values[space - p] + left_out[p])
             if value > top:
                 top, proposals = value, p
         return top, Feed(row.pending, proposals, masks[space - proposals])
@@ -146,32 +147,32 @@ def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> li
     return [options[min(max(0, width - row.pending), len(options) - 1)] for width in range(widest + 1)]
 
 
-def _mask_values(row: Chances, cost: Cost, speed: float, num: int) -> list[float]:
-    """What 0, 1, ... masks are worth in the next step: the proposals that will hold, less the time to feed
-    them. If one fails, the step after that has no proposals and loses as much.
+def _mask_values(row: Forecast, cost: Cost, speed: float, num: int) -> list[float]:
+    """The value of 0, 1, ... masks in the next step: the proposals that will be accepted, less the time to
+    feed them. If one is wrong, the step after that has no proposals and loses as much.
     """
     one = cost.of(num)
     return [0.0] + [
-        (row.worth[m] - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_hold(m))
-        for m in range(1, len(row.worth))
+        (row.expected[m] - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_accepted(m))
+        for m in range(1, len(row.expected))
     ]
 
 
-def _left_out_values(row: Chances, cost: Cost, speed: float, num: int) -> list[float]:
-    """By the number of proposals that are fed: what the others are worth in the next step, if the sequence
-    ends after them, times the chance that it does.
+def _left_out_values(row: Forecast, cost: Cost, speed: float, num: int) -> list[float]:
+    """By the number of proposals that are fed: the value of the others in the next step, if the sequence
+    ends after them, times the probability that it does.
     """
     if not row.ending:
-        return [0.0] * (len(row.hopes) + 1)
-    values, held = [0.0], 0.0  # held: expected number of those left out that hold
-    for number, hope in enumerate(reversed(row.hopes), 1):
-        held = hope * (1.0 + held)
-        values.append(row.ending * (held - speed * cost.of(num * (1.0 + number)) / num))
+        return [0.0] * (len(row.probabilities) + 1)
+    values, accepted = [0.0], 0.0  # accepted: expected number of those left out
+    for number, probability in enumerate(reversed(row.probabilities), 1):
+        accepted = probability * (1.0 + accepted)
+        values.append(row.ending * (accepted - speed * cost.of(num * (1.0 + number)) / num))
     return values[::-1]
 
 
-def _wider(row: Chances, feed: Feed) -> Feed:
+def _wider(row: Forecast, feed: Feed) -> Feed:
     if row.ending is not None:
         return feed
-    masks = min(2 * feed.masks + 1, row.most_masks, row.room - feed.proposals)
+    masks = min(2 * feed.masks + 1, row.max_masks, row.room - feed.proposals)
     return Feed(feed.pending, feed.proposals, max(masks, feed.masks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...decode.config import MOST_TOP
+from ...decode.config import MAX_TOP_LOGPROBS
 from ...rules import is_integer
 from ..options import MOST_CHOICES, MOST_PROMPTS
 from .fields import (
@@ -122,7 +122,7 @@ def _chat_logprobs(name: str, value: Any) -> int | None:
 
 def _text_logprobs(name: str, value: Any) -> Several:
     """Of the chosen tokens; from 2 on, also of the most likely ones, for which the bundle needs logits."""
-    num = integer(0, MOST_TOP)(name, value)
+    num = integer(0, MAX_TOP_LOGPROBS)(name, value)
     return Several(logprobs=0, top_logprobs=num if num > 1 else None)
 
 

@@ -73,7 +73,7 @@ def test_rows_get_what_they_get_alone_whenever_they_arrive(
                 schedule.add(row)
             if i in cancelled and now == at + 2 and row.finish_reason is None:
                 row.finish_reason = "cancelled"
-        accepted = schedule.step()
+        accepted = schedule.iterate()
         assert all(event.error is None for event in accepted)
         for event in accepted:
             events[event.row] += event.token_ids
@@ -94,7 +94,7 @@ def test_memory_of_a_long_row_is_given_back_when_nothing_runs() -> None:
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
     schedule.add(Row(0, [1] * 300, GenerationConfig(max_new_tokens=2, eos_ids=()), ()))
     while not schedule.is_idle:
-        schedule.step()
+        schedule.iterate()
     assert len(backend.caches) == 2
     assert backend.caches[-1].capacity == 0
 
@@ -110,7 +110,7 @@ def test_a_row_that_fails_takes_nobody_with_it() -> None:
         schedule.add(row)
     failed = []
     while not schedule.is_idle:
-        failed += [event for event in schedule.step() if event.error]
+        failed += [event for event in schedule.iterate() if event.error]
     assert [(f.row, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
     for row, seed in zip(good, (11, 12), strict=True):
         assert row.tokens == alone(seed)[0]
@@ -128,14 +128,14 @@ def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
     backend = Flaky(predict)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
     schedule.add(Row(0, [1, 2], GenerationConfig(max_new_tokens=50, eos_ids=()), ()))
-    schedule.step()
+    schedule.iterate()
     backend.broken = True
-    assert [f.row for f in schedule.step() if f.error] == [0]
+    assert [f.row for f in schedule.iterate() if f.error] == [0]
     backend.broken = False
     row = new_row(1, 77)
     schedule.add(row)
     while not schedule.is_idle:
-        assert not any(event.error for event in schedule.step())
+        assert not any(event.error for event in schedule.iterate())
     assert row.tokens == alone(77)[0]
 
 

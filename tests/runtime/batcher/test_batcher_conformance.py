@@ -52,7 +52,7 @@ def test_every_row_gets_its_tokens_in_the_step_that_is_written(case: dict[str, A
                 schedule.add(row)
             if wanted["cancelled"] == step and row.finish_reason is None:
                 row.finish_reason = "cancelled"
-        for event in schedule.step():
+        for event in schedule.iterate():
             assert event.error is None
             commits[event.row].append([step, list(event.token_ids)])
     assert schedule.is_idle

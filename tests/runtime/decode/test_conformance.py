@@ -18,7 +18,7 @@ from support.paths import CONFORMANCE
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.pace.split import Chances, Splitter
+from mars_export.runtime.decode.pace.split import Forecast, Splitter
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import Penalties, choose
 
@@ -103,7 +103,7 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
         for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
             passed = [c == "1" for c in script["passed"][step][: masks + 1]]
             accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
-            row.pass_rates.saw(accepted, passed)
+            row.pass_rates.record(accepted, passed)
             row.cursor = len(row.tokens)
             row.tokens += [1] * accepted
     assert made == case["masks"]
@@ -147,7 +147,7 @@ def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
     splitter, cost = Splitter(case["few_sizes"]), Cost(tuple(map(tuple, case["cost"])))
     for step in case["steps"]:
         rows = [
-            Chances(row["known"], tuple(row["hopes"]), row["ending"], tuple(row["worth"]), row["room"])
+            Forecast(row["known"], tuple(row["hopes"]), row["ending"], tuple(row["worth"]), row["room"])
             for row in step["rows"]
         ]
         feeds = splitter.choose(cost, rows, case["others"], case["floor"])

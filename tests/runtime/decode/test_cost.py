@@ -12,7 +12,7 @@ import pytest
 from support.fake import MASK, FakeBackend
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.pace.cost import ENOUGH, Cost, measure
+from mars_export.runtime.decode.pace.cost import MAX_SECONDS, Cost, measure
 from mars_export.runtime.session.cost_file import CostFile
 
 TABLE = Cost(((1, 10.0), (2, 9.0), (4, 20.0), (8, 40.0)))
@@ -74,7 +74,7 @@ def test_the_least_of_some_rounds_after_a_warm_up() -> None:
 
 def test_a_slow_model_is_measured_once_and_a_clock_that_stands_still_is_survived() -> None:
     backend = Zeros(unsure)
-    measure(backend, 4, MASK, Clock(backend, lambda slots, nth: ENOUGH * 2))
+    measure(backend, 4, MASK, Clock(backend, lambda slots, nth: MAX_SECONDS * 2))
     assert len(backend.steps) == 2 * len({step.slots for step in backend.steps})
     backend = Zeros(unsure)
     assert measure(backend, 4, MASK, lambda: 0.0).of(4) > 0

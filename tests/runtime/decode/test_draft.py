@@ -44,7 +44,7 @@ class DraftBackend(FakeBackend):
 def rows(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Row]:
     made = [Row(i, [4, 1, 1 + i], config, ()) for i in range(len(owners))]
     for row, owner in zip(made, owners, strict=True):
-        row.draft, row.max_masks = DraftSlots.of(owner, VOCAB, LOW, HIGH), most
+        row.draft, row.mask_limit = DraftSlots.of(owner, VOCAB, LOW, HIGH), most
     return made
 
 

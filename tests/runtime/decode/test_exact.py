@@ -21,7 +21,7 @@ from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.pace.proposals import MOST_LOOKED_UP, Lookup, Proposals
+from mars_export.runtime.decode.pace.proposals import MAX_LOOKUP, Lookup, Proposals
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 
@@ -42,10 +42,11 @@ ROWS = st.lists(
 )
 
 
-class Guesser:
+class Guesser(Lookup):
     """Proposes what it likes: right tokens, wrong ones, ends, too many."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(1)
         self.draw = random.Random(seed)
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposals:
@@ -83,11 +84,11 @@ def test_any_proposals_give_the_one_token_text(
     batch = [Row(i, prompt, config, ()) for i, (prompt, config) in enumerate(rows)]
     for row in batch:
         if guessing:
-            row.proposer = Guesser(row.index)
+            row.lookup = Guesser(row.index)
         schedule.add(row)
     events: dict[int, list[int]] = {row.index: [] for row in batch}
     while not schedule.is_idle:
-        for event in schedule.step():
+        for event in schedule.iterate():
             assert event.error is None
             events[event.row] += event.token_ids
     assert max(step.slots for step in backend.steps) <= (most or 10**9)
@@ -188,7 +189,7 @@ def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
     assert lookup.propose([1, 2, 3, 9, 1, 2, 4, 1, 2], 2).token_ids == (4, 1)
     assert lookup.propose([7], 2).token_ids == ()
     long = Lookup(2).propose([i % 500 for i in range(1500)], 1000)
-    assert len(long) == MOST_LOOKED_UP, "a wider step is not worth its cost, nor the time to choose it"
+    assert len(long) == MAX_LOOKUP, "a wider step is not worth its cost, nor the time to choose it"
 
 
 # --- how much to propose ---

@@ -18,7 +18,7 @@ from support.loops import decode
 from mars_export.runtime.decode.config import GenerationConfig, Window
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.pace.split import Chances, Splitter
+from mars_export.runtime.decode.pace.split import Forecast, Splitter
 from mars_export.runtime.decode.row import Row
 
 BLOCK = 8
@@ -69,7 +69,7 @@ class Walk:
 
     def step(self) -> None:
         row = self.row
-        most = row.most_masks(BLOCK)
+        most = row.max_masks(BLOCK)
         masks = self.policy.masks([row], [most])[0] if self.policy is not None else most
         self.seconds += self.cost.of(row.num_pending + masks)
         self.fed.append(masks)
@@ -78,7 +78,7 @@ class Walk:
         row.cursor = len(row.tokens)
         row.tokens += [1] * accepted
         row.stats.count(accepted)
-        row.pass_rates.saw(accepted, passed)
+        row.pass_rates.record(accepted, passed)
 
     def all(self) -> float:
         """Seconds of the whole text."""
@@ -136,7 +136,7 @@ def test_a_looked_up_text_is_fed_whether_its_end_is_proposed_or_not(hope: float)
     def fed(ending: float | None) -> int:
         return (
             Splitter()
-            .choose(Cost(COSTS["flat"]), [Chances(1, (hope,) * 14, ending, (0.0,), 30)])[0]
+            .choose(Cost(COSTS["flat"]), [Forecast(1, (hope,) * 14, ending, (0.0,), 30)])[0]
             .proposals
         )
 

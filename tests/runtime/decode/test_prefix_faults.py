@@ -29,9 +29,9 @@ def test_a_cancelled_row_leaves_what_is_final(firm_slots: int | None) -> None:
     row = Row(0, SYSTEM, greedy(50), (), stem=store.stem())
     schedule.add(row)
     for _ in range(3):
-        schedule.step()  # in the middle of its prompt
+        schedule.iterate()  # in the middle of its prompt
     row.finish_reason = "cancelled"
-    schedule.step()
+    schedule.iterate()
     [again] = spoken(backend, store, [(SYSTEM, greedy(30))])
     [alone] = spoken(Strict(firm_slots), None, [(SYSTEM, greedy(30))])
     assert again.stats.cached_tokens == 24

@@ -101,7 +101,7 @@ def test_a_row_with_many_pending_tokens_keeps_its_neighbour_within_the_memory() 
     schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=256), budget=budget)
     schedule.add(rows[0])
     while not schedule.is_idle:
-        schedule.step()
+        schedule.iterate()
         if rows[0].stats.tokens == 195 and not rows[1].stats.tokens:
             schedule.add(rows[1])
         if rows[1].stats.tokens == 2:

@@ -37,7 +37,7 @@ def order(waiting: Queue) -> str:
     found = ""
     while waiting:
         first = next(iter(waiting))
-        waiting.take(first)
+        waiting.remove(first)
         found += str(first.client)
     return found
 
@@ -70,7 +70,7 @@ def test_nobody_starves_whatever_comes() -> None:
                 waiting.add(row(i, client))
             elif waiting:
                 taken = next(iter(waiting))
-                waiting.take(taken)
+                waiting.remove(taken)
                 for client, others in since.items():
                     if client != taken.client and any(r.client == client for r in waiting):
                         others[str(taken.client)] += 1
@@ -86,7 +86,7 @@ def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> 
     most: Counter[Hashable] = Counter()
     seen = set()
     while not schedule.is_idle:
-        schedule.step()
+        schedule.iterate()
         now = Counter(r.client for r in schedule.running)
         seen |= {r.index for r in schedule.running}
         for client, count in now.items():
@@ -105,23 +105,23 @@ def test_a_short_prompt_behind_a_long_one_is_answered_first(same: bool) -> None:
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
     running, long = row(0, "a", new=400), row(1, "a", prompt=1000)
     schedule.add(running)
-    schedule.step()
+    schedule.iterate()
     schedule.add(long)
     for _ in range(5):
-        schedule.step()
+        schedule.iterate()
     short = row(2, "a" if same else "b")
     schedule.add(short)
     read, steps = long.cursor, 0
     while not short.stats.tokens:
         before = running.stats.tokens
-        schedule.step()
+        schedule.iterate()
         steps += 1
         assert running.stats.tokens > before, "and whoever runs gets a token in each step"
         assert steps < 4
     assert 0 < long.cursor < 1000
     while short.finish_reason is None:
-        schedule.step()
+        schedule.iterate()
     for _ in range(3):
-        schedule.step()
+        schedule.iterate()
     assert long.cursor > read
     assert long.finish_reason is None

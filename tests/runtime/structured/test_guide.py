@@ -52,7 +52,7 @@ def run(schedule: Schedule, rows: list[Row]) -> dict[int, list[Accepted]]:
         schedule.add(row)
     events: dict[int, list[Accepted]] = {row.index: [] for row in rows}
     while not schedule.is_idle:
-        for event in schedule.step():
+        for event in schedule.iterate():
             events[event.row].append(event)
     return events
 
@@ -206,16 +206,16 @@ class Always(Scoring):
         return self.token, 0.5
 
 
-@pytest.mark.parametrize(("most_masks", "given"), [(3, [4, 5]), (64, [6, 6])])
-def test_tau_accepts_nothing_of_masks_beyond_the_block(most_masks: int, given: list[int]) -> None:
+@pytest.mark.parametrize(("max_masks", "given"), [(3, [4, 5]), (64, [6, 6])])
+def test_tau_accepts_nothing_of_masks_beyond_the_block(max_masks: int, given: list[int]) -> None:
     # Two of the five masks are beyond. What the first of them says has half a chance and is proposed: the
     # second step verifies it, goes on with a token of its own and with those of three masks.
     matcher = Unlikely([{1: 0, 2: 0}], frozenset(), 1)
     config = GenerationConfig(tau=0.4, window="full", max_new_tokens=30)
-    row = GuidedRow(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False, most_masks))
+    row = GuidedRow(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False, max_masks))
     schedule = Schedule(Always(1), BLOCK, MASK, Limits())
     schedule.add(row)
-    assert [len(schedule.step()[0].token_ids) for _ in range(2)] == given
+    assert [len(schedule.iterate()[0].token_ids) for _ in range(2)] == given
 
 
 def test_a_draw_is_made_among_the_allowed() -> None:
@@ -266,7 +266,7 @@ def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
             [(row, row.num_pending, len(row.tokens)) for row in schedule.running],
             len(backend.steps),
         )
-        assert all(event.error is None for event in schedule.step())
+        assert all(event.error is None for event in schedule.iterate())
         wide = [
             step for step in backend.steps[steps:] if step.slots == widest and step.input_ids[0, -1] != MASK
         ]
@@ -288,11 +288,11 @@ def test_a_row_that_is_ended_stops_in_the_middle_of_a_forced_text() -> None:
     )
     schedule.add(row)
     while row.num_pending < 100:
-        schedule.step()
+        schedule.iterate()
     steps = len(backend.steps)
     for _ in range(3):
-        assert schedule.step() == []
+        assert schedule.iterate() == []
     assert len(backend.steps) == steps + 3 and row.num_pending > 100
     row.finish_reason = "cancelled"
-    schedule.step()
+    schedule.iterate()
     assert schedule.is_idle and len(backend.steps) == steps + 3

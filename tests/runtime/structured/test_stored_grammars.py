@@ -158,7 +158,7 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
     schedule.add(row)
     events = []
     while not schedule.is_idle:
-        events += schedule.step()
+        events += schedule.iterate()
     expected = case["expected"]
     assert [str(e.error) for e in events if e.error] == ([expected["error"]] if expected["error"] else [])
     assert [list(event.token_ids) for event in events if event.error is None] == expected["runs"]

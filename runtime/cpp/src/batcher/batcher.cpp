@@ -212,8 +212,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void run() {
         try {
             while (next()) step();
-            schedule.step(); // every row is over: frees the KV memory
-        } catch (...) {      // a fault of the batcher: no request may wait forever
+            schedule.iterate(); // every row is over: frees the KV memory
+        } catch (...) {         // a fault of the batcher: no request may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
             step_began = 0;
@@ -242,7 +242,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void step() {
         if (schedule.is_idle()) return;
         step_began = Clock::now().time_since_epoch().count();
-        schedule.step([this](const Accepted& event) { deliver(event); });
+        schedule.iterate([this](const Accepted& event) { deliver(event); });
         step_began = 0;
         const std::lock_guard<std::mutex> lock(mutex);
         changed.notify_all(); // rows may have started: there may be room for waiting requests

@@ -6,8 +6,8 @@
 
 namespace mars {
 
-Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t piece, std::optional<std::int64_t> max_slots)
-    : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), max_slots_(max_slots), cache_(device.new_cache(rows)) {}
+Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t chunk, std::optional<std::int64_t> max_slots)
+    : backend(device), num_rows(rows), mask_id_(mask_id), chunk_(chunk), max_slots_(max_slots), cache_(device.new_cache(rows)) {}
 
 std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds) {
     std::vector<Predictions> predictions;
@@ -31,7 +31,7 @@ std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>
     return predictions;
 }
 
-void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece) {
+void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_chunk) {
     input_.rows = count;
     input_.slots = 0;
     input_.outputs = 1;
@@ -49,7 +49,7 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
         Row& row = *active[static_cast<std::size_t>(first + i)];
         const Feed& feed = feeds[i];
         row.stats.starts();
-        if (row.stem) row.stem->feeds(row.cursor, input_.slots, is_piece);
+        if (row.stem) row.stem->feeds(row.cursor, input_.slots, is_chunk);
         const auto ids = std::copy_n(row.tokens.begin() + row.cursor, feed.pending, input_.input_ids.begin() + i * input_.slots);
         auto mask = std::copy_n(row.proposals.token_ids.begin(), feed.proposals, ids);
         if (row.draft) {
@@ -70,7 +70,7 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
 
 void Batch::recall(Row& row, std::optional<std::int64_t> most) {
     if (!row.stem || row.finish_reason) return;
-    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, piece(), backend.max_capacity(), most);
+    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, chunk(), backend.max_capacity(), most);
     row.stats.cached_tokens = row.cursor;
 }
 
@@ -89,20 +89,20 @@ void Batch::moved(const Row& row) {
     if (row.stem) row.stem->moved(row.cursor);
 }
 
-void Batch::feed(Row& row, std::int64_t num_tokens, bool is_piece) {
+void Batch::feed(Row& row, std::int64_t num_tokens, bool is_chunk) {
     const Feed pending{num_tokens, 0, 0};
-    forward(index_of(row), &pending, 1, is_piece);
+    forward(index_of(row), &pending, 1, is_chunk);
     row.cursor += num_tokens;
     moved(row);
-    ++(is_piece ? row.stats.prefill_forwards : row.stats.forwards);
+    ++(is_chunk ? row.stats.prefill_forwards : row.stats.forwards);
 }
 
-std::int64_t Batch::most_pending(std::int64_t block) const {
-    const std::int64_t most = std::max(piece_, 2 * block);
+std::int64_t Batch::max_pending(std::int64_t block) const {
+    const std::int64_t most = std::max(chunk_, 2 * block);
     return std::min({most, backend.max_slots().value_or(most), max_slots_.value_or(most)});
 }
 
-bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.num_pending() > most_pending(block) && fits(row); }
+bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.num_pending() > max_pending(block) && fits(row); }
 
 std::vector<std::vector<Row*>> Batch::neighbours(const std::vector<Row*>& rows, std::int64_t block) const {
     std::vector<std::vector<Row*>> groups;
@@ -116,7 +116,7 @@ std::vector<std::vector<Row*>> Batch::neighbours(const std::vector<Row*>& rows, 
     return groups;
 }
 
-std::int64_t Batch::piece() const { return std::min(piece_, backend.max_slots().value_or(piece_)); }
+std::int64_t Batch::chunk() const { return std::min(chunk_, backend.max_slots().value_or(chunk_)); }
 
 std::int64_t Batch::room(const Row& row) const {
     const std::int64_t pending = row.num_pending();

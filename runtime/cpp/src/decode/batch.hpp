@@ -17,9 +17,9 @@ constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill fo
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
 class Batch {
   public:
-    /// `piece`: most prompt tokens of one prefill forward. `max_slots`: most slots of a decode step, besides the
+    /// `chunk`: most prompt tokens of one prefill forward. `max_slots`: most slots of a decode step, besides the
     /// backend's limit; no value means any number.
-    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t piece = prefill_chunk,
+    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t chunk = prefill_chunk,
           std::optional<std::int64_t> max_slots = std::nullopt);
 
     Backend& backend;
@@ -45,14 +45,14 @@ class Batch {
     /// Tell the prefix cache that the row's step is done and its cursor has moved.
     static void moved(const Row& row);
 
-    /// Feed pending tokens of one row without outputs; `is_piece`: they are a whole piece of its prompt.
-    void feed(Row& row, std::int64_t num_tokens, bool is_piece);
+    /// Feed pending tokens of one row without outputs; `is_chunk`: they are a whole chunk of its prompt.
+    void feed(Row& row, std::int64_t num_tokens, bool is_chunk);
 
     /// Whether a grammar forced more tokens than one step can feed. The row decodes again once they are fed.
     bool is_behind(const Row& row, std::int64_t block) const;
 
     /// Most pending tokens of an answer that one step feeds.
-    std::int64_t most_pending(std::int64_t block) const;
+    std::int64_t max_pending(std::int64_t block) const;
 
     /// Split neighbouring `rows` into runs, leaving out rows for which is_behind.
     std::vector<std::vector<Row*>> neighbours(const std::vector<Row*>& rows, std::int64_t block) const;
@@ -68,12 +68,12 @@ class Batch {
 
     std::int64_t capacity() const { return cache_->capacity(); }
     std::int64_t entry_bytes() const { return cache_->entry_bytes(); }
-    std::int64_t piece() const;
+    std::int64_t chunk() const;
 
   private:
-    void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
+    void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_chunk = false);
 
-    std::int64_t mask_id_, piece_;
+    std::int64_t mask_id_, chunk_;
     std::optional<std::int64_t> max_slots_;
     std::unique_ptr<Cache> cache_;
     StepInput input_;

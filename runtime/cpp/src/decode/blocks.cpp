@@ -25,7 +25,7 @@ class BlockSchedule : public Schedule {
     Feed first_feed(Row& row) override { return {row.num_pending(), 0, 0}; }
 
     /// A commit: the pending tokens are final, and the prediction after them is kept.
-    std::optional<Accepted> take_first(Row& row, const Predictions& predictions, const Feed& feed) override {
+    std::optional<Accepted> finish_prompt(Row& row, const Predictions& predictions, const Feed& feed) override {
         row.cursor += feed.pending;
         ++row.stats.forwards;
         first_[row.index] = predictions;
@@ -49,7 +49,7 @@ class BlockSchedule : public Schedule {
         std::vector<Feed> feeds;
         for (Row* row : rows) feeds.push_back(first_feed(*row));
         run(
-            rows, feeds, [this](Row& row, const Predictions& predictions, const Feed& fed) { return take_first(row, predictions, fed); },
+            rows, feeds, [this](Row& row, const Predictions& predictions, const Feed& fed) { return finish_prompt(row, predictions, fed); },
             events);
     }
 
@@ -83,7 +83,7 @@ class BlockSchedule : public Schedule {
 
     Feed inner_feed(const Row& row) const {
         const std::int64_t pending = row.num_pending();
-        return {pending, 0, std::min(row.most_masks(block_), std::max(std::int64_t{1}, length(row) - pending) - 1)};
+        return {pending, 0, std::min(row.max_masks(block_), std::max(std::int64_t{1}, length(row) - pending) - 1)};
     }
 
     const std::int64_t cache_block_;

@@ -30,7 +30,7 @@ std::optional<std::int64_t> KvBudget::max_slots() const { return num_bytes && !f
 
 std::int64_t KvBudget::num_entries() const { return num_bytes ? *num_bytes / entry_bytes : max_rows * max_capacity; }
 
-std::optional<std::int64_t> KvBudget::most_entries(std::int64_t rows) const {
+std::optional<std::int64_t> KvBudget::max_entries(std::int64_t rows) const {
     if (!num_bytes || fixed) return std::nullopt;
     return *num_bytes / (entry_bytes * rows);
 }

@@ -27,7 +27,7 @@ struct KvBudget {
     std::int64_t num_entries() const;
 
     /// Entries that each of `rows` rows may have; no value means no limit.
-    std::optional<std::int64_t> most_entries(std::int64_t rows) const;
+    std::optional<std::int64_t> max_entries(std::int64_t rows) const;
 
     /// Throws SessionError for a row that does not fit even alone.
     void check(const Row& row) const;

@@ -12,7 +12,7 @@ namespace mars {
 namespace {
 
 constexpr int rounds = 5;           // each over all sizes, so that other load on the machine affects all of them
-constexpr double enough = 1.0;      // seconds: no further round begins after them, so a large model is measured once
+constexpr double max_seconds = 1.0; // seconds: no further round begins after them, so a large model is measured once
 constexpr std::int64_t behind = 64; // KV entries before the measured slots
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -64,7 +64,7 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
         points.emplace_back(size, 0.0);
     }
     const double begun = now();
-    for (int round = 0; round < rounds && (round == 0 || now() - begun <= enough); ++round)
+    for (int round = 0; round < rounds && (round == 0 || now() - begun <= max_seconds); ++round)
         for (auto& [size, seconds] : points) seconds = round == 0 ? timed(size) : std::min(seconds, timed(size));
     return Cost(std::move(points));
 }

@@ -20,7 +20,7 @@ std::vector<Feed> Policy::feeds(const std::vector<Row*>& rows, const std::vector
     std::vector<Feed> feeds = widest_feeds(rows, rooms, block);
     std::vector<std::size_t> by_tau, free;
     std::vector<Chooser> choosers;
-    std::vector<Chances> chances;
+    std::vector<Forecast> forecasts;
     std::int64_t others = 0, floor = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const Row& row = *rows[i];
@@ -33,14 +33,14 @@ std::vector<Feed> Policy::feeds(const std::vector<Row*>& rows, const std::vector
     for (std::size_t i = 0; i < rows.size(); ++i) {
         if (rows[i]->config().is_exact() && rows[i]->config().window == auto_window) {
             free.push_back(i);
-            chances.push_back(rows[i]->chances(block, rooms[i]));
+            forecasts.push_back(rows[i]->forecast(block, rooms[i]));
         } else {
             ++others;
             floor = std::max(floor, feeds[i].slots());
         }
     }
     if (free.empty()) return feeds;
-    const std::vector<Feed> split = splitter_.choose(*cost_(), chances, others, floor);
+    const std::vector<Feed> split = splitter_.choose(*cost_(), forecasts, others, floor);
     for (std::size_t i = 0; i < free.size(); ++i) {
         Feed& feed = feeds[free[i]];
         feed = split[i];
@@ -110,7 +110,7 @@ std::vector<Feed> widest_feeds(const std::vector<Row*>& rows, const std::vector<
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const Row& row = *rows[i];
         const std::int64_t proposals = std::max(std::int64_t{0}, std::min(row.num_proposals(), rooms[i]));
-        std::int64_t masks = std::min(row.most_masks(block), rooms[i] - proposals);
+        std::int64_t masks = std::min(row.max_masks(block), rooms[i] - proposals);
         const bool exact = row.config().is_exact();
         if (exact || proposals > 0) masks = row.ends_at(proposals) ? 0 : std::min(masks, row.remaining() - proposals - (exact ? 2 : 1));
         feeds.push_back({row.num_pending(), proposals, std::max(std::int64_t{0}, masks)});

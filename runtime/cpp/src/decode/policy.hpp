@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "decode/cost.hpp"
-#include "decode/pass_rates.hpp"
+#include "decode/estimates.hpp"
 #include "decode/row.hpp"
 #include "decode/split.hpp"
 

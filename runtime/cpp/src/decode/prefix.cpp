@@ -145,28 +145,28 @@ void Prefixes::drop(const Group& group, const Ids& key) {
     if (of_group->second.empty()) groups_.erase(of_group);
 }
 
-std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity,
-                          std::optional<std::int64_t> most_entries) {
+std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
+                          std::optional<std::int64_t> max_entries) {
     const std::optional<std::int64_t> firm_slots = store_.firm_slots;
-    if (firm_slots && piece < *firm_slots) return 0; // its steps compute other bits than the saved entries have
-    const std::int64_t grain = firm_slots ? 1 : piece;
+    if (firm_slots && chunk < *firm_slots) return 0; // its steps compute other bits than the saved entries have
+    const std::int64_t grain = firm_slots ? 1 : chunk;
     group_ = Group{salt_, grain};
     for (std::int64_t& mark : marks_) mark = mark / grain * grain;
     const auto size = static_cast<std::int64_t>(tokens.size());
-    const std::int64_t last = (size - 1) / piece * piece; // where the last piece begins
+    const std::int64_t last = (size - 1) / chunk * chunk; // where the last chunk begins
     const std::int64_t most = firm_slots ? std::max(last, size - *firm_slots) : last;
     if (const auto match = store_.match(*group_, first(tokens, most), marks_)) {
         std::int64_t length = match->length;
         if (!firm_slots)
-            length -= length % piece;
-        else if (length < last) // the step to the end of the piece must be firm
-            length -= std::max(std::int64_t{0}, *firm_slots - (piece - length % piece));
+            length -= length % chunk;
+        else if (length < last) // the step to the end of the chunk must be firm
+            length -= std::max(std::int64_t{0}, *firm_slots - (chunk - length % chunk));
         try {
             if (length > 0) {
                 const Saved& saved = *match->saved;
                 const std::int64_t own = std::min(size + spare, capacity), present = cache.capacity();
                 const bool is_wide = saved.length > std::max(own, present);
-                if (!is_wide || !most_entries || bucket(saved.length, present) <= *most_entries) {
+                if (!is_wide || !max_entries || bucket(saved.length, present) <= *max_entries) {
                     cache.reserve(std::max(saved.length, own));
                     cache.load(place, saved, length);
                     firm_ = length;
@@ -179,8 +179,8 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
     return firm_;
 }
 
-void Stem::feeds(std::int64_t cursor, std::int64_t slots, bool is_piece) {
-    is_firm_ = cursor == firm_ && (store_.firm_slots ? slots >= *store_.firm_slots : is_piece);
+void Stem::feeds(std::int64_t cursor, std::int64_t slots, bool is_chunk) {
+    is_firm_ = cursor == firm_ && (store_.firm_slots ? slots >= *store_.firm_slots : is_chunk);
 }
 
 void Stem::moved(std::int64_t cursor) {

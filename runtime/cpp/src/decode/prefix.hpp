@@ -19,7 +19,7 @@
 
 namespace mars {
 
-/// Which requests share entries: the salt, and the size of prefill pieces if entries depend on it (else 1).
+/// Which requests share entries: the salt, and the size of prefill chunks if entries depend on it (else 1).
 using Group = std::pair<std::string, std::int64_t>;
 using Ids = std::vector<std::int64_t>;
 
@@ -101,13 +101,13 @@ class Stem {
 
     /// Load the saved entries of `tokens` and return how many. At least one token is always left to feed.
     ///
-    /// The rest takes exactly the steps, or firm ones, of a row that begins at 0 and reads by `piece`. A long entry is
-    /// not loaded if rows that wide would exceed `most_entries`.
-    std::int64_t recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity,
-                        std::optional<std::int64_t> most_entries = std::nullopt);
+    /// The rest takes exactly the steps, or firm ones, of a row that begins at 0 and reads by `chunk`. A long entry is
+    /// not loaded if rows that wide would exceed `max_entries`.
+    std::int64_t recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
+                        std::optional<std::int64_t> max_entries = std::nullopt);
 
-    /// A step of `slots` slots is about to run; `is_piece`: it reads a whole piece of a prompt.
-    void feeds(std::int64_t cursor, std::int64_t slots, bool is_piece);
+    /// A step of `slots` slots is about to run; `is_chunk`: it reads a whole chunk of a prompt.
+    void feeds(std::int64_t cursor, std::int64_t slots, bool is_chunk);
 
     /// The step is done, and the row's cursor has moved.
     void moved(std::int64_t cursor);

@@ -24,7 +24,7 @@ Row* Queue::first(const std::function<bool(const Row&)>& good) const {
     return nullptr;
 }
 
-void Queue::take(const Row* row) {
+void Queue::remove(const Row* row) {
     const auto line = of_.at(row->client);
     line->rows.erase(std::find(line->rows.begin(), line->rows.end(), row));
     --size_;

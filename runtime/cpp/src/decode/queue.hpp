@@ -27,7 +27,7 @@ class Queue {
     Row* first(const std::function<bool(const Row&)>& good) const;
 
     /// Remove a row that gets its place; its client goes to the end.
-    void take(const Row* row);
+    void remove(const Row* row);
 
     /// Remove rows that ended while waiting and call `gone` for each. The order of clients does not change.
     void drop_finished(const std::function<void(Row*)>& gone);

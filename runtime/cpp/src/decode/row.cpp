@@ -14,8 +14,8 @@ namespace mars {
 
 namespace {
 
-constexpr double enough = 3.0;      // expected tokens of the proposals, from which nothing is looked up
-constexpr double exact_mode = -1.0; // instead of a tau
+constexpr double lookup_below = 3.0; // nothing is looked up if this many proposals will probably be accepted
+constexpr double exact_mode = -1.0;  // instead of a tau
 
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
 
@@ -61,9 +61,10 @@ Predictions Predictions::then(const Predictions& later) const {
 }
 
 Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-         std::function<bool(std::int64_t)> stop, std::shared_ptr<Hopes> hopes)
+         std::function<bool(std::int64_t)> stop, std::shared_ptr<AcceptanceRates> acceptance_rates)
     : index(number), tokens(std::move(prompt)), config_(std::move(config)), eos_ids_(config_.eos_ids.value_or(std::move(eos_ids))),
-      stop_(std::move(stop)), hopes_(hopes ? std::move(hopes) : std::make_shared<Hopes>()), wanted_(wanted_of(config_)) {
+      stop_(std::move(stop)), acceptance_rates_(acceptance_rates ? std::move(acceptance_rates) : std::make_shared<AcceptanceRates>()),
+      wanted_(wanted_of(config_)) {
     stats.prompt_tokens = num_tokens();
     if (config_.lookup > 0) lookup_.emplace(config_.lookup);
 }
@@ -81,12 +82,12 @@ std::int64_t Row::num_proposals() const {
     return std::max(std::int64_t{0}, std::min(end, remaining() - 1));
 }
 
-std::int64_t Row::most_masks(std::int64_t block) const {
+std::int64_t Row::max_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
     // Two more than the model was trained for cost their slots and no quality, and often hold.
     std::int64_t most = feeds_proposals() && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
-    if (max_masks) most = std::min(most, *max_masks);
+    if (mask_limit) most = std::min(most, *mask_limit);
     return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
 }
 
@@ -105,13 +106,13 @@ std::optional<Accepted> Row::accept(const Predictions& predictions, std::int64_t
         if (finish_reason) count = i + 1;
     }
     if (verifies) {
-        settle(chosen.token_ids, predictions.probabilities, count, num_proposals);
+        advance(chosen.token_ids, predictions.probabilities, count, num_proposals);
     } else {
         proposals = {};
         // If something other than tau ended the run, the row is over.
         std::vector<bool> passed;
         for (const double confidence : chosen.confidences) passed.push_back(passes(confidence, config_.bound(), config_.metric));
-        pass_rates.saw(count, passed);
+        pass_rates.record(count, passed);
     }
     stats.count(count);
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
@@ -130,8 +131,8 @@ void Row::push(std::int64_t token) {
 }
 
 /// Verified proposals become final like pending tokens; the predictions after them are proposed next.
-void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
-                 std::int64_t num_fed) {
+void Row::advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                  std::int64_t num_fed) {
     const std::int64_t num_verified = std::max(std::int64_t{0}, count - 1);
     cursor += num_verified;
     count_proposals(num_fed, num_verified);
@@ -145,43 +146,35 @@ void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<d
 }
 
 void Row::count_proposals(std::int64_t num_fed, std::int64_t num_verified) {
-    stats.proposed += num_fed - proposals.num_sure(num_fed);
-    stats.verified += num_verified - proposals.num_sure(num_verified);
+    stats.proposed += num_fed - proposals.num_forced(num_fed);
+    stats.verified += num_verified - proposals.num_forced(num_verified);
     // At the end of a row, more may have been right than were needed.
-    if (!finish_reason) hopes_->saw(proposals, num_fed, num_verified);
+    if (!finish_reason) acceptance_rates_->record(proposals, num_fed, num_verified);
 }
 
 void Row::see_masks(const std::vector<double>& probabilities) {
-    std::vector<double> hopes;
-    for (const double probability : probabilities) hopes.push_back(hopes_->of(Source::masks, probability));
-    foresight_.saw(hopes);
+    std::vector<double> accepted;
+    for (const double probability : probabilities) accepted.push_back(acceptance_rates_->probability(Source::masks, probability));
+    mask_rates_.record(accepted);
 }
 
-void Row::look_around(std::int64_t most) {
+void Row::consult_lookup(std::int64_t most) {
     if (!lookup_ || !config_.is_exact() || most < 1) return;
-    const double own = promise(proposals);
-    if (own >= enough) return;
+    const double expected = expected_accepted(proposals);
+    if (expected >= lookup_below) return;
     Proposals others = lead(lookup_->propose(tokens, most));
-    if (promise(others) > own) proposals = std::move(others);
+    if (expected_accepted(others) > expected) proposals = std::move(others);
 }
 
-/// Expected number of verified tokens.
-double Row::promise(const Proposals& those) const {
-    double total = 0.0, chance = 1.0;
-    for (const double hope : hopes_->of_all(those)) {
-        chance *= hope;
-        total += chance;
-    }
-    return total;
-}
+double Row::expected_accepted(const Proposals& those) const { return expected_run(acceptance_rates_->probabilities(those)).back(); }
 
-Chances Row::chances(std::int64_t block, std::int64_t room) const {
+Forecast Row::forecast(std::int64_t block, std::int64_t room) const {
     const std::int64_t num = num_proposals();
-    std::vector<double> hopes = hopes_->of_all(proposals);
-    Chances result{num_pending(), {}, std::nullopt, foresight_.expected(most_masks(block)), room};
-    if (ends_at(num)) result.ending = hopes[static_cast<std::size_t>(num)];
-    hopes.resize(static_cast<std::size_t>(num));
-    result.hopes = std::move(hopes);
+    std::vector<double> probabilities = acceptance_rates_->probabilities(proposals);
+    Forecast result{num_pending(), {}, std::nullopt, mask_rates_.expected(max_masks(block)), room};
+    if (ends_at(num)) result.ending = probabilities[static_cast<std::size_t>(num)];
+    probabilities.resize(static_cast<std::size_t>(num));
+    result.probabilities = std::move(probabilities);
     return result;
 }
 

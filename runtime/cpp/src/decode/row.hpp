@@ -15,7 +15,7 @@
 
 #include "decode/backend.hpp"
 #include "decode/draft.hpp"
-#include "decode/pass_rates.hpp"
+#include "decode/estimates.hpp"
 #include "decode/proposals.hpp"
 #include "decode/split.hpp"
 
@@ -60,13 +60,13 @@ struct Predictions {
 ///
 /// `tokens` is the prompt and everything accepted. `cursor` counts final KV entries; the tokens after it are pending.
 /// `proposals` are guesses, not part of the answer until verified. `stop` sees each accepted token and returns whether
-/// it completes a stop condition. `hopes` are shared by the rows of a session, or the row's own. `stem`: the row's
+/// it completes a stop condition. `acceptance_rates` are shared by the rows of a session, or the row's own. `stem`: the row's
 /// access to the prefix cache, or null. `client`: whose turn the row takes in the queue. `draft`: what its draft slots
-/// feed; no value if masks feed the mask token. `max_masks`: the most masks of a step; no value for the block's.
+/// feed; no value if masks feed the mask token. `mask_limit`: the most masks of a step; no value for the block's.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-        std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr);
+        std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<AcceptanceRates> acceptance_rates = nullptr);
     virtual ~Row();
 
     const std::int64_t index;
@@ -79,7 +79,7 @@ class Row {
     std::shared_ptr<Stem> stem;
     std::optional<std::string> client;
     std::optional<DraftSlots> draft;
-    std::optional<std::int64_t> max_masks;
+    std::optional<std::int64_t> mask_limit;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
@@ -100,7 +100,7 @@ class Row {
     bool ends_at(std::int64_t i) const;
 
     /// Masks that the next step may feed if it feeds no proposals.
-    std::int64_t most_masks(std::int64_t block) const;
+    std::int64_t max_masks(std::int64_t block) const;
 
     /// Accept predictions from the left by the rule and the limits, and record how the row ends if it does.
     ///
@@ -114,11 +114,11 @@ class Row {
     /// What of another source's proposals may be fed.
     virtual Proposals lead(Proposals others) const { return others; }
 
-    /// Look up proposals in the row's own text if the current ones promise little; use them if they promise more.
-    void look_around(std::int64_t most);
+    /// Look up proposals in the row's own text if few of the current ones will probably be accepted; use them if more of them will.
+    void consult_lookup(std::int64_t most);
 
     /// What the next step may expect of the row, with `room` slots after its pending tokens.
-    Chances chances(std::int64_t block, std::int64_t room) const;
+    Forecast forecast(std::int64_t block, std::int64_t room) const;
     Accepted finish(FinishReason reason);
 
     /// End the row with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
@@ -155,9 +155,10 @@ class Row {
     void see_masks(const std::vector<double>& probabilities);
 
   private:
-    void settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
-                std::int64_t num_fed);
-    double promise(const Proposals& those) const;
+    void advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                 std::int64_t num_fed);
+    /// Expected number of accepted proposals.
+    double expected_accepted(const Proposals& those) const;
     void end(FinishReason reason) {
         int none = untold;
         told_.compare_exchange_strong(none, static_cast<int>(reason));
@@ -166,8 +167,8 @@ class Row {
     GenerationConfig config_;
     std::vector<std::int64_t> eos_ids_;
     std::function<bool(std::int64_t)> stop_;
-    std::shared_ptr<Hopes> hopes_;
-    Foresight foresight_;
+    std::shared_ptr<AcceptanceRates> acceptance_rates_;
+    MaskRates mask_rates_;
     std::optional<Lookup> lookup_;
 
     // Requests of other threads.

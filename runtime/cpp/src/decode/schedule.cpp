@@ -37,13 +37,13 @@ void Schedule::add(std::shared_ptr<Row> row) {
     publish();
 }
 
-std::vector<Accepted> Schedule::step() {
+std::vector<Accepted> Schedule::iterate() {
     Events events;
-    step([&events](const Accepted& event) { events.push_back(event); });
+    iterate([&events](const Accepted& event) { events.push_back(event); });
     return events;
 }
 
-void Schedule::step(const std::function<void(const Accepted&)>& deliver) {
+void Schedule::iterate(const std::function<void(const Accepted&)>& deliver) {
     do {
         for (const Accepted& event : forward()) deliver(event);
     } while (phase_ != Phase::begin);
@@ -54,7 +54,7 @@ std::vector<Accepted> Schedule::forward() {
     has_run_ = false;
     if (phase_ == Phase::begin) {
         drop_finished(events);
-        left_ = batch_->piece();
+        left_ = batch_->chunk();
         phase_ = Phase::prompts;
     }
     if (phase_ == Phase::prompts) {
@@ -75,26 +75,27 @@ std::vector<Accepted> Schedule::forward() {
     return events;
 }
 
-/// Read one piece of a prompt, or append what is known of an answer before its first prediction. False if the budget of
-/// the step is used up, or no prompt is being read.
+/// Read one chunk of a prompt, or append what is known of an answer before its first prediction. False if the budget of
+/// the iteration is used up, or no prompt is being read.
 bool Schedule::read_prompt(Events& events) {
     Row* const row = reading(events);
-    if (row == nullptr || next_piece(*row) > left_) return false;
+    if (row == nullptr || next_chunk(*row) > left_) return false;
     std::optional<Accepted> beginning;
     const bool good = failing({row}, events, [&] { beginning = row->begin(backend_.max_capacity()); });
     if (beginning) events.push_back(std::move(*beginning));
     if (good && events.empty()) {
-        const std::int64_t piece = next_piece(*row);
-        left_ -= piece;
+        const std::int64_t chunk = next_chunk(*row);
+        left_ -= chunk;
         ++turn_;
-        if (piece < row->num_pending()) {
-            feed(*row, piece, true, events);
+        if (chunk < row->num_pending()) {
+            feed(*row, chunk, true, events);
         } else {
             ++num_decoding_;
             const std::vector<Feed> first{first_feed(*row)};
             run(
                 {row}, first,
-                [this](Row& each, const Predictions& predictions, const Feed& fed) { return take_first(each, predictions, fed); }, events);
+                [this](Row& each, const Predictions& predictions, const Feed& fed) { return finish_prompt(each, predictions, fed); },
+                events);
             batch_->keep(*row); // now, because the next prompt may begin with the same tokens
         }
     }
@@ -102,51 +103,51 @@ bool Schedule::read_prompt(Events& events) {
     return true;
 }
 
-/// Pieces end at multiples of their size, so that a row that began with saved entries takes the same steps as others.
-std::int64_t Schedule::next_piece(const Row& row) const {
-    return std::min(batch_->piece() - row.cursor % batch_->piece(), row.num_pending());
+/// Chunks end at multiples of their size, so that a row that began with saved entries takes the same steps as others.
+std::int64_t Schedule::next_chunk(const Row& row) const {
+    return std::min(batch_->chunk() - row.cursor % batch_->chunk(), row.num_pending());
 }
 
-/// Pieces of the row's prompt that are still to be read.
-std::int64_t Schedule::num_pieces(const Row& row) const {
-    const std::int64_t piece = batch_->piece();
-    return (row.num_tokens() - 1) / piece + 1 - row.cursor / piece;
+/// Chunks of the row's prompt that are still to be read.
+std::int64_t Schedule::num_chunks(const Row& row) const {
+    const std::int64_t chunk = batch_->chunk();
+    return (row.num_tokens() - 1) / chunk + 1 - row.cursor / chunk;
 }
 
 /// The row whose prompt is read next: the first and the last reader take turns.
 ///
-/// The first reader is the shortest and finishes first. Decoding rows must stay neighbours, so the last piece of any
+/// The first reader is the shortest and finishes first. Decoding rows must stay neighbours, so the last chunk of any
 /// other reader waits for it.
 Row* Schedule::reading(Events& events) {
     admit(events);
     const std::vector<Row*>& active = batch_->active;
     const auto first = static_cast<std::size_t>(num_decoding_);
     if (first == active.size()) return nullptr;
-    const bool is_lasts_turn = turn_ % 2 == 1 && num_pieces(*active.back()) > 1;
+    const bool is_lasts_turn = turn_ % 2 == 1 && num_chunks(*active.back()) > 1;
     return is_lasts_turn ? active.back() : active[first];
 }
 
 /// Admit one row if there is room: the next in the queue, or while prompts are being read the first that has at most
-/// half as many pieces as any of them. It begins with the saved entries of its prompt.
+/// half as many chunks as any of them. It begins with the saved entries of its prompt.
 void Schedule::admit(Events& events) {
     const auto first = static_cast<std::size_t>(num_decoding_);
     const bool is_beside = first < batch_->active.size();
-    if (is_beside && num_pieces(*batch_->active.back()) <= 1) return; // its last piece waits for the others
-    const std::int64_t left = is_beside ? num_pieces(*batch_->active[first]) : 0;
-    Row* const row = waiting_.first([&](const Row& each) { return is_welcome(each) && (!is_beside || 2 * num_pieces(each) <= left); });
+    if (is_beside && num_chunks(*batch_->active.back()) <= 1) return; // its last chunk waits for the others
+    const std::int64_t left = is_beside ? num_chunks(*batch_->active[first]) : 0;
+    Row* const row = waiting_.first([&](const Row& each) { return is_welcome(each) && (!is_beside || 2 * num_chunks(each) <= left); });
     if (row == nullptr) return;
     bool is_in = false;
     const bool good = failing({row}, events, [&] {
         is_in = has_room(*row);
         if (is_in) batch_->active.push_back(row);
     });
-    if (!good || is_in) waiting_.take(row);
+    if (!good || is_in) waiting_.remove(row);
     if (!good) own_.erase(row);
     if (!is_in) return;
     std::vector<Row*>& active = batch_->active;
     for (auto i = static_cast<std::int64_t>(active.size()) - 1; i > num_decoding_; --i) move(i - 1, i, events);
     active[first] = row;
-    failing({row}, events, [&] { batch_->recall(*row, budget_.most_entries(batch_->num_rows)); });
+    failing({row}, events, [&] { batch_->recall(*row, budget_.max_entries(batch_->num_rows)); });
     drop_finished(events);
 }
 
@@ -177,11 +178,11 @@ bool Schedule::has_room(Row& row) {
 
 std::vector<Row*> Schedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
 
-/// Feed one piece of a row whose grammar forced more than a step can feed; the other rows decode meanwhile.
+/// Feed one chunk of a row whose grammar forced more than a step can feed; the other rows decode meanwhile.
 bool Schedule::read_forced(Events& events) {
     for (Row* row : decoding()) {
         if (!batch_->is_behind(*row, block_)) continue;
-        feed(*row, batch_->most_pending(block_), false, events);
+        feed(*row, batch_->max_pending(block_), false, events);
         drop_finished(events);
         return true;
     }
@@ -194,7 +195,7 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
         if (!batch_->fits(*row))
             events.push_back(row->finish(FinishReason::capacity));
         else if (!batch_->is_behind(*row, block_))
-            failing({row}, events, [&] { row->look_around(batch_->decode_room(*row)); });
+            failing({row}, events, [&] { row->consult_lookup(batch_->decode_room(*row)); });
     }
     if (events.size() > before) {
         drop_finished(events);
@@ -207,26 +208,26 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
             for (const Row* row : together) rooms.push_back(batch_->decode_room(*row));
             feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
         });
-        if (good) run(together, feeds, take, events);
+        if (good) run(together, feeds, commit_and_accept, events);
     }
 }
 
 /// A full window, because the whole prompt is fed anyway.
 Feed Schedule::first_feed(Row& row) { return widest_feeds({&row}, {batch_->room(row)}, block_).front(); }
 
-std::optional<Accepted> Schedule::take(Row& row, const Predictions& predictions, const Feed& feed) {
+std::optional<Accepted> Schedule::commit_and_accept(Row& row, const Predictions& predictions, const Feed& feed) {
     row.cursor += feed.pending;
     ++row.stats.forwards;
     return row.accept(predictions, feed.proposals);
 }
 
-void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const Take& take_row, Events& events) {
+void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events) {
     std::vector<Predictions> predictions;
     has_run_ = true;
     if (!failing(rows, events, [&] { predictions = batch_->step(batch_->index_of(*rows.front()), feeds); })) return;
     for (std::size_t i = 0; i < rows.size(); ++i) {
         failing({rows[i]}, events, [&] {
-            std::optional<Accepted> event = take_row(*rows[i], predictions[i], feeds[i]);
+            std::optional<Accepted> event = handle(*rows[i], predictions[i], feeds[i]);
             if (event) events.push_back(std::move(*event));
             Batch::moved(*rows[i]);
         });
@@ -234,9 +235,9 @@ void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds
 }
 
 /// Feed pending tokens of one row without outputs.
-void Schedule::feed(Row& row, std::int64_t num_tokens, bool is_piece, Events& events) {
+void Schedule::feed(Row& row, std::int64_t num_tokens, bool is_chunk, Events& events) {
     has_run_ = true;
-    failing({&row}, events, [&] { batch_->feed(row, num_tokens, is_piece); });
+    failing({&row}, events, [&] { batch_->feed(row, num_tokens, is_chunk); });
 }
 
 /// Remove finished rows and close the gaps: decoding rows stay first and neighbours, readers keep their order.

@@ -21,7 +21,7 @@ namespace mars {
 ///
 /// A decode step feeds [pending | proposals | masks] from each row's own cursor: the pending tokens' KV become final in
 /// the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache management").
-/// The last piece of a prompt carries masks too, so the first step already accepts a run. Between two forwards a row's tau
+/// The last chunk of a prompt carries masks too, so the first step already accepts a run. Between two forwards a row's tau
 /// and exact may change, and a row may be cancelled. At most `prefill_tokens` prompt tokens are read between two decode
 /// steps. `cost` is needed for rows with an automatic window; without it they get full windows. `max_rows_per_client`:
 /// rows of one client in the batch; no value means no limit. One thread owns a schedule, except where noted.
@@ -38,16 +38,16 @@ class Schedule {
     /// one may be admitted first.
     void add(std::shared_ptr<Row> row);
 
-    /// One step: prompt pieces within the budget, then one forward over all decoding rows. Returns what each row got, or
+    /// One iteration: prompt chunks within the budget, then one step of all decoding rows. Returns what each row got, or
     /// why it failed.
     ///
     /// Rows that were asked to end leave first, without an event.
-    std::vector<Accepted> step();
+    std::vector<Accepted> iterate();
 
     /// The same, with each event delivered as soon as its forward has run.
-    void step(const std::function<void(const Accepted&)>& deliver);
+    void iterate(const std::function<void(const Accepted&)>& deliver);
 
-    /// The next forward of a step.
+    /// The next forward of an iteration.
     std::vector<Accepted> forward();
 
     /// Whether the last call of `forward` ran the model.
@@ -55,7 +55,7 @@ class Schedule {
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
 
-    /// From any thread, as of the last step: rows that new requests can use (fewer than the budget's while long ones
+    /// From any thread, as of the last iteration: rows that new requests can use (fewer than the budget's while long ones
     /// fill the KV memory), rows in the batch, waiting rows, and KV entries in use.
     std::int64_t num_rows() const { return num_rows_; }
     std::int64_t num_running() const { return num_running_; }
@@ -64,20 +64,20 @@ class Schedule {
 
   protected:
     using Events = std::vector<Accepted>;
-    using Take = std::function<std::optional<Accepted>(Row&, const Predictions&, const Feed&)>;
+    using OutputHandler = std::function<std::optional<Accepted>(Row&, const Predictions&, const Feed&)>;
 
-    /// What the last piece of a prompt feeds, and what its predictions give.
+    /// What the last chunk of a prompt feeds, and what its predictions give.
     virtual Feed first_feed(Row& row);
-    virtual std::optional<Accepted> take_first(Row& row, const Predictions& predictions, const Feed& feed) {
-        return take(row, predictions, feed);
+    virtual std::optional<Accepted> finish_prompt(Row& row, const Predictions& predictions, const Feed& feed) {
+        return commit_and_accept(row, predictions, feed);
     }
     virtual void decode(std::vector<Row*> rows, Events& events);
 
     /// Make the fed pending tokens final, and accept predictions.
-    static std::optional<Accepted> take(Row& row, const Predictions& predictions, const Feed& feed);
+    static std::optional<Accepted> commit_and_accept(Row& row, const Predictions& predictions, const Feed& feed);
 
     /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns.
-    void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const Take& take_row, Events& events);
+    void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events);
 
     void drop_finished(Events& events);
     std::vector<Row*> decoding() const;
@@ -90,7 +90,7 @@ class Schedule {
 
     bool read_prompt(Events& events);
     bool read_forced(Events& events);
-    void feed(Row& row, std::int64_t num_tokens, bool is_piece, Events& events);
+    void feed(Row& row, std::int64_t num_tokens, bool is_chunk, Events& events);
     Row* reading(Events& events);
     void admit(Events& events);
     bool is_welcome(const Row& row) const;
@@ -98,8 +98,8 @@ class Schedule {
     void move(std::int64_t source, std::int64_t target, Events& events);
     void renew(std::int64_t num_rows);
     void publish();
-    std::int64_t next_piece(const Row& row) const;
-    std::int64_t num_pieces(const Row& row) const;
+    std::int64_t next_chunk(const Row& row) const;
+    std::int64_t num_chunks(const Row& row) const;
 
     const std::int64_t mask_id_, prefill_tokens_;
     const KvBudget budget_;
@@ -109,8 +109,8 @@ class Schedule {
     std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting and running rows
     std::unique_ptr<Batch> batch_;
     std::int64_t num_decoding_ = 0;
-    Phase phase_ = Phase::begin; // of the current step
-    std::int64_t left_ = 0;      // prompt tokens that the step may still read
+    Phase phase_ = Phase::begin; // of the current iteration
+    std::int64_t left_ = 0;      // prompt tokens that the iteration may still read
     bool has_run_ = false;
     std::int64_t turn_ = 0; // which reader is next
 
@@ -123,7 +123,7 @@ class Run {
     /// The rows must outlive this.
     Run(std::unique_ptr<Schedule> schedule, const std::vector<Row*>& rows);
 
-    /// What the next forward gave: nothing for a prompt's piece but the last; no value when all rows have ended. Throws
+    /// What the next forward gave: nothing for a prompt's chunk but the last; no value when all rows have ended. Throws
     /// SessionError if a row fails.
     std::optional<std::vector<Accepted>> next();
 

@@ -12,18 +12,18 @@ namespace mars {
 
 /// What one row may feed, and what it may expect of it.
 ///
-/// pending: tokens that are fed in any case. hopes[i]: how likely proposal i is verified if those before it are. ending:
-/// the same for an end-of-sequence token proposed right after them, if one was. worth[m]: expected number of verified
-/// proposals of m masks, for 0, 1, ... as many as may be fed. room: slots after the pending tokens.
-struct Chances {
+/// pending: tokens that are fed in any case. probabilities[i]: the acceptance probability of proposal i if those before it
+/// are accepted. ending: the same for an end-of-sequence token proposed right after them, if one was. expected[m]: expected
+/// number of accepted proposals of m masks, for 0, 1, ... as many as may be fed. room: slots after the pending tokens.
+struct Forecast {
     std::int64_t pending = 0;
-    std::vector<double> hopes;
+    std::vector<double> probabilities;
     std::optional<double> ending;
-    std::vector<double> worth;
+    std::vector<double> expected;
     std::int64_t room = 0;
 
-    std::int64_t num_hopes() const { return static_cast<std::int64_t>(hopes.size()); }
-    std::int64_t most_masks() const { return static_cast<std::int64_t>(worth.size()) - 1; }
+    std::int64_t num_proposals() const { return static_cast<std::int64_t>(probabilities.size()); }
+    std::int64_t max_masks() const { return static_cast<std::int64_t>(expected.size()) - 1; }
 };
 
 /// Chooses the feeds of rows that verify, step by step; all rows share a width, because a step is a rectangle.
@@ -35,7 +35,7 @@ class Splitter {
     explicit Splitter(bool few_sizes = false) : few_sizes_(few_sizes) {}
 
     /// Feeds for `rows` (at least one). `others` more rows take part in the step, which is at least `floor` slots wide.
-    std::vector<Feed> choose(const Cost& cost, const std::vector<Chances>& rows, std::int64_t others = 0, std::int64_t floor = 0);
+    std::vector<Feed> choose(const Cost& cost, const std::vector<Forecast>& rows, std::int64_t others = 0, std::int64_t floor = 0);
 
   private:
     bool few_sizes_;

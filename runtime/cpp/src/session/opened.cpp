@@ -163,11 +163,11 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
     const Ids ids = encode(prompt, most);
     const std::vector<std::int64_t>& eos = bundle.manifest.tokens.eos;
     if (config.grammar.empty())
-        request.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), hopes);
+        request.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), acceptance_rates);
     else
-        request.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), hopes);
+        request.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), acceptance_rates);
     request.row->draft = draft_slots(config.draft);
-    request.row->max_masks = bundle.manifest.masks;
+    request.row->mask_limit = bundle.manifest.masks;
     request.row->stats.began = began;
     request.row->stem = new_stem(prompt, ids, config.cache_salt, system);
     return request;

@@ -49,7 +49,7 @@ struct Opened {
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
-    std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
+    std::shared_ptr<AcceptanceRates> acceptance_rates = std::make_shared<AcceptanceRates>(); // guards itself
 
     /// A session on any backend, such as a fake one; `bundle.path` need not exist.
     static Session over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text = std::nullopt,

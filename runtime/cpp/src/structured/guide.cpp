@@ -23,7 +23,7 @@ std::vector<std::int64_t> sorted(std::vector<std::int64_t> ids) {
 } // namespace
 
 Guide::Guide(Matcher matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks)
-    : most_masks(num_masks), matcher_(std::move(matcher)), eos_ids_(sorted(std::move(eos_ids))), can_ask_(can_ask) {}
+    : max_masks(num_masks), matcher_(std::move(matcher)), eos_ids_(sorted(std::move(eos_ids))), can_ask_(can_ask) {}
 
 bool Guide::ends(std::int64_t token) const { return std::binary_search(eos_ids_.begin(), eos_ids_.end(), token); }
 
@@ -103,13 +103,13 @@ Proposals Guide::lead(const Proposals& guess, double least) const {
         const std::vector<std::int64_t> forced = matcher.forced();
         for (const std::int64_t token : forced) {
             matcher.consume(token);
-            led.sure.push_back(led.size());
+            led.forced.push_back(led.size());
             add(token, 1.0);
         }
         if (!forced.empty()) continue;
         if (matcher.is_over()) {
             if (!eos_ids_.empty()) {
-                led.sure.push_back(led.size());
+                led.forced.push_back(led.size());
                 add(eos_ids_.front(), 1.0);
             }
             break;

@@ -21,13 +21,13 @@ struct Predictions;
 ///
 /// A forced run is always appended completely before the matcher is used again, so that the answer does not depend on
 /// how many tokens a step accepts. `can_ask`: whether the graph can return logits; without them, tokens are chosen from
-/// its top-k only. `most_masks`: the masks that the model was trained for; predictions of further masks are proposed,
+/// its top-k only. `max_masks`: the masks that the model was trained for; predictions of further masks are proposed,
 /// but never accepted by tau.
 class Guide {
   public:
     Guide(Matcher matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks = 64);
 
-    const std::int64_t most_masks;
+    const std::int64_t max_masks;
     bool wants_logits = false; ///< set once a choice needed them; every later step then returns them
 
     /// Whether only the end may follow and no end-of-sequence token exists to mark it.

@@ -9,7 +9,7 @@ namespace mars {
 
 namespace {
 
-constexpr double least = 0.5; // chance that all proposals are verified, below which a row with a tau proposes no more
+constexpr double min_probability = 0.5; // a row with a tau makes no proposals that are all accepted with a lower one
 
 std::int64_t size_of(const std::vector<std::int64_t>& ids) { return static_cast<std::int64_t>(ids.size()); }
 
@@ -96,7 +96,7 @@ std::optional<Choice> GuidedRow::choose(const Predictions& predictions, std::int
     const std::optional<Choice> choice = guide_.choose(predictions, i, config(), tokens, !is_guess);
     if (!choice || !is_guess) return choice;
     const bool is_accepted = passes(choice->confidence, config().bound(), config().metric);
-    return is_accepted && i - num_proposals <= guide_.most_masks ? choice : std::nullopt;
+    return is_accepted && i - num_proposals <= guide_.max_masks ? choice : std::nullopt;
 }
 
 void GuidedRow::append(std::int64_t token) {
@@ -129,7 +129,7 @@ void GuidedRow::propose(const Predictions& predictions, const std::vector<std::i
             guess.confidences.assign(predictions.probabilities.begin() + end, predictions.probabilities.end());
         }
     }
-    proposals = guide_.lead(guess, config().is_exact() ? 0.0 : least);
+    proposals = guide_.lead(guess, config().is_exact() ? 0.0 : min_probability);
 }
 
 /// Statistics of a step. Proposals that the grammar forced count neither as proposed nor as verified.
@@ -140,7 +140,7 @@ void GuidedRow::count(const Predictions& predictions, std::int64_t num_appended,
     for (std::int64_t i = num_proposals; i < size_of(predictions.token_ids); ++i)
         passed.push_back(i < num_appended ||
                          passes(predictions.confidences[static_cast<std::size_t>(i)], config().bound(), config().metric));
-    pass_rates.saw(std::max(num_appended - num_proposals, std::int64_t{0}), passed);
+    pass_rates.record(std::max(num_appended - num_proposals, std::int64_t{0}), passed);
 }
 
 } // namespace mars

@@ -1,0 +1,99 @@
+// Same constants and order of operations as runtime/decode/pace/estimates.py, so that doubles are rounded alike;
+// tests/conformance/windows.json and exact.json compare them.
+#include "decode/estimates.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace mars {
+
+namespace {
+
+constexpr double first_rate = 0.5; // of a mask before any observation; counts as one observation
+constexpr double pass_keep = 0.98; // weight of an older observation of the next token after a newer one
+constexpr double missed = 0.7;     // factor for a position that was predicted in the previous step and did not pass
+
+constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // classes of confidence
+constexpr double confidence_weight = 16.0;                                     // of the confidence itself, in verified proposals
+constexpr double count_keep = 0.99;                                            // factor for all counts at each verifying step
+
+double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
+
+std::size_t class_of(double confidence) {
+    return static_cast<std::size_t>(std::upper_bound(edges.begin(), edges.end(), number(confidence)) - edges.begin());
+}
+
+double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+} // namespace
+
+std::vector<double> expected_run(const std::vector<double>& probabilities, double first) {
+    std::vector<double> expected{first};
+    double all = 1.0;
+    for (const double probability : probabilities) {
+        all *= probability;
+        expected.push_back(expected.back() + all);
+    }
+    return expected;
+}
+
+void MaskRates::record(const std::vector<double>& values) {
+    weights_.resize(std::max(weights_.size(), values.size()));
+    sums_.resize(weights_.size());
+    for (std::size_t k = 0; k < values.size(); ++k) {
+        weights_[k] = weights_[k] * keep_ + 1.0;
+        sums_[k] = sums_[k] * keep_ + values[k];
+    }
+}
+
+std::vector<double> MaskRates::rates(std::int64_t masks) const {
+    const double mean = (sum(sums_) + first_rate) / (sum(weights_) + 1.0);
+    std::vector<double> rates(static_cast<std::size_t>(masks), mean);
+    for (std::size_t k = 0; k < std::min(rates.size(), sums_.size()); ++k) rates[k] = (sums_[k] + mean) / (weights_[k] + 1.0);
+    return rates;
+}
+
+void PassRates::record(std::int64_t accepted, const std::vector<bool>& passed) {
+    tried_ = tried_ * pass_keep + 1.0;
+    passed_ = passed_ * pass_keep + (passed.front() ? 1.0 : 0.0);
+    masks_.record({passed.begin() + 1, passed.end()});
+    last_passed_.assign(passed.begin() + std::min<std::ptrdiff_t>(accepted + 1, static_cast<std::ptrdiff_t>(passed.size())), passed.end());
+}
+
+std::vector<double> PassRates::expected(std::int64_t masks) const {
+    std::vector<double> rates = masks_.rates(masks);
+    for (std::size_t k = 0; k < std::min(rates.size(), last_passed_.size()); ++k)
+        if (!last_passed_[k]) rates[k] *= missed;
+    return expected_run(rates, 1.0);
+}
+
+double AcceptanceRates::probability(Source source, double confidence) const {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto [tried, accepted] = counts_[static_cast<std::size_t>(source)][class_of(confidence)];
+    return (accepted + confidence_weight * std::min(number(confidence), 1.0)) / (tried + confidence_weight);
+}
+
+std::vector<double> AcceptanceRates::probabilities(const Proposals& proposals) const {
+    std::vector<double> probabilities;
+    for (std::int64_t i = 0; i < proposals.size(); ++i)
+        probabilities.push_back(proposals.is_forced(i) ? 1.0
+                                                       : probability(proposals.source, proposals.confidences[static_cast<std::size_t>(i)]));
+    return probabilities;
+}
+
+void AcceptanceRates::record(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_verified) {
+    if (num_fed == proposals.num_forced(num_fed)) return;
+    const std::lock_guard<std::mutex> guard(lock_);
+    for (auto& classes : counts_) {
+        for (Count& count : classes) count = {count.tried * count_keep, count.accepted * count_keep};
+    }
+    for (std::int64_t i = 0; i < std::min(num_verified + 1, num_fed); ++i) {
+        if (proposals.is_forced(i)) continue;
+        const double confidence = proposals.confidences[static_cast<std::size_t>(i)];
+        Count& count = counts_[static_cast<std::size_t>(proposals.source)][class_of(confidence)];
+        count.tried += 1.0;
+        count.accepted += i < num_verified ? 1.0 : 0.0;
+    }
+}
+
+} // namespace mars

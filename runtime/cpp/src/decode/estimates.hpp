@@ -1,0 +1,85 @@
+// Estimates of what a step will accept, from what earlier steps accepted (runtime/decode/pace/estimates.py).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "decode/proposals.hpp"
+
+namespace mars {
+
+/// `first` plus the expected length of the run of successes in the first 0, 1, ... of `probabilities`.
+std::vector<double> expected_run(const std::vector<double>& probabilities, double first = 0.0);
+
+/// How likely the predictions of a row's first mask, second mask, ... are right if those before are.
+///
+/// An observation fades with newer ones of the same mask, not with time, so that a mask that is not fed is not forgotten.
+/// The mean over all masks counts as one observation of each mask.
+class MaskRates {
+  public:
+    explicit MaskRates(double keep = 0.75) : keep_(keep) {} ///< weight of an older observation after a newer one
+
+    /// A step's masks: the probability that each prediction is right, or 0 or 1 if that is known.
+    void record(const std::vector<double>& values);
+
+    /// The mean of each of that many masks.
+    std::vector<double> rates(std::int64_t masks) const;
+
+    /// Expected number of right predictions, up to the first wrong one, of 0, 1, ... `masks` masks.
+    std::vector<double> expected(std::int64_t masks) const { return expected_run(rates(masks)); }
+
+  private:
+    double keep_;
+    std::vector<double> weights_, sums_;
+};
+
+/// How often the prediction of the next token and those of the masks passed tau.
+///
+/// Predictions after the first that did not pass count too, so that one full window shows whether the model can predict
+/// this text.
+class PassRates {
+  public:
+    /// Record a step that accepted `accepted` tokens and was ended by tau alone; `passed[k]`: whether prediction k
+    /// passed.
+    void record(std::int64_t accepted, const std::vector<bool>& passed);
+
+    /// Expected accepted tokens of a step with 0, 1, ... `masks` masks; each at least 1, never decreasing.
+    std::vector<double> expected(std::int64_t masks) const;
+
+    /// How often the prediction of the next token passed. A mask sees less context and will hardly do better.
+    double certainty() const { return (passed_ + 1.0) / (tried_ + 1.0); }
+
+  private:
+    double tried_ = 0.0, passed_ = 0.0; // of the next token
+    MaskRates masks_{0.98};
+    std::vector<bool> last_passed_; // of the last step, from the next step's first mask on
+};
+
+/// The acceptance probability of a proposal, if all before it are accepted: its confidence, corrected by how often
+/// proposals of similar confidence were accepted.
+///
+/// Shared by the rows of a session, so that a new row starts with what earlier rows have shown. Thread-safe.
+class AcceptanceRates {
+  public:
+    /// 0 to 1; NaN counts as 0.
+    double probability(Source source, double confidence) const;
+
+    /// The acceptance probability of each proposal.
+    std::vector<double> probabilities(const Proposals& proposals) const;
+
+    /// Record that the first `num_verified` of `num_fed` proposals were accepted. Nothing is known about proposals after
+    /// the next one.
+    void record(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_verified);
+
+  private:
+    struct Count {
+        double tried = 0.0, accepted = 0.0;
+    };
+
+    mutable std::mutex lock_;
+    std::array<std::array<Count, 8>, 2> counts_{}; // by source and class of confidence
+};
+
+} // namespace mars
