@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,25 +13,18 @@ from .backend import GROWTH, Backend, Feed, StepOutput
 from .row import Accepted, Row
 
 
-class ErrorBoundary:
-    """A context that ends `rows`, and no others, if its body raises; adds their last events to `events`.
+@contextmanager
+def error_boundary(rows: Sequence[Row], events: list[Accepted]) -> Iterator[None]:
+    """If the body raises, `rows` end, and no others; their last events are added to `events`.
 
     It catches BaseException, because a panic of a Rust library is not an Exception.
     """
-
-    __slots__ = ("events", "rows")
-
-    def __init__(self, rows: Sequence[Row], events: list[Accepted]) -> None:
-        self.rows, self.events = rows, events
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
-            return False
-        self.events += [row.fail(error) for row in self.rows]
-        return True
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        events += [row.fail(error) for row in rows]
 
 
 SLOTS = 64  # of a decode step within a KV budget: a wider row adds entries to all rows of its step
@@ -87,15 +81,15 @@ class Batch:
         """Whether the row's pending tokens fit in the context."""
         return len(row.tokens) <= self.backend.max_capacity
 
-    def recall(self, place: int, chunk: int, most: int | None = None) -> None:
+    def recall(self, place: int, chunk: int, max_entries: int | None = None) -> None:
         """Load the beginning of the row's prompt from the prefix cache.
 
-        `most`: entries to which a saved prefix may widen the rows, None for any number.
+        `max_entries`: entries to which a saved prefix may widen the rows, None for any number.
         """
         row = self.active[place]
         if row.stem is not None:
             capacity = self.backend.max_capacity
-            row.cursor = row.stem.recall(self.cache, place, row.tokens, chunk, capacity, most)
+            row.cursor = row.stem.recall(self.cache, place, row.tokens, chunk, capacity, max_entries)
             row.stats.cached_tokens = row.cursor
 
     def keep(self, place: int) -> None:

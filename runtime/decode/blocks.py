@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import SessionError
 from .backend import Backend, Feed, StepOutput
-from .batch import ErrorBoundary
+from .batch import error_boundary
 from .row import Accepted, Predictions, Row
 from .schedule import Limits, Schedule
 
@@ -70,7 +70,7 @@ class BlockSchedule(Schedule):
         events: list[Accepted] = []
         for i in incomplete:
             if not feeds[i].slots:  # one-token mode at the start of a block: the commit predicted its token
-                with ErrorBoundary([rows[i]], events):
+                with error_boundary([rows[i]], events):
                     events += filter(None, [rows[i].accept(self._first[rows[i].index])])
         working = [i for i in incomplete if feeds[i].slots]
         if working:

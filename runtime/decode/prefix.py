@@ -279,7 +279,7 @@ class Stem:
         self._store.count(len(tokens), self.firm)
         return self.firm
 
-    def saw(self, before: int, cursor: int, slots: int, *, is_chunk: bool) -> None:
+    def moved(self, before: int, cursor: int, slots: int, *, is_chunk: bool) -> None:
         """Note that a step of `slots` slots moved the row's cursor from `before`; `is_chunk`: it read a whole
         chunk of a prompt.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,31 +62,22 @@ class Predictions:
     @classmethod
     def of(cls, output: StepOutput, row: int, count: int, metric: str) -> Predictions:
         """The first `count` predictions of batch row `row`, with the confidence that `metric` names."""
-        probabilities = confidences = output.confidence[row, :count]
-        if metric != "probability":
-            values = output.margin if metric == "margin" else output.entropy
-            assert values is not None, f"{metric} was not exported: the session checks this first"
-            confidences = values[row, :count]
-        logits = None if output.logits is None else output.logits[row, :count]
-        token_ids = output.token_ids[row, :count]
-        if output.topk_ids is None or output.topk_logprobs is None:
-            return cls(token_ids, confidences, probabilities, logits)
-        topk = output.topk_ids[row, :count], output.topk_logprobs[row, :count]
-        return cls(token_ids, confidences, probabilities, logits, *topk)
+
+        def part(array: np.ndarray | None) -> Any:
+            return None if array is None else array[row, :count]
+
+        confidences = part(
+            {"margin": output.margin, "entropy": output.entropy}.get(metric, output.confidence)
+        )
+        assert confidences is not None, f"{metric} was not exported: the session checks this first"
+        topk = part(output.topk_ids), part(output.topk_logprobs)
+        return cls(part(output.token_ids), confidences, part(output.confidence), part(output.logits), *topk)
 
     def then(self, later: Predictions) -> Predictions:
         """These predictions followed by `later` ones, without top-k."""
-        logits = (
-            None
-            if self.logits is None or later.logits is None
-            else np.concatenate([self.logits, later.logits])
-        )
-        return Predictions(
-            np.concatenate([self.token_ids, later.token_ids]),
-            np.concatenate([self.confidences, later.confidences]),
-            np.concatenate([self.probabilities, later.probabilities]),
-            logits,
-        )
+        names = ("token_ids", "confidences", "probabilities", "logits")
+        pairs = [(getattr(self, name), getattr(later, name)) for name in names]
+        return Predictions(*(None if one is None else np.concatenate([one, two]) for one, two in pairs))
 
 
 class Row:
@@ -241,23 +232,24 @@ class Row:
         """
         config = self.config  # another thread may replace it at any time
         token_ids = self.candidates(predictions, config)
-        proposals = self.proposals.token_ids[:num_proposals]
-        is_verified = bool(config.exact or proposals)
+        is_verified = bool(config.exact or num_proposals)
         if is_verified:
+            proposals = self.proposals.token_ids[:num_proposals]
             count = verify(token_ids, proposals, self.eos_ids, self.remaining)
             confidences = self._confidences(predictions, token_ids, count)
         else:
             assert config.tau is not None
             confidences = self._confidences(predictions, token_ids, len(token_ids))
             count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+        num_verified = max(0, count - 1) if is_verified else 0
         for i, token in enumerate(token_ids[:count]):
             self._append(token)
             if self.finish_reason is not None:  # by this token, or by another thread (cancel, deadline)
                 count = i + 1
+                num_verified = min(num_verified, count)
                 break
-        num_verified = max(0, count - 1) if is_verified else 0
         if is_verified:
-            self._advance(token_ids, predictions.probabilities.tolist(), count, num_proposals)
+            self._advance(token_ids, predictions.probabilities.tolist(), count, num_verified, num_proposals)
         else:
             self.proposals = NONE
             # If something other than tau ended the run, the row is over.
@@ -265,10 +257,13 @@ class Row:
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
-        tokens, sureness = tuple(token_ids[:count]), tuple(confidences[:count])
-        tops = self._tops(predictions, token_ids, count)
         return Accepted(
-            self.index, tokens, sureness, self.finish_reason, verified=num_verified, top_logprobs=tops
+            self.index,
+            tuple(token_ids[:count]),
+            tuple(confidences[:count]),
+            self.finish_reason,
+            verified=num_verified,
+            top_logprobs=self._tops(predictions, token_ids, count),
         )
 
     def _append(self, token: int) -> None:
@@ -280,14 +275,18 @@ class Row:
             self.finish_reason = "stop"
 
     def _advance(
-        self, token_ids: Sequence[int], probabilities: Sequence[float], count: int, num_proposals: int
+        self,
+        token_ids: Sequence[int],
+        probabilities: Sequence[float],
+        count: int,
+        num_verified: int,
+        num_proposals: int,
     ) -> None:
         """Move the cursor past verified proposals, and propose the predictions after the `count` accepted."""
-        num_verified = max(0, count - 1)
-        self.cursor += num_verified
+        self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
         self.stats.proposed += num_proposals
         self.stats.verified += num_verified
-        if self.finish_reason is None:  # else more may have held than were needed
+        if self.finish_reason is None:  # else more may have been right than were needed
             self.acceptance_rates.record(self.proposals, num_proposals, num_verified)
         if num_verified < num_proposals or self.finish_reason is not None:
             # Predictions after a wrong proposal are void: new masks are better (docs/archive.md).

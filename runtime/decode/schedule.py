@@ -11,7 +11,7 @@ from typing import Annotated
 from ..errors import SessionError
 from ..rules import broken, integer, number
 from .backend import Backend, Feed, StepOutput
-from .batch import Batch, ErrorBoundary, KvBudget
+from .batch import Batch, KvBudget, error_boundary
 from .config import GenerationConfig
 from .pace.policy import Policy, widest_feeds
 from .queue import Queue
@@ -261,7 +261,7 @@ class Schedule:
     def _begin(self, row: Row) -> list[Accepted]:
         """Append the tokens that are known without a prediction."""
         events: list[Accepted] = []
-        with ErrorBoundary([row], events):
+        with error_boundary([row], events):
             if (event := row.begin(self.backend.max_capacity)) is not None:
                 events.append(event)
         return events
@@ -299,7 +299,7 @@ class Schedule:
         events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         for row in rows:
             if row.lookup is not None and not self._must_catch_up(row):
-                with ErrorBoundary([row], events):
+                with error_boundary([row], events):
                     row.consult_lookup(self._room(row))
         if events:
             self._drop_finished()
@@ -308,7 +308,7 @@ class Schedule:
             if must_catch_up:
                 continue
             neighbours, feeds = list(group), list[Feed]()
-            with ErrorBoundary(neighbours, events):
+            with error_boundary(neighbours, events):
                 feeds = self._feeds(neighbours)
             if feeds:
                 events += self._run(neighbours, feeds, _accept)
@@ -337,17 +337,17 @@ class Schedule:
             row.start()
         events: list[Accepted] = []
         slots = max(feed.slots for feed in feeds)
-        with ErrorBoundary(rows, events):
+        with error_boundary(rows, events):
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             before = row.cursor
-            with ErrorBoundary([row], events):
+            with error_boundary([row], events):
                 if (event := handle(row, output, i, feed)) is not None:
                     events.append(event)
             if row.stem is not None:
-                row.stem.saw(before, row.cursor, slots, is_chunk=is_chunk)
+                row.stem.moved(before, row.cursor, slots, is_chunk=is_chunk)
         return events
 
     def _drop_finished(self) -> None:
@@ -367,7 +367,7 @@ class Schedule:
 
     def _move(self, source: int, target: int) -> None:
         """Move a row to another place; it ends if its entries cannot be copied."""
-        with ErrorBoundary([self._batch.active[source]], self._failures):
+        with error_boundary([self._batch.active[source]], self._failures):
             self._batch.move(source, target)
 
 

@@ -121,6 +121,19 @@ TEST_CASE("every case of splits.json") {
     }
 }
 
+TEST_CASE("a stop string within verified proposals counts all that stay") {
+    mars::Row row(0, {1}, {}, {}, [](std::int64_t token) { return token == 6; });
+    row.cursor = 1;
+    row.proposals = {{5, 6, 7}, {0.9, 0.9, 0.9}};
+    mars::Predictions predictions{{5, 6, 7, 8}, {1.0, 1.0, 1.0, 1.0}, {1.0, 1.0, 1.0, 1.0}, {}};
+    const std::optional<mars::Accepted> event = row.accept(predictions, 3);
+    REQUIRE(event);
+    CHECK(event->token_ids == fake::Tokens{5, 6});
+    CHECK(event->verified == 2);
+    CHECK(row.stats.verified == 2);
+    CHECK(row.cursor == 2); // the last token is not final
+}
+
 TEST_CASE("exact rows give the one-token text with any window, lookup, proposals and neighbors") {
     const auto cost = std::make_shared<mars::Cost>(std::vector<std::pair<std::int64_t, double>>{{1, 1.0}, {8, 1.4}, {64, 9.0}});
     for (std::int64_t seed = 1; seed < 9; ++seed)

@@ -22,7 +22,7 @@ from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.proposals import MAX_LOOKUP, Lookup, Proposals
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.row import Predictions, Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 
 Sessions = Callable[[str], Session]
@@ -104,6 +104,16 @@ def test_any_proposals_give_the_one_token_text(
         assert row.finish_reason == answer.reason
         assert 0 <= row.stats.verified <= row.stats.proposed
         assert row.stats.tokens == row.stats.verified + sum(row.stats.accepted.values())
+
+
+def test_a_stop_string_within_verified_proposals_counts_all_that_stay() -> None:
+    row = Row(0, [1], GenerationConfig(), (), stop=lambda token: token == 6)
+    row.cursor, row.proposals = 1, Proposals((5, 6, 7), (0.9, 0.9, 0.9))
+    sure = np.ones(4)
+    event = row.accept(Predictions(np.array([5, 6, 7, 8]), sure, sure, None), 3)
+    assert event is not None
+    assert (event.token_ids, event.finish_reason, event.verified) == ((5, 6), "stop", 2)
+    assert (row.stats.verified, row.cursor) == (2, 2), "the last token is not final"
 
 
 @settings(max_examples=60)

@@ -64,7 +64,7 @@ def step(
 ) -> int:
     cache.reserve(cursor + slots)
     cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
-    stem.saw(cursor, cursor + moved, slots, is_chunk=is_piece)
+    stem.moved(cursor, cursor + moved, slots, is_chunk=is_piece)
     return cursor + moved
 
 

@@ -101,12 +101,14 @@ std::optional<Accepted> Row::accept(const Predictions& predictions, std::int64_t
     } else {
         count = mars::accept(chosen.token_ids, chosen.confidences, config_.bound(), config_.metric, eos_ids_, remaining());
     }
+    std::int64_t num_verified = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
     for (std::int64_t i = 0; i < count; ++i) {
         push(chosen.token_ids[static_cast<std::size_t>(i)]);
         if (finish_reason) count = i + 1;
     }
+    num_verified = std::min(num_verified, count);
     if (verifies) {
-        advance(chosen.token_ids, predictions.probabilities, count, num_proposals);
+        advance(chosen.token_ids, predictions.probabilities, count, num_verified, num_proposals);
     } else {
         proposals = {};
         // If something other than tau ended the run, the row is over.
@@ -118,7 +120,6 @@ std::optional<Accepted> Row::accept(const Predictions& predictions, std::int64_t
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
     chosen.token_ids.resize(static_cast<std::size_t>(count));
     chosen.confidences.resize(static_cast<std::size_t>(count));
-    const std::int64_t num_verified = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
     return Accepted{index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_verified};
 }
 
@@ -132,9 +133,8 @@ void Row::push(std::int64_t token) {
 
 /// Verified proposals become final like pending tokens; the predictions after them are proposed next.
 void Row::advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
-                  std::int64_t num_fed) {
-    const std::int64_t num_verified = std::max(std::int64_t{0}, count - 1);
-    cursor += num_verified;
+                  std::int64_t num_verified, std::int64_t num_fed) {
+    cursor = std::min(cursor + num_verified, num_tokens() - 1);
     count_proposals(num_fed, num_verified);
     // Predictions after a wrong token are void: new masks are better guesses.
     if (num_verified < num_fed || finish_reason) {

@@ -156,7 +156,7 @@ class Row {
 
   private:
     void advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
-                 std::int64_t num_fed);
+                 std::int64_t num_verified, std::int64_t num_fed);
     /// Expected number of accepted proposals.
     double expected_accepted(const Proposals& those) const;
     void end(FinishReason reason) {
