@@ -7,15 +7,18 @@ of a `delta` graph are copied by `KvRows.place`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..decode.backend import bucket
 from ..errors import SessionError
 from .failures import first_line
-from .memory import Memory, Tensor, require
-from .ort.binding import Binding
+from .memory import require
+
+if TYPE_CHECKING:
+    from .memory import Memory
+    from .ort.binding import Binding
 
 # The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
 KV_TYPES: dict[str, np.dtype[Any]] = {
@@ -97,7 +100,7 @@ class KvRows:
     def fetch(self, saved: list[Any]) -> list[np.ndarray]:
         return self.memory.fetch(saved)
 
-    def place(self, first: int, kv_length: np.ndarray, new: Sequence[Tensor]) -> None:
+    def place(self, first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
         """Write a step's new entries at the cursors of the rows first, first + 1, ..."""
         self.memory.place(self.buffers, first, kv_length, new)
 

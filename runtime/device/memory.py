@@ -1,14 +1,20 @@
-"""The memory that a session computes in: the interface, and the host's memory."""
+"""The memory that a session computes in: the host's, with the same methods as a GPU's (ort/cuda_memory.py).
+
+KV tensors are [rows, kv_heads, capacity, head_dim]. A method that raises changes nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import machine
 from ..errors import SessionError
+
+if TYPE_CHECKING:
+    from .ort.cuda_memory import CudaMemory
 
 
 def require(num_bytes: int, what: str, advice: str) -> None:
@@ -22,110 +28,42 @@ def require(num_bytes: int, what: str, advice: str) -> None:
         )
 
 
-class Tensor(Protocol):
-    """An array at a fixed address."""
-
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def write(self, value: np.ndarray) -> None:
-        """Replace the content by an array of the same shape."""
-        ...
-
-    def read(self) -> np.ndarray:
-        """A copy in host memory."""
-        ...
-
-    def take(self) -> np.ndarray:
-        """The content, without a copy if possible; the tensor is not used afterwards."""
-        ...
-
-
-class Memory(Protocol):
-    """A device's memory. KV tensors are [rows, kv_heads, capacity, head_dim]. A method that raises changes
-    nothing.
-    """
-
-    @property
-    def device(self) -> str:
-        """ONNX Runtime's name of the device, such as `cpu` or `cuda`."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """The number of the device, counted from 0."""
-        ...
-
-    def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Uninitialized memory for a step's input or output."""
-        ...
-
-    def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Any]:
-        """Empty KV tensors. They must be zero: a masked entry still enters the product 0 * value, and 0 * NaN
-        is NaN.
-        """
-        ...
-
-    def widen(self, buffers: Sequence[Any], capacity: int) -> list[Any]:
-        """Larger KV tensors with the same entries, then zeros. `buffers` stay unchanged."""
-        ...
-
-    def move(self, buffers: Sequence[Any], source: int, target: int, length: int) -> None:
-        """Copy at least the first `length` entries of row `source` over row `target`."""
-        ...
-
-    def save(self, buffers: Sequence[Any], row: int, length: int) -> list[Any]:
-        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer."""
-        ...
-
-    def load(self, buffers: Sequence[Any], row: int, saved: Sequence[Any], length: int) -> None:
-        """Copy at least the first `length` saved entries over row `row`."""
-        ...
-
-    def bring(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """Make a copy for `load` from host arrays [kv_heads, length, head_dim]."""
-        ...
-
-    def fetch(self, saved: Sequence[Any]) -> list[np.ndarray]:
-        """Saved entries as host arrays."""
-        ...
-
-    def place(self, buffers: Sequence[Any], first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
-        """Write new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
-        ...
-
-
 class HostTensor:
-    """A tensor in a numpy array."""
+    """A numpy array at a fixed address."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.address, self.shape = array, int(array.ctypes.data), array.shape
 
     def write(self, value: np.ndarray) -> None:
+        """Replace the content by an array of the same shape."""
         self.array[...] = value
 
     def read(self) -> np.ndarray:
+        """A copy in host memory."""
         return self.array.copy()
 
     def take(self) -> np.ndarray:
+        """The content, without a copy if possible; the tensor is not used afterwards."""
         return self.array
 
 
 class HostMemory:
-    """Host memory, as numpy arrays."""
+    """Host memory, as numpy arrays. `device` is ONNX Runtime's name, `number` that of the device, from 0."""
 
     device, number = "cpu", 0
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostTensor:
+        """Uninitialized memory for a step's input or output."""
         return HostTensor(np.empty(shape, dtype))
 
     def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[HostTensor]:
+        """Empty KV tensors. They must be zero: a masked entry still enters the product 0 * value, and 0 * NaN
+        is NaN.
+        """
         return [HostTensor(np.zeros(shape, dtype)) for _ in range(count)]
 
     def widen(self, buffers: Sequence[HostTensor], capacity: int) -> list[HostTensor]:
+        """Larger KV tensors with the same entries, then zeros. `buffers` stay unchanged."""
         rows, heads, entries, dim = buffers[0].shape
         wider = self.zeros(len(buffers), (rows, heads, capacity, dim), buffers[0].array.dtype)
         for old, new in zip(buffers, wider, strict=True):
@@ -133,26 +71,36 @@ class HostMemory:
         return wider
 
     def move(self, buffers: Sequence[HostTensor], source: int, target: int, length: int) -> None:
+        """Copy at least the first `length` entries of row `source` over row `target`."""
         for buffer in buffers:
             buffer.array[target, :, :length] = buffer.array[source, :, :length]
 
     def save(self, buffers: Sequence[HostTensor], row: int, length: int) -> list[np.ndarray]:
+        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer."""
         return [buffer.array[row, :, :length].copy() for buffer in buffers]
 
     def load(self, buffers: Sequence[HostTensor], row: int, saved: Sequence[np.ndarray], length: int) -> None:
+        """Copy at least the first `length` saved entries over row `row`."""
         for buffer, entries in zip(buffers, saved, strict=True):
             buffer.array[row, :, :length] = entries[:, :length]
 
     def bring(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Make a copy for `load` from host arrays [kv_heads, length, head_dim]."""
         return list(arrays)
 
     def fetch(self, saved: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Saved entries as host arrays."""
         return list(saved)
 
     def place(
         self, buffers: Sequence[HostTensor], first: int, kv_length: np.ndarray, new: Sequence[HostTensor]
     ) -> None:
+        """Write new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
         rows, _, slots, _ = new[0].shape
         row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
         for buffer, entries in zip(buffers, new, strict=True):
             buffer.array[row, :, entry] = entries.array.swapaxes(1, 2)  # [rows, slots, kv_heads, head_dim]
+
+
+if TYPE_CHECKING:
+    Memory = HostMemory | CudaMemory

@@ -17,20 +17,20 @@ from ...decode.backend import StepOutput
 from ...errors import DeviceLost, MarsWarning, SessionError
 from ..failures import RESTART, first_line, is_lasting, memory_advice
 from ..kv import KvRows
-from ..memory import HostMemory, Memory, require
+from ..memory import HostMemory, require
 from ..name import DeviceName, GpuOptions
 from . import kernels, library
 from .binding import Binding, StepInput
 from .cuda_memory import CudaMemory
 from .products import require_exact
-from .signature import KvLayout, check_signature
+from .signature import check_signature
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
+    from ..memory import Memory
 
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
-ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 # GPU memory grows by what is needed, not in powers of two, so that the rest is left for KV rows. Products of
 # float32 are not rounded to TF32, which is the provider's default, so that answers equal those of the CPU.
 SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}}
@@ -110,8 +110,7 @@ class OrtBackend:
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {provider} and would compute on the CPU{GPU_ADVICE}"
             )
-        layout = KvLayout(self._suffixes, self._cache_shape, ORT_TYPES[variant.kv_dtype], self._in_place)
-        self._widths = check_signature(self._session, graph, self.outputs, layout, model.vocab_size)
+        self._widths = check_signature(self._session, graph, variant, model)
         self._find_places(memory)
         self.on_cpu: dict[str, int] = {}
         """Operator -> number of nodes that a GPU session computes on the CPU."""

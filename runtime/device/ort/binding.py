@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..memory import Memory
+if TYPE_CHECKING:
+    from ..memory import Memory
 
-LARGEST_SPARE, MOST_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
+LARGEST_SPARE, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
 
 
 class StepInput(NamedTuple):
@@ -84,7 +85,7 @@ class Binding:
         if prod(shape) > LARGEST_SPARE:
             return memory.tensor(shape, dtype)
         if (name, shape) not in self._spare:
-            if len(self._spare) >= MOST_SPARE:
+            if len(self._spare) >= MAX_SPARE:
                 self._spare.clear()  # bound tensors stay: `_tensors` has them
             self._spare[name, shape] = memory.tensor(shape, dtype)
         return self._spare[name, shape]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..memory import Tensor
 from ..trt.cuda import Runs
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ class CudaTensor:
 
 
 class CudaMemory:
-    """The memory of one GPU. Every method waits for its copies, because ONNX Runtime computes on another
-    stream.
+    """The memory of one GPU, with the methods of HostMemory. Every method waits for its copies, because ONNX
+    Runtime computes on another stream.
     """
 
     def __init__(self, gpu: Device, device: str = "cuda", number: int = 0) -> None:
@@ -99,7 +98,7 @@ class CudaMemory:
         return [tensor.read() for tensor in saved]
 
     def place(
-        self, buffers: Sequence[CudaTensor], first: int, kv_length: np.ndarray, new: Sequence[Tensor]
+        self, buffers: Sequence[CudaTensor], first: int, kv_length: np.ndarray, new: Sequence[CudaTensor]
     ) -> None:
         heads, pitch, entry, row_bytes = _sizes(buffers[0])
         run = new[0].shape[2] * entry

@@ -94,12 +94,9 @@ def load_libraries(ort: Any, folders: Iterable[Path] | None = None) -> None:
     ONNX Runtime itself looks only beside its own folder, which misses wheels of another environment, such as
     those that PyTorch installed. If one cannot be loaded, the provider's error names what is missing.
     """
-    preload = getattr(ort, "preload_dlls", None)
-    if preload is None:
-        return
     for folder in [None, *(library_folders() if folders is None else folders)]:
         with redirect_stdout(StringIO()), suppress(RuntimeError, OSError):
-            preload(directory=None if folder is None else str(folder))
+            ort.preload_dlls(directory=None if folder is None else str(folder))
 
 
 def split_options(options: Mapping[str, str], device: DeviceName) -> tuple[dict[str, str], dict[str, str]]:
