@@ -77,7 +77,8 @@ class Predictions:
         """These predictions followed by `later` ones, without top-k."""
         names = ("token_ids", "confidences", "probabilities", "logits")
         pairs = [(getattr(self, name), getattr(later, name)) for name in names]
-        return Predictions(*(None if one is None else np.concatenate([one, two]) for one, two in pairs))
+        joined = [None if one is None else np.concatenate([one, two]) for one, two in pairs]
+        return Predictions(*joined)  # type: ignore[arg-type]
 
 
 class Row:

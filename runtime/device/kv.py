@@ -17,8 +17,8 @@ from .failures import first_line
 from .memory import require
 
 if TYPE_CHECKING:
-    from .memory import Memory
     from .ort.binding import Binding
+    from .ort.cuda_memory import Memory
 
 # The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
 KV_TYPES: dict[str, np.dtype[Any]] = {

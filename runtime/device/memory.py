@@ -6,15 +6,12 @@ KV tensors are [rows, kv_heads, capacity, head_dim]. A method that raises change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import machine
 from ..errors import SessionError
-
-if TYPE_CHECKING:
-    from .ort.cuda_memory import CudaMemory
 
 
 def require(num_bytes: int, what: str, advice: str) -> None:
@@ -100,7 +97,3 @@ class HostMemory:
         row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
         for buffer, entries in zip(buffers, new, strict=True):
             buffer.array[row, :, entry] = entries.array.swapaxes(1, 2)  # [rows, slots, kv_heads, head_dim]
-
-
-if TYPE_CHECKING:
-    Memory = HostMemory | CudaMemory

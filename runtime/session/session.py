@@ -329,8 +329,7 @@ class Session:
 
     def policy(self) -> Policy:
         """A policy for one batch."""
-        # An engine captures a graph for each size of a step, so few sizes are better.
-        return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
+        return Policy(lambda: self.cost)
 
     def prepare(self, configs: Iterable[GenerationConfig]) -> None:
         """Measure the cost if one of `configs` needs it, so that no request waits for it."""

@@ -72,7 +72,7 @@ def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         runs.append(run)
         known += run
         made += len(run)
-        verified += len(run) - 1
+        verified += sum(one == other for one, other in zip(run, usable, strict=False))
         pending = 1
         proposals = guessed if len(run) == len(own) else []
         if reason is None and made == row["max_new_tokens"]:
@@ -116,16 +116,13 @@ class Choice:
 
     def choose(self, rows: list[dict[str, Any]]) -> list[list[int]]:
         num, floor = len(rows) + self.case["others"], self.case["floor"]
-        widest = max(r["known"] + min(r["room"], len(r["hopes"]) + len(r["worth"]) - 1) for r in rows)
+        widest = max(
+            r["pending"] + min(r["room"], len(r["probabilities"]) + len(r["expected"]) - 1) for r in rows
+        )
         speed = self.speed(rows, num)
-        least = max(r["known"] for r in rows)
-        sizes = [
-            w
-            for w in range(least, widest + 1)
-            if not self.case["few_sizes"] or w in (least, widest) or w & (w - 1) == 0
-        ]
+        least = max(r["pending"] for r in rows)
         best: tuple[float, int, list[list[int]]] | None = None
-        for width in sizes:
+        for width in range(least, widest + 1):
             each = [self.split(r, width, speed, num) for r in rows]
             total = each[0][0]
             for value, _ in each[1:]:
@@ -146,46 +143,46 @@ class Choice:
 
     def speed(self, rows: list[dict[str, Any]], num: int) -> float:
         best = 0.0
-        for masks in range(max(len(r["worth"]) for r in rows)):
+        for masks in range(max(len(r["expected"]) for r in rows)):
             total, held = 0.0 + self.case["others"], 0.0
             for r in rows:
-                m = min(masks, len(r["worth"]) - 1)
+                m = min(masks, len(r["expected"]) - 1)
                 failing = 1.0 - self.all_hold(r, m)
-                total = total + (1.0 + r["worth"][m] + failing) / (1.0 + failing)
-                held = max(held, r["worth"][m])
+                total = total + (1.0 + r["expected"][m] + failing) / (1.0 + failing)
+                held = max(held, r["expected"][m])
             best = max(best, total / self.cost(num * (1.0 + masks + held)))
         return best
 
     def all_hold(self, row: dict[str, Any], masks: int) -> float:
-        return row["worth"][masks] - row["worth"][masks - 1] if masks else 1.0
+        return row["expected"][masks] - row["expected"][masks - 1] if masks else 1.0
 
     def split(self, row: dict[str, Any], width: int, speed: float, num: int) -> tuple[float, list[int]]:
         """Best value and feed of one row in a step of `width` slots: every number of proposals and masks is
         tried.
         """
-        known, hopes, worth = row["known"], row["hopes"], row["worth"]
-        space = min(width - known, row["room"])
+        pending, probabilities, expected = row["pending"], row["probabilities"], row["expected"]
+        space = min(width - pending, row["room"])
         if space <= 0:
-            return 1.0, [known, 0, 0]
+            return 1.0, [pending, 0, 0]
         ending = 0.0 if row["ending"] is None else row["ending"]
         best: tuple[float, list[int]] | None = None
         tokens = chance = 1.0
-        for p in range(min(space, len(hopes)) + 1):
+        for p in range(min(space, len(probabilities)) + 1):
             if p:
-                chance = chance * hopes[p - 1]
+                chance = chance * probabilities[p - 1]
                 tokens = tokens + chance
             masks = 0
-            for m in range(min(space - p, len(worth) - 1) + 1):
+            for m in range(min(space - p, len(expected) - 1) + 1):
                 if self.later(row, m, speed, num) > self.later(row, masks, speed, num):
                     masks = m
-            left, held = len(hopes) - p, 0.0
-            for hope in reversed(hopes[p:]):
-                held = hope * (1.0 + held)
+            left, held = len(probabilities) - p, 0.0
+            for probability in reversed(probabilities[p:]):
+                held = probability * (1.0 + held)
             rest = held - speed * self.cost(num * (1.0 + left)) / num if left else 0.0
             future = (1.0 - ending) * self.later(row, masks, speed, num) + ending * rest
             value = tokens + chance * future
             if best is None or value > best[0]:
-                best = (value, [known, p, masks])
+                best = (value, [pending, p, masks])
         assert best is not None
         return best
 
@@ -193,7 +190,7 @@ class Choice:
         if masks == 0:
             return 0.0
         extra = speed * (self.cost(num * (1.0 + masks)) - self.cost(num)) / num
-        return (row["worth"][masks] - extra) / (2.0 - self.all_hold(row, masks))
+        return (row["expected"][masks] - extra) / (2.0 - self.all_hold(row, masks))
 
     def wider(self, row: dict[str, Any], feed: list[int]) -> list[int]:
         if row["ending"] is not None:
@@ -202,7 +199,7 @@ class Choice:
         return [
             known,
             proposals,
-            max(masks, min(2 * masks + 1, len(row["worth"]) - 1, row["room"] - proposals)),
+            max(masks, min(2 * masks + 1, len(row["expected"]) - 1, row["room"] - proposals)),
         ]
 
 
@@ -211,19 +208,23 @@ def split_cases() -> list[dict[str, Any]]:
     tables = [case["cost"] for case in windows.cases()]
     cases = []
     for i in range(40):
-        case: dict[str, Any] = {"name": f"split {i}", "cost": draw.choice(tables), "few_sizes": i % 4 == 3}
+        case: dict[str, Any] = {"name": f"split {i}", "cost": draw.choice(tables)}
         case |= {"others": draw.choice([0, 0, 0, 2]), "floor": draw.choice([0, 0, 3, 12]), "steps": []}
         choice, num = Choice(case), draw.choice([1, 1, 2, 4])
         for _ in range(draw.choice([3, 8])):
             rows = []
             for _ in range(num):
                 sure = draw.choice([0.05, 0.4, 0.9, 0.99])
-                hopes = [round(sure * draw.random() ** 0.2, 4) for _ in range(draw.randint(0, 9))]
-                worth, chance = [0.0], 1.0
+                probabilities = [round(sure * draw.random() ** 0.2, 4) for _ in range(draw.randint(0, 9))]
+                expected, chance = [0.0], 1.0
                 for _ in range(draw.randint(0, 9)):
                     chance = round(chance * sure * draw.random() ** 0.1, 4)
-                    worth.append(round(worth[-1] + chance, 4))
-                row = {"known": draw.choice([1, 1, 1, 4]), "hopes": hopes, "worth": worth}
+                    expected.append(round(expected[-1] + chance, 4))
+                row = {
+                    "pending": draw.choice([1, 1, 1, 4]),
+                    "probabilities": probabilities,
+                    "expected": expected,
+                }
                 rows.append(
                     row | {"ending": draw.choice([None, None, sure]), "room": draw.choice([18, 18, 5, 0])}
                 )

@@ -84,15 +84,12 @@ class Simulation:
         widest = max((row["most"] for row in self.rows if row["is_free"]), default=0)
         if widest == 0:
             return self.fed(0)
-        choices = [
-            m for m in range(widest + 1) if not self.case["few_sizes"] or m == widest or (m + 1) & m == 0
-        ]
-        best = choices[0]
-        for masks in choices:
+        best = 0
+        for masks in range(widest + 1):
             if self.rate(masks) >= self.rate(best):
                 best = masks
         self.saved = min(self.saved + TRIALS * self.certainty() * self.seconds(best), self.seconds(widest))
-        trial = next((m for m in choices if m > 2 * best), widest)
+        trial = min(2 * best + 1, widest)
         values = [self.expected(i, m) for i, m in enumerate(self.fed(trial))]
         tokens = values[0]
         for more in values[1:]:
@@ -137,7 +134,6 @@ def cases() -> list[dict[str, Any]]:
             "block": block,
             "steps": steps,
             "cost": draw.choice(tables),
-            "few_sizes": i % 4 == 3,
         }
         rows = []
         for _ in range(draw.choice([1, 1, 2, 4])):

@@ -108,11 +108,11 @@ TEST_CASE("every case of splits.json") {
     for (const auto& each : conformance("splits.json")) {
         CAPTURE(each["name"].get<std::string>());
         const mars::Cost cost(each["cost"].get<std::vector<std::pair<std::int64_t, double>>>());
-        mars::Splitter splitter(each["few_sizes"]);
+        mars::Splitter splitter;
         for (const Json& step : each["steps"]) {
             std::vector<mars::Forecast> rows;
             for (const Json& row : step["rows"])
-                rows.push_back({row["known"], row["hopes"], optional_of<double>(row["ending"]), row["worth"], row["room"]});
+                rows.push_back({row["pending"], row["probabilities"], optional_of<double>(row["ending"]), row["expected"], row["room"]});
             std::vector<fake::Tokens> feeds;
             for (const mars::Feed& feed : splitter.choose(cost, rows, each["others"], each["floor"]))
                 feeds.push_back({feed.pending, feed.proposals, feed.masks});

@@ -18,7 +18,7 @@ TEST_CASE("every case of windows.json") {
     for (const auto& each : conformance("windows.json")) {
         CAPTURE(each["name"].get<std::string>());
         const auto cost = std::make_shared<mars::Cost>(each["cost"].get<Points>());
-        mars::Policy policy([cost] { return cost; }, each["few_sizes"]);
+        mars::Policy policy([cost] { return cost; });
         std::vector<mars::PassRates> pass_rates(each["rows"].size());
         std::vector<mars::Chooser> rows;
         for (const auto& row : each["rows"]) rows.push_back({&pass_rates[rows.size()], 1, row["most"], row["is_free"]});

@@ -46,7 +46,7 @@ class MaskRates:
             self._sums[k] = self._sums[k] * self._keep + value
 
     def rates(self, masks: int) -> list[float]:
-        """The mean of each of so many masks."""
+        """The mean of each mask, the first `masks` of them."""
         mean = (reduce(add, self._sums, 0.0) + FIRST_RATE) / (reduce(add, self._weights, 0.0) + 1.0)
         rates = [(s + mean) / (w + 1.0) for s, w in zip(self._sums, self._weights, strict=True)]
         return rates[:masks] + [mean] * (masks - len(rates))

@@ -24,14 +24,13 @@ class Policy:
     went down to no masks would never learn that its text has become predictable. Less time is set aside if
     the next tokens themselves are less certain.
 
-    `cost` is called when it is first needed. `few_sizes`: choose among 0, 1, 3, 7, ... and the most, for a
-    device that prepares something for each size of a step.
+    `cost` is called when it is first needed.
     """
 
-    def __init__(self, cost: Callable[[], Cost], few_sizes: bool = False) -> None:
-        self._cost, self._few_sizes = cost, few_sizes
+    def __init__(self, cost: Callable[[], Cost]) -> None:
+        self._cost = cost
         self._saved = 0.0  # seconds set aside for trials
-        self._splitter = Splitter(few_sizes)
+        self._splitter = Splitter()
 
     def feeds(self, rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
         """The feed of each row, with at most `rooms` slots after its pending tokens."""
@@ -65,7 +64,7 @@ class Policy:
         expected = [row.pass_rates.expected(m) for row, m in zip(rows, most, strict=True)]
         choices = {
             number: [min(number, m) if free else m for m, free in zip(most, is_free, strict=True)]
-            for number in self._numbers(widest)
+            for number in range(widest + 1)
         }
         rates = {number: _rate(cost, expected, masks) for number, masks in choices.items()}
         best = max(choices, key=lambda number: (rates[number], number))
@@ -75,19 +74,13 @@ class Policy:
         ]
         certainty = reduce(add, (row.pass_rates.certainty for row in rows)) / len(rows)
         self._saved = min(self._saved + TRIALS * certainty * best_seconds, most_seconds)
-        trial = next((number for number in choices if number > 2 * best), widest)
+        trial = min(2 * best + 1, widest)
         tokens = reduce(add, (e[m] for e, m in zip(expected, choices[trial], strict=True)))
         loss = tokens * (1.0 / rates[trial] - 1.0 / rates[best])
         if trial > best and loss <= self._saved:
             self._saved -= loss
             best = trial
         return choices[best]
-
-    def _numbers(self, widest: int) -> list[int]:
-        """Numbers of masks to choose among."""
-        if not self._few_sizes:
-            return list(range(widest + 1))
-        return sorted({widest, *(2**i - 1 for i in range(widest.bit_length() + 1) if 2**i - 1 <= widest)})
 
 
 def _rate(cost: Cost, expected: Sequence[Sequence[float]], masks: Sequence[int]) -> float:

@@ -48,8 +48,7 @@ class Forecast:
 class Splitter:
     """Chooses the feeds of verifying rows, step by step. All rows share a width: a step is a rectangle."""
 
-    def __init__(self, few_sizes: bool = False) -> None:
-        self._few_sizes = few_sizes
+    def __init__(self) -> None:
         self._saved = 0.0  # seconds set aside for trials
 
     def choose(self, cost: Cost, rows: Sequence[Forecast], others: int = 0, floor: int = 0) -> list[Feed]:
@@ -61,7 +60,7 @@ class Splitter:
         splits = [_splits(row, widest, cost, speed, num) for row in rows]
         least = max(row.pending for row in rows)
         best, best_value = least, -1e300
-        for width in self._widths(least, widest):
+        for width in range(least, widest + 1):
             value = reduce(add, (split[width][0] for split in splits)) - speed * prices[width]
             if value > best_value:
                 best, best_value = width, value
@@ -83,12 +82,6 @@ class Splitter:
             return feeds
         self._saved -= loss
         return wide_feeds
-
-    def _widths(self, least: int, widest: int) -> list[int]:
-        if not self._few_sizes:
-            return list(range(least, widest + 1))
-        sizes = {2**i for i in range(widest.bit_length())}
-        return sorted({least, widest, *(size for size in sizes if least < size < widest)})
 
 
 def _speed(cost: Cost, rows: Sequence[Forecast], num: int, others: int) -> float:

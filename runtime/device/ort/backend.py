@@ -21,13 +21,12 @@ from ..memory import HostMemory, require
 from ..name import DeviceName, GpuOptions
 from . import kernels, library
 from .binding import Binding, StepInput
-from .cuda_memory import CudaMemory
+from .cuda_memory import CudaMemory, Memory
 from .products import require_exact
 from .signature import check_signature
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
-    from ..memory import Memory
 
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..memory import Memory
+    from .cuda_memory import Memory
 
 LARGEST_SPARE, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..memory import HostMemory
 from ..trt.cuda import Runs
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ class CudaMemory:
                     Runs(target, pitches[0], runs), Runs(source, pitches[1], runs), run, runs, 1
                 )
             self._gpu.synchronize()
+
+
+Memory = HostMemory | CudaMemory
 
 
 def _sizes(buffer: CudaTensor) -> tuple[int, int, int, int]:

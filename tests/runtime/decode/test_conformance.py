@@ -92,7 +92,7 @@ def test_the_conformance_files_are_what_their_script_writes() -> None:
 @pytest.mark.parametrize("case", cases("windows.json"), ids=lambda case: case["name"])
 def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
     cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
-    policy = Policy(lambda: cost, case["few_sizes"])
+    policy = Policy(lambda: cost)
     rows = [
         Row(i, [1], GenerationConfig(window="auto" if row["is_free"] else row["most"] + 1), ())
         for i, row in enumerate(case["rows"])
@@ -144,10 +144,16 @@ def exact_row(index: int, wanted: dict[str, Any]) -> Row:
 
 @pytest.mark.parametrize("case", cases("splits.json"), ids=lambda case: case["name"])
 def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
-    splitter, cost = Splitter(case["few_sizes"]), Cost(tuple(map(tuple, case["cost"])))
+    splitter, cost = Splitter(), Cost(tuple(map(tuple, case["cost"])))
     for step in case["steps"]:
         rows = [
-            Forecast(row["known"], tuple(row["hopes"]), row["ending"], tuple(row["worth"]), row["room"])
+            Forecast(
+                row["pending"],
+                tuple(row["probabilities"]),
+                row["ending"],
+                tuple(row["expected"]),
+                row["room"],
+            )
             for row in step["rows"]
         ]
         feeds = splitter.choose(cost, rows, case["others"], case["floor"])

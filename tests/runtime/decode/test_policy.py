@@ -87,9 +87,9 @@ class Walk:
         return self.seconds
 
 
-def time_of(text: str, costs: str, window: Window, few_sizes: bool = False) -> float:
+def time_of(text: str, costs: str, window: Window) -> float:
     cost = Cost(COSTS[costs])
-    policy = Policy(lambda: cost, few_sizes) if window == "auto" else None
+    policy = Policy(lambda: cost) if window == "auto" else None
     return Walk(
         TEXTS[text], cost, policy, GenerationConfig(tau=0.5, max_new_tokens=TOKENS, window=window)
     ).all()
@@ -104,20 +104,6 @@ def test_auto_is_near_the_best_fixed_window_and_never_much_slower_than_one_token
     auto = time_of(text, costs, "auto")
     assert min(fixed) / auto >= 0.97
     assert fixed[0] / auto >= 0.97
-
-
-@pytest.mark.parametrize("costs", COSTS)
-def test_a_device_that_prepares_each_size_gets_few_of_them(costs: str) -> None:
-    cost = Cost(COSTS[costs])
-    walk = Walk(
-        TEXTS["half"],
-        cost,
-        Policy(lambda: cost, few_sizes=True),
-        GenerationConfig(tau=0.5, max_new_tokens=500),
-    )
-    walk.all()
-    assert set(walk.fed[:-10]) <= {0, 1, 3, 7}
-    assert time_of("never", costs, 1) / time_of("never", costs, "auto", few_sizes=True) >= 0.97
 
 
 def test_fixed_windows_and_one_token_rows_are_left_alone_and_need_no_costs() -> None:

@@ -14,8 +14,6 @@ std::int64_t fed(const Chooser& row, std::int64_t masks) { return row.is_free ? 
 
 } // namespace
 
-Policy::Policy(CostSource cost, bool few_sizes) : cost_(std::move(cost)), few_sizes_(few_sizes), splitter_(few_sizes) {}
-
 std::vector<Feed> Policy::feeds(const std::vector<Row*>& rows, const std::vector<std::int64_t>& rooms, std::int64_t block) {
     std::vector<Feed> feeds = widest_feeds(rows, rooms, block);
     std::vector<std::size_t> by_tau, free;
@@ -78,11 +76,8 @@ std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
     };
     std::int64_t best = 0;
     if (widest > 0) {
-        std::vector<std::int64_t> choices;
-        for (std::int64_t masks = 0; masks <= widest; ++masks)
-            if (!few_sizes_ || masks == widest || ((masks + 1) & masks) == 0) choices.push_back(masks);
         double fastest = 0.0;
-        for (const std::int64_t masks : choices)
+        for (std::int64_t masks = 0; masks <= widest; ++masks)
             if (const double reached = rate(masks); reached >= fastest) {
                 fastest = reached;
                 best = masks;
@@ -90,8 +85,7 @@ std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
         double certainty = 0.0;
         for (const Chooser& row : rows) certainty += row.pass_rates->certainty();
         saved_ = std::min(saved_ + trials * (certainty / count) * seconds(best), seconds(widest));
-        const auto more = std::find_if(choices.begin(), choices.end(), [best](std::int64_t masks) { return masks > 2 * best; });
-        const std::int64_t trial = more != choices.end() ? *more : widest;
+        const std::int64_t trial = std::min(2 * best + 1, widest);
         double tokens = 0.0;
         for (std::size_t i = 0; i < rows.size(); ++i) tokens += expected[i][static_cast<std::size_t>(fed(rows[i], trial))];
         const double lost = tokens * (1.0 / rate(trial) - 1.0 / rate(best));

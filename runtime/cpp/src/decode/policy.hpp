@@ -27,11 +27,10 @@ using CostSource = std::function<std::shared_ptr<const Cost>()>;
 /// Chooses the feeds of a batch, step by step, for requests with an automatic window (docs/decoding.md).
 ///
 /// Rows at a tau get the same number of masks; exact rows share a width, because a step is a rectangle. A share of the
-/// time is set aside for trying more masks. `few_sizes`: choose among few sizes of a step, for devices that prepare
-/// something for each size.
+/// time is set aside for trying more masks.
 class Policy {
   public:
-    explicit Policy(CostSource cost, bool few_sizes = false);
+    explicit Policy(CostSource cost) : cost_(std::move(cost)) {}
 
     /// What each row feeds, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
     /// exact ones.
@@ -42,7 +41,6 @@ class Policy {
 
   private:
     CostSource cost_;
-    bool few_sizes_;
     double saved_ = 0.0; // seconds set aside for trials
     Splitter splitter_;
 };

@@ -24,8 +24,7 @@ Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, s
                    CostSource cost, std::optional<std::int64_t> max_rows_per_client)
     : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget),
       max_rows_per_client_(max_rows_per_client) {
-    // An engine prepares something for each size of a step, so use few sizes.
-    if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
+    if (cost) policy_.emplace(std::move(cost));
     renew(budget_.max_rows);
     publish();
 }

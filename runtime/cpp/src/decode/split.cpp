@@ -130,7 +130,6 @@ std::vector<Feed> Splitter::choose(const Cost& cost, const std::vector<Forecast>
     std::int64_t best = least;
     double best_value = lowest;
     for (std::int64_t width = least; width <= widest; ++width) {
-        if (few_sizes_ && width != least && width != widest && (width & (width - 1)) != 0) continue;
         double value = 0.0;
         for (const auto& of_row : options) value += of_row[static_cast<std::size_t>(width)].value;
         value -= speed * price(width);

@@ -32,13 +32,10 @@ struct Forecast {
 /// speed that the rows have shown (the relative value of an average-reward decision process).
 class Splitter {
   public:
-    explicit Splitter(bool few_sizes = false) : few_sizes_(few_sizes) {}
-
     /// Feeds for `rows` (at least one). `others` more rows take part in the step, which is at least `floor` slots wide.
     std::vector<Feed> choose(const Cost& cost, const std::vector<Forecast>& rows, std::int64_t others = 0, std::int64_t floor = 0);
 
   private:
-    bool few_sizes_;
     double saved_ = 0.0; // seconds set aside for trials
 };
 
