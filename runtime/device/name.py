@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import SessionError
 
 DEVICES = ("cpu", "cuda")
-MOST_DIGITS = 4  # of a number
+MAX_DIGITS = 4  # of a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class DeviceName:
             raise SessionError(f"unknown device `{text[:60]}` (known: {', '.join(DEVICES)})")
         if not colon:
             return cls(kind)
-        if not (number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS):
+        if not (number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS):
             raise SessionError(
                 f"device `{text[:60]}`: the part after the colon must be a GPU number, counted from"
                 " 0, as in cuda:1"

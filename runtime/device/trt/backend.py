@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .cuda import Device
 
 WIDE = ("topk_ids", "topk_logprobs", "logits")  # outputs with several values for each prediction
-MOST_CONTEXTS = 32  # execution contexts, each with at most one captured step
+MAX_CONTEXTS = 32  # execution contexts, each with at most one captured step
 CONTEXT_SHARE = 8  # contexts take at most 1 / CONTEXT_SHARE of the memory that is free at opening
 CONTEXT_BYTES = 32 << 20  # must be free for a context, whose size is only known afterwards
 
@@ -97,7 +97,7 @@ class TrtBackend:
             self._io = StepIO(device, rows, slots, outputs, self.outputs, widths)
             self._fresh = 0 if self._in_place else device.allocate(count * runs * slots * entry)
             self._scratch = device.allocate(engine.scratch_bytes)
-            self._most_bytes = device.free_memory() // CONTEXT_SHARE
+            self._max_bytes = device.free_memory() // CONTEXT_SHARE
             for key in self._common():
                 self._add_context(key)
         head = self._capacity * entry
@@ -267,8 +267,8 @@ class TrtBackend:
         context = self._engine.new_context(key[0], self._scratch, self._device.stream)
         bound = self._contexts[key] = BoundContext(context, max(0, before - self._device.free_memory()))
         while len(self._contexts) > 1 and (
-            len(self._contexts) > MOST_CONTEXTS
-            or sum(b.num_bytes for b in self._contexts.values()) > self._most_bytes
+            len(self._contexts) > MAX_CONTEXTS
+            or sum(b.num_bytes for b in self._contexts.values()) > self._max_bytes
         ):
             self._unbind(self._contexts.popitem(last=False)[1])
         return bound

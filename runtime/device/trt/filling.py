@@ -14,7 +14,7 @@ import numpy as np
 from ...bundle.engine_info import EngineInfo
 from ...errors import SessionError
 
-LEAST_CHUNK = 16  # slots of the smallest step of a prompt that is wider than any decode step
+MIN_CHUNK = 16  # slots of the smallest step of a prompt that is wider than any decode step
 Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]  # input_ids, kv_length, output_index
 
 
@@ -29,7 +29,7 @@ class Filling:
             self._outputs |= {r.outputs.min, r.outputs.opt, r.outputs.max}
             if r.name == "decode":
                 self._slots |= {r.slots.min, r.slots.opt, r.slots.max}
-        size, widest = LEAST_CHUNK, max((r.slots.max for r in info.ranges if r.name == "decode"), default=0)
+        size, widest = MIN_CHUNK, max((r.slots.max for r in info.ranges if r.name == "decode"), default=0)
         while size < most:
             self._slots |= {size} if size > widest else set()
             size *= 2

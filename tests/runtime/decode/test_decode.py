@@ -44,27 +44,6 @@ def test_every_family(name: str, sessions: Sessions, oracles: Oracles) -> None:
         agrees(completion, answer)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_rows_with_different_settings_in_one_batch(loop: str, sessions: Sessions, oracles: Oracles) -> None:
-    oracle, commit = oracles(MAIN), LOOPS[loop]
-    plain = generate(oracle, PROMPTS[3], 0.7, max_new=NEW).tokens
-    rows = [
-        {"tau": 1.0, "max_new_tokens": 5},
-        {"tau": 0.3, "max_new_tokens": 31},
-        {"tau": 0.4, "metric": "margin", "max_new_tokens": 1},
-        {"tau": 0.7, "eos_ids": (plain[6], plain[9])},
-        {"tau": 0.8, "metric": "entropy", "window": 3},
-    ]
-    configs = [config(0.5).with_values(**row) for row in rows]
-    completions = sessions(MAIN).generate_batch(PROMPTS, configs, commit=commit)
-    for prompt, c, completion in zip(PROMPTS, configs, completions, strict=True):
-        rule = {"cache_block": window_rule(commit), "window": c.window if isinstance(c.window, int) else None}
-        agrees(
-            completion, generate(oracle, prompt, c.tau, c.metric, c.max_new_tokens, c.eos_ids or (), **rule)
-        )
-    assert completions[3].finish_reason == "eos"
-
-
 @pytest.mark.parametrize("loop", ["cursor", "block-8"])
 @pytest.mark.parametrize("name", [MAIN, "mistral", "qwen3-mixed"])
 def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(

@@ -55,20 +55,6 @@ def inside_runs(answer: Answer) -> list[int]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_nothing_after_an_eos_inside_a_run(loop: str, sessions: Sessions, oracles: Oracles) -> None:
-    tried = 0
-    for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
-        for at in [i for i in inside_runs(answer) if answer.tokens.index(answer.tokens[i]) == i][:2]:
-            completion = sessions(MAIN).generate(
-                prompt, config(eos_ids=(answer.tokens[at],)), commit=LOOPS[loop]
-            )
-            assert list(completion.token_ids) == answer.tokens[: at + 1]
-            assert completion.finish_reason == "eos"
-            tried += 1
-    assert tried > 10
-
-
-@pytest.mark.parametrize("loop", LOOPS)
 def test_the_model_s_own_eos_is_the_default(loop: str, sessions: Sessions, oracles: Oracles) -> None:
     assert sessions(MAIN).bundle.manifest.tokens.eos == (tiny.IM_END,)
     for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
@@ -191,30 +177,6 @@ def test_the_mask_is_never_emitted(tmp_path: Path) -> None:
             drawn = session.generate(prompt, config(temperature=3.0, seed=seed, repetition_penalty=1.3))
             assert tiny.MASK not in drawn.token_ids
     assert would_win > 20
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_tau_changed_during_a_stream_counts_from_the_next_step(
-    loop: str, sessions: Sessions, oracles: Oracles
-) -> None:
-    prompt = [30, 70]
-    careful = generate(oracles(MAIN), prompt, 1.0, max_new=6).tokens
-    stream = sessions(MAIN).stream(prompt, config(1.0), commit=LOOPS[loop])
-    tokens: list[int] = []
-    for n, event in enumerate(stream):
-        tokens += event.token_ids
-        if n < 6:
-            assert len(event.token_ids) == 1
-        if n == 5:
-            stream.tau = 0.3
-    assert tokens[:6] == careful
-    rest = generate(
-        oracles(MAIN), [*prompt, *careful], 0.3, max_new=NEW - 6, cache_block=14 if loop == "block" else None
-    )
-    assert tokens[6:] == rest.tokens
-    assert max(rest.runs) > 1
-    with pytest.raises(SessionError, match="tau must be"):
-        stream.tau = -1.0
 
 
 @pytest.mark.parametrize("loop", LOOPS)

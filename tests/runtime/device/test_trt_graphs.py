@@ -23,7 +23,7 @@ def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
 
 
 def test_contexts_are_made_at_opening_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.device.trt.backend.MOST_CONTEXTS", 5)
+    monkeypatch.setattr("mars_export.runtime.device.trt.backend.MAX_CONTEXTS", 5)
     backend, engine, _ = build()
     assert len(engine.contexts) == 4, "1, block and 2 x block - 1 slots, and prompts"
     cache = backend.new_cache(3)
