@@ -71,7 +71,7 @@ def test_large_memory_is_not_kept_and_little_of_the_small(
 ) -> None:
     binding.write("input_ids", ids(LARGEST_SPARE + 1))
     assert not binding._spare
-    monkeypatch.setattr(module, "MOST_SPARE", 4)
+    monkeypatch.setattr(module, "MAX_SPARE", 4)
     for width in range(1, 20):
         binding.write("input_ids", ids(width))
         assert len(binding._spare) <= 4

@@ -33,9 +33,5 @@ def test_every_wheels_folder_is_offered_and_nothing_is_printed(
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_old_onnxruntime_is_left_alone() -> None:
-    load_libraries(SimpleNamespace(), [Path("/nowhere")])
-
-
 def test_folders_of_this_environment_exist() -> None:
     assert all(folder.is_dir() for folder in library_folders())

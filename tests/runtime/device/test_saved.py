@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_cuda import FakeDevice
-from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
-from support.fake_trt import predict
+from support.fake_trt import BLOCK, build
 
 from mars_export import GenerationConfig
 from mars_export.runtime.decode.prefix import Prefixes
@@ -20,7 +19,7 @@ from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.device.trt.backend import TrtBackend
 
-BLOCK, MASK, HEADS, DIM = 4, 0, 2, 6
+MASK, HEADS, DIM = 0, 2, 6
 
 
 def memory(kind: str) -> Any:
@@ -75,14 +74,6 @@ def test_entries_come_from_the_host_and_go_there(kind: str, dtype: Any) -> None:
         assert np.array_equal(back, array)
 
 
-def build(kv_layout: str = "static", *, fixed: bool = False) -> tuple[TrtBackend, FakeDevice]:
-    device = FakeDevice(size=1 << 21)
-    info = engine_info(3, BLOCK, 16, fixed=fixed)
-    engine = FakeEngine(device, info, predict, kv_layout == "static")
-    variant = engine_variant(info, 64, kv_layout, fixed=fixed)
-    return TrtBackend(engine, variant, MODEL, device), device  # type: ignore[arg-type]
-
-
 def spoken(
     backend: TrtBackend, store: Prefixes | None, prompts: list[list[int]], piece: int = 8
 ) -> list[Row]:
@@ -100,7 +91,7 @@ PROMPTS = [[*range(5, 29), last, 3] for last in (1, 2, 3, 4, 5)]
     ("kv_layout", "fixed"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
 )
 def test_an_engine_says_the_same_with_a_store(kv_layout: str, fixed: bool) -> None:
-    backend, device = build(kv_layout, fixed=fixed)
+    backend, _, device = build(kv_layout, fixed=fixed)
     store = Prefixes(1 << 20, backend.firm_slots)
     plain = build(kv_layout, fixed=fixed)[0]
     for _ in range(3):
@@ -116,7 +107,7 @@ def test_an_engine_says_the_same_with_a_store(kv_layout: str, fixed: bool) -> No
 
 
 def test_a_gpu_without_room_saves_nothing_and_answers() -> None:
-    backend, device = build()
+    backend, _, device = build()
     spoken(backend, None, PROMPTS)
     store, device.left = Prefixes(1 << 20, backend.firm_slots), 0
     had = spoken(backend, store, PROMPTS)
