@@ -210,7 +210,7 @@ def ran(case: dict[str, Any], walk: Transitions) -> dict[str, Any]:
     schedule.add(row)
     runs, error = [], None
     while not schedule.is_idle:
-        for event in schedule.step():
+        for event in schedule.iterate():
             error = error or event.error
             if event.error is None:
                 runs.append(list(event.token_ids))

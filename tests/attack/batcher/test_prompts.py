@@ -72,7 +72,7 @@ def schedule_of(lengths: list[int], limits: Limits) -> tuple[list[Row], list[int
         schedule.add(row)
     order: list[int] = []
     while not schedule.is_idle:
-        order += [event.row for event in schedule.step() if event.row not in order]
+        order += [event.row for event in schedule.iterate() if event.row not in order]
     return rows, order, backend
 
 
@@ -100,6 +100,6 @@ def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
     steps = 0
     while not long.stats.tokens:
         schedule.add(Row(1 + steps, [2, 3], SHORT, ()))
-        schedule.step()
+        schedule.iterate()
         steps += 1
     assert steps <= 21

@@ -97,7 +97,7 @@ def test_a_step_has_at_most_one_mask_more_than_were_trained(
     session = Session.open(tmp_path / "b", threads=1)
     for tau, most in ((None, MASKS + 1), (0.0, MASKS if block is None else MASKS + 1)):
         row, _ = session.new_row(0, [5], GenerationConfig(tau=tau, max_new_tokens=NEW))
-        assert row.most_masks(session.bundle.manifest.block) == most
+        assert row.max_masks(session.bundle.manifest.block) == most
 
 
 def test_predictions_are_those_of_the_training_layout(session: Session, checkpoint: Path) -> None:
