@@ -30,7 +30,7 @@ class Accepted:
     """What one step gave one row. The row's last event has a `finish_reason`, and may have no tokens.
 
     `error`: what ended the row, if it failed; its finish_reason is then "cancelled". `verified`: how many of
-    the first tokens were proposals that held. `forced`: positions of the tokens that a grammar forced.
+    the first tokens were proposals. `forced`: positions of the tokens that a grammar forced.
     `top_logprobs`: of each token, if the config asks for them.
     """
 
@@ -175,7 +175,7 @@ class Row:
         config = self.config
         if config.one_token:
             return 0
-        # Two more than the model was trained for cost their slots and no quality, and often hold.
+        # Two more than the model was trained for cost their slots and no quality, and are often accepted.
         most = block + 1 if block > 1 and self.feeds_proposals else block - 1
         if isinstance(config.window, int):
             most = min(config.window - 1, most)

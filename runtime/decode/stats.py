@@ -22,7 +22,7 @@ class Stats:
     time_to_first_token: queue_time + prefill_time.
     tokens_after_first: tokens of all steps but the first that gave one.
     proposed: tokens that were fed to be verified.
-    verified: proposed tokens that held.
+    verified: proposed tokens that were accepted.
     forced: tokens that a grammar forced; part of `tokens`, not of `accepted`.
     accepted: accepted[k] is the number of steps that gave k tokens.
     began: when the row was created, by perf_counter.
@@ -46,7 +46,7 @@ class Stats:
 
     @property
     def rejected(self) -> int:
-        """Proposals that did not hold, or came after one that did not."""
+        """Proposals that were wrong, or came after a wrong one."""
         return self.proposed - self.verified
 
     @property

@@ -115,15 +115,15 @@ class Guide:
         self.wants_logits = self.wants_logits or i == 0
         return None
 
-    def lead(self, guess: Proposals, least: float = 0.0) -> Proposals:
+    def lead(self, guess: Proposals, min_probability: float = 0.0) -> Proposals:
         """The proposals of `guess` that the grammar allows, with forced tokens between and after them.
 
-        After the end of the guess, tokens follow that the grammar makes likely. It ends when the chance that
-        all proposals hold falls below `least`.
+        After the end of the guess, tokens follow that the grammar makes likely. It ends when the
+        probability that all proposals are accepted falls below `min_probability`.
         """
         if self._queue:
             return guess
-        matcher, at, chance = self.matcher.copy(), 0, 1.0
+        matcher, at, probability = self.matcher.copy(), 0, 1.0
         token_ids: list[int] = []
         confidences: list[float] = []
         forced_places: list[int] = []
@@ -148,7 +148,7 @@ class Guide:
                     add(min(self._eos_ids), 1.0)
                 break
             proposal = self._guessed(matcher, guess, at)
-            if proposal is None or (chance := chance * proposal[1]) < least:
+            if proposal is None or (probability := probability * proposal[1]) < min_probability:
                 break
             token, confidence = proposal
             add(token, confidence)

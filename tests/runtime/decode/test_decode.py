@@ -64,13 +64,6 @@ def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(
         agrees(completion, answer)
 
 
-@pytest.mark.parametrize("loop", ["cursor", "block-20"])
-def test_a_prompt_beyond_the_real_chunk_and_bucket(loop: str, sessions: Sessions, oracles: Oracles) -> None:
-    prompt = [(7 * i) % 250 for i in range(300)]
-    answer = generate(oracles(MAIN), prompt, 0.5, max_new=100, cache_block=window_rule(LOOPS[loop]))
-    agrees(sessions(MAIN).generate(prompt, config(0.5, max_new_tokens=100), commit=LOOPS[loop]), answer)
-
-
 def test_the_matrix_has_runs_and_rejections(oracles: Oracles) -> None:
     """Nothing above would mean much if all or nothing was accepted."""
     for metric in METRICS:

@@ -39,22 +39,6 @@ def logits(seed: int, size: int = 50) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
 
 
-@pytest.mark.parametrize("metric", ["probability", "margin", "entropy"])
-def test_almost_no_temperature_and_top_k_1_are_greedy(metric: str, sessions: Sessions) -> None:
-    session = sessions(MAIN)
-    for tau in (1.0, 0.5):
-        greedy = session.generate(PROMPT, config(tau, metric=metric))
-        for changes in (
-            {"temperature": 1e-4},
-            {"temperature": 1.0, "top_k": 1},
-            {"temperature": 1.0, "top_p": 1e-6},
-        ):
-            drawn = session.generate(PROMPT, config(tau, metric=metric, **changes))
-            assert drawn.token_ids == greedy.token_ids
-            assert drawn.confidences == pytest.approx(greedy.confidences, abs=1e-5)
-            assert drawn.stats.accepted == greedy.stats.accepted
-
-
 def test_a_sampled_candidate_is_judged_by_its_own_probability(
     sessions: Sessions, oracles: Callable[[str], Oracle]
 ) -> None:

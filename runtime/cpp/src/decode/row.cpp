@@ -84,7 +84,7 @@ std::int64_t Row::num_proposals() const {
 
 std::int64_t Row::max_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
-    // Two more than the model was trained for cost their slots and no quality, and often hold.
+    // Two more than the model was trained for cost their slots and no quality, and are often accepted.
     std::int64_t most = feeds_proposals() && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
     if (mask_limit) most = std::min(most, *mask_limit);

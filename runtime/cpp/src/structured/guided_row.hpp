@@ -10,8 +10,7 @@ namespace mars {
 class GuidedRow : public Row {
   public:
     GuidedRow(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-              Guide guide, std::function<bool(std::int64_t)> stop = nullptr,
-              std::shared_ptr<AcceptanceRates> acceptance_rates = nullptr)
+              Guide guide, std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<AcceptanceRates> acceptance_rates = nullptr)
         : Row(number, std::move(prompt), std::move(config), std::move(eos_ids), std::move(stop), std::move(acceptance_rates)),
           guide_(std::move(guide)) {}
 
