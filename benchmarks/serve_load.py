@@ -24,7 +24,6 @@ from peers import catalog, machine, models
 from peers.machine import say
 from serving import loops, prompts, soak
 from serving.figures import table
-from serving.habits import HABITS, PROTOCOLS
 from serving.loops import Outcome, asker
 from serving.server import Server, llama_server, ours
 
@@ -114,10 +113,9 @@ def opened(args: argparse.Namespace) -> None:
 def soaked(args: argparse.Namespace) -> None:
     with start(args, "--queue-timeout", "600") as server:
         say(f"{args.pool} texts alone")
-        alone, habits = (soak.contents, PROTOCOLS) if args.mix == "protocols" else (soak.references, HABITS)
-        asked = asyncio.run(alone(server.port, requests(args, args.pool)))
+        asked = asyncio.run(soak.references(server.port, requests(args, args.pool)))
         run = soak.Soak(
-            server, asked, habits, args.clients, args.requests, args.minutes * 60, args.seed, args.journal,
+            server, asked, args.clients, args.requests, args.minutes * 60, args.seed, args.journal,
             args.every, args.rate,
         )  # fmt: skip
         value = asyncio.run(run.run())
@@ -233,13 +231,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--clients", type=int, default=32)
     made.add_argument("--requests", type=int, default=20_000)
     made.add_argument("--minutes", type=float, default=40)
-    made.add_argument(
-        "--mix",
-        choices=("habits", "protocols"),
-        default="habits",
-        help="clients good and bad, or chat completions, responses and messages with tools, schemas, several"
-        " answers and clients that leave",
-    )
     made.add_argument("--rate", type=float, default=0, help="requests a second of all clients; 0: no limit")
     made.add_argument("--pool", type=int, default=96, help="requests whose texts alone are known")
     made.add_argument("--every", type=float, default=10, help="seconds between lines of the journal")

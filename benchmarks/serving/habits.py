@@ -12,7 +12,6 @@ from typing import Any
 
 from serving import protocols, wire
 from serving.protocols import CHAT
-from serving.wire import Answer
 
 HI = [{"role": "user", "content": "hi"}]
 # A refusal of a good request, because the server is full: 429, or 503 while it drains.
@@ -21,25 +20,26 @@ FULL = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request with fixed settings, and the text that it gets alone; of `protocols`, the content."""
+    """A request with fixed settings, and the content that it gets alone."""
 
+    path: str
     body: dict[str, Any]
     alone: str
-    path: str = CHAT
 
     @property
-    def is_one_token_text(self) -> bool:
-        return "window" not in self.body
+    def has_one_token_text(self) -> bool:
+        """A chat in exact mode or one token a step: a change between the two leaves its text as it is."""
+        return self.path == CHAT and set(self.body) <= {"messages", "max_tokens", "tau"}
 
-    def difference(self, text: str) -> str:
-        """What to write down of a text that is not that of the request alone."""
+    def judge(self, content: str, outcome: str, seconds: float | None = None) -> Told:
+        if content == self.alone:
+            return Told(outcome, None, seconds)
         settings = {
-            name: value
-            for name, value in self.body.items()
-            if name not in ("messages", "input", "tools", "stream_options")
+            name: value for name, value in self.body.items() if name not in ("messages", "input", "tools")
         }
         turns = self.body.get("messages") or self.body["input"]
-        return f"{settings} {turns[-1]['content'][:60]!r}: {text!r} is not {self.alone!r}"
+        asked = f"{self.path} {settings} {turns[-1]['content'][:60]!r}"
+        return Told(outcome, f"{asked}: {content!r} is not {self.alone!r}", seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +49,46 @@ class Told:
     outcome: str
     wrong: str | None = None
     seconds: float | None = None
-    first: float | None = None
     retry: float = 0.0
 
 
 Habit = Callable[[int, Asked, random.Random], Awaitable[Told]]
+Hear = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-def _judge(answer: Answer, asked: Asked) -> Told:
-    if answer.status in FULL:
-        wait = answer.headers.get("retry-after")
-        wrong = None if wait else f"{answer.status} without Retry-After"
-        return Told("full", wrong, retry=min(1.0, float(wait or 1)))
-    if answer.status != 200:
-        return Told("error", f"status {answer.status}: {answer.words[:200]}")
-    if answer.text != asked.alone:
-        return Told("whole", asked.difference(answer.text), answer.seconds)
-    return Told("whole", None, answer.seconds, answer.first)
+async def _stream(port: int, asked: Asked, body: dict[str, Any], outcome: str, hear: Hear) -> Told:
+    """A stream of any protocol to its end; `hear` is called with each event."""
+    data, begun, found = json.dumps({**body, "stream": True}).encode(), perf_counter(), []
+    async with wire.connection(port) as (reader, writer):
+        writer.write(wire.head("POST", asked.path, len(data)) + data)
+        status, headers = await wire.read_head(reader)
+        if status in FULL:
+            wait = headers.get("retry-after")
+            wrong = None if wait else f"{status} without Retry-After"
+            return Told("full", wrong, retry=min(1.0, float(wait or 1)))
+        if status != 200:
+            words = b"".join([line async for line in wire.body_lines(reader, headers)])
+            return Told("error", f"status {status}: {words[:200]!r}")
+        async for event in wire.events(reader, headers):
+            found.append(event)
+            await hear(event)
+    return asked.judge(protocols.streamed_content(asked.path, found), outcome, perf_counter() - begun)
 
 
 async def read(port: int, asked: Asked, _: random.Random) -> Told:
-    """A stream, to its end."""
-    return _judge(await wire.stream(port, asked.body), asked)
+    async def hear(_: dict[str, Any]) -> None:
+        pass
+
+    return await _stream(port, asked, asked.body, "whole", hear)
 
 
 async def plain(port: int, asked: Asked, _: random.Random) -> Told:
     """An answer in one piece."""
-    body = {name: value for name, value in asked.body.items() if name != "stream_options"}
-    status, words = await wire.post(port, CHAT, json.dumps(body).encode())
+    begun = perf_counter()
+    status, words = await wire.post(port, asked.path, json.dumps(asked.body).encode())
     if status != 200:
         return Told("full") if status in FULL else Told("error", f"status {status}: {words[:200]}")
-    text = json.loads(words)["choices"][0]["message"]["content"]
-    return Told("whole", None if text == asked.alone else asked.difference(text))
+    return asked.judge(protocols.content(asked.path, json.loads(words)), "whole", perf_counter() - begun)
 
 
 async def leave(port: int, asked: Asked, draw: random.Random) -> Told:
@@ -97,39 +105,28 @@ async def leave(port: int, asked: Asked, draw: random.Random) -> Told:
 
 
 async def steer(port: int, asked: Asked, draw: random.Random) -> Told:
-    """One token a step, and exact from the middle on: the text is that of the two of them."""
-    if not asked.is_one_token_text:
+    """One token a step, and exact from the third event on: the text is that of the two of them."""
+    if not asked.has_one_token_text:
         return await read(port, asked, draw)
-    body = {k: v for k, v in asked.body.items() if k not in ("exact", "window")} | {"tau": 1}
-    data = json.dumps({**body, "stream": True}).encode()
-    async with wire.connection(port) as (reader, writer):
-        writer.write(wire.head("POST", CHAT, len(data)) + data)
-        status, headers = await wire.read_head(reader)
-        answer, steered = Answer(status, headers=headers), 0
-        if status == 200:
-            async for chunk in wire.events(reader, headers):
-                wire.take(answer, chunk, 0.0)
-                if answer.pieces == 2 and not steered:
-                    steered, _ = await wire.post(port, f"/v1/mars/streams/{answer.name}", b'{"exact": true}')
-    if steered not in (0, 200, 404):
-        return Told("error", f"a change of tau got {steered}")
-    judged = _judge(answer, asked)
-    return Told("steered" if judged.outcome == "whole" else judged.outcome, judged.wrong, retry=judged.retry)
+    heard, steered = 0, 0
+
+    async def hear(event: dict[str, Any]) -> None:
+        nonlocal heard, steered
+        heard += 1
+        if heard == 3:
+            steered, _ = await wire.post(port, f"/v1/mars/streams/{event['id']}", b'{"exact": true}')
+
+    told = await _stream(port, asked, asked.body | {"tau": 1}, "steered", hear)
+    return told if steered in (0, 200, 404) else Told("error", f"a change of tau got {steered}")
 
 
 async def slow(port: int, asked: Asked, draw: random.Random) -> Told:
     """Reads a little at a time. The others must not wait for it."""
-    data = json.dumps({**asked.body, "stream": True, "return_steps": True}).encode()
-    async with wire.connection(port) as (reader, writer):
-        writer.write(wire.head("POST", CHAT, len(data)) + data)
-        status, headers = await wire.read_head(reader)
-        answer = Answer(status, headers=headers)
-        if status == 200:
-            async for chunk in wire.events(reader, headers):
-                await asyncio.sleep(draw.uniform(0.0, 0.2))
-                wire.take(answer, chunk, 0.0)
-    judged = _judge(answer, asked)
-    return Told("slowly" if judged.outcome == "whole" else judged.outcome, judged.wrong, retry=judged.retry)
+
+    async def hear(_: dict[str, Any]) -> None:
+        await asyncio.sleep(draw.uniform(0.0, 0.2))
+
+    return await _stream(port, asked, asked.body, "slowly", hear)
 
 
 # --- bad on purpose: a 4xx, or a closed door; never a 5xx and never an answer ---
@@ -266,41 +263,6 @@ async def dribble(port: int, _: Asked, draw: random.Random) -> Told:
     return Told("shut out" if reader.at_eof() else "gave up")
 
 
-# --- all three protocols ---
-
-
-async def whole(port: int, asked: Asked, _: random.Random) -> Told:
-    """An answer in one piece, of any protocol."""
-    begun = perf_counter()
-    status, words = await wire.post(port, asked.path, json.dumps(asked.body).encode())
-    if status != 200:
-        return Told("full") if status in FULL else Told("error", f"status {status}: {words[:200]}")
-    return _compared(asked, protocols.content(asked.path, json.loads(words)), perf_counter() - begun)
-
-
-async def streamed(port: int, asked: Asked, _: random.Random) -> Told:
-    """A stream of any protocol, to its end."""
-    data, begun = json.dumps({**asked.body, "stream": True}).encode(), perf_counter()
-    async with wire.connection(port) as (reader, writer):
-        writer.write(wire.head("POST", asked.path, len(data)) + data)
-        status, headers = await wire.read_head(reader)
-        if status != 200:
-            words = b"".join([line async for line in wire.body_lines(reader, headers)])
-            return Told("full") if status in FULL else Told("error", f"status {status}: {words[:200]!r}")
-        events = [event async for event in wire.events(reader, headers)]
-    return _compared(asked, protocols.streamed_content(asked.path, events), perf_counter() - begun)
-
-
-def _compared(asked: Asked, said: str, seconds: float) -> Told:
-    name = asked.path.rpartition("/")[2]
-    return Told(name, None if said == asked.alone else asked.difference(said), seconds)
-
-
-PROTOCOLS: dict[str, tuple[Habit, float]] = {
-    "whole": (whole, 0.35),
-    "streamed": (streamed, 0.45),
-    "leave": (leave, 0.2),
-}
 HABITS: dict[str, tuple[Habit, float]] = {
     "read": (read, 0.42),
     "plain": (plain, 0.12),

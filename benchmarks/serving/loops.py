@@ -21,21 +21,17 @@ Ask = Callable[[dict[str, Any]], Awaitable[Answer]]
 class Outcome:
     """Answers and failures of one loop. `seconds`: from the first request to the last answer."""
 
-    answers: list[tuple[int, Answer]] = field(default_factory=list)  # with the request's number
+    answers: list[Answer] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
-    @property
-    def whole(self) -> list[Answer]:
-        return [answer for _, answer in self.answers if answer.status == 200]
-
     def figures(self, slo: float | None = None) -> dict[str, Any]:
         """`goodput`: requests a second that were whole within `slo` seconds."""
-        whole, seconds = self.whole, self.seconds or 1e-9
+        whole, seconds = [a for a in self.answers if a.status == 200], self.seconds or 1e-9
         made: dict[str, Any] = {
             "requests": len(self.answers) + sum(self.failures.values()),
             "whole": len(whole),
-            "refused": dict(Counter(a.status for _, a in self.answers if a.status != 200)),
+            "refused": dict(Counter(a.status for a in self.answers if a.status != 200)),
             "failed": dict(self.failures),
             "seconds": round(seconds, 2),
             "requests_per_second": round(len(whole) / seconds, 3),
@@ -54,26 +50,26 @@ class Outcome:
         return made
 
 
-def asker(port: int, fields: dict[str, Any], key: str = "") -> Ask:
+def asker(port: int, fields: dict[str, Any]) -> Ask:
     """Asks a server, with these fields beside the prompt."""
     usage = {"stream_options": {"include_usage": True}}
-    return lambda request: wire.stream(port, {**usage, **request, **fields}, key)
+    return lambda request: wire.stream(port, {**usage, **request, **fields})
 
 
-async def _one(ask: Ask, number: int, request: dict[str, Any], outcome: Outcome) -> None:
+async def _one(ask: Ask, request: dict[str, Any], outcome: Outcome) -> None:
     try:
-        outcome.answers.append((number, await ask(request)))
+        outcome.answers.append(await ask(request))
     except (OSError, wire.Broken, asyncio.IncompleteReadError, ValueError) as error:
         outcome.failures[type(error).__name__] += 1
 
 
 async def closed(ask: Ask, requests: Sequence[dict[str, Any]], num_clients: int) -> Outcome:
     """`num_clients` at once; each asks the next when it has its answer."""
-    outcome, left = Outcome(), iter(enumerate(requests))
+    outcome, left = Outcome(), iter(requests)
 
     async def client() -> None:
-        for number, request in left:
-            await _one(ask, number, request, outcome)
+        for request in left:
+            await _one(ask, request, outcome)
 
     began = perf_counter()
     await asyncio.gather(*(client() for _ in range(num_clients)))
@@ -85,10 +81,10 @@ async def opened(ask: Ask, requests: Sequence[dict[str, Any]], per_second: float
     """Each at its own time, whether others are answered or not."""
     outcome, draw, tasks = Outcome(), random.Random(seed), []
     began, at = perf_counter(), 0.0
-    for number, request in enumerate(requests):
+    for request in requests:
         at += draw.expovariate(per_second)
         await asyncio.sleep(max(0.0, began + at - perf_counter()))
-        tasks.append(asyncio.create_task(_one(ask, number, request, outcome)))
+        tasks.append(asyncio.create_task(_one(ask, request, outcome)))
     await asyncio.gather(*tasks)
     outcome.seconds = perf_counter() - began
     return outcome

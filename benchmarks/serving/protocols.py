@@ -32,6 +32,7 @@ MESSAGES_TOOLS = [{"name": n, "input_schema": s} for n, s in FUNCTIONS]
 CHAT_FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"tau": 1},
+    {"tau": 0.9, "window": "full"},
     {"tools": CHAT_TOOLS},
     {"tools": CHAT_TOOLS, "tool_choice": "required"},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "light", "schema": LIGHT}}},
@@ -68,7 +69,11 @@ def requests(chats: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
                 {"role": "tool", "tool_call_id": "c1", "content": "done"},
             ]
             turns = [*system, *_after(rest, results if called else [])]
-            body = {"messages": turns, "max_tokens": chat["max_tokens"], **CHAT_FORMS[i // 3 % 7]}
+            body = {
+                "messages": turns,
+                "max_tokens": chat["max_tokens"],
+                **CHAT_FORMS[i // 3 % len(CHAT_FORMS)],
+            }
         elif path == RESPONSES:
             results = [
                 {"type": "function_call", "call_id": "c1", **CALL},

@@ -10,7 +10,7 @@ import random
 import re
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -18,36 +18,21 @@ from typing import Any
 
 from serving import protocols, wire
 from serving.figures import growth, percentiles
-from serving.habits import Asked, Habit, Told
+from serving.habits import HABITS, Asked, Told
 from serving.server import Server
 
-SETTINGS: tuple[dict[str, Any], ...] = ({"exact": True}, {"tau": 1}, {"tau": 0.9, "window": "full"})
 MOST_WRONG = 50  # kept in words; all are counted
 MOST_DRIBBLES = 16  # clients that dribble at once
 
 
 async def references(port: int, chats: Sequence[dict[str, Any]]) -> list[Asked]:
-    """Every chat alone, one after the other, each with one of the settings whose text does not depend on
-    neighbours.
-    """
-    found = []
-    for i, chat in enumerate(chats):
-        body = chat | SETTINGS[i % len(SETTINGS)] | {"stream_options": {"include_usage": True}}
-        answer = await wire.stream(port, body)
-        if answer.status != 200:
-            raise SystemExit(f"error: alone, {body} got {answer.status}: {answer.words}")
-        found.append(Asked(body, answer.text))
-    return found
-
-
-async def contents(port: int, chats: Sequence[dict[str, Any]]) -> list[Asked]:
     """Every chat alone, in one of the three protocols, one after the other."""
     found = []
     for path, body in protocols.requests(chats):
         status, words = await wire.post(port, path, json.dumps(body).encode())
         if status != 200:
             raise SystemExit(f"error: alone, {path} {body} got {status}: {words}")
-        found.append(Asked(body, protocols.content(path, json.loads(words)), path))
+        found.append(Asked(path, body, protocols.content(path, json.loads(words))))
     return found
 
 
@@ -57,7 +42,6 @@ class Soak:
 
     server: Server
     asked: list[Asked]
-    habits: Mapping[str, tuple[Habit, float]]
     num_clients: int
     requests: int
     seconds: float
@@ -72,7 +56,6 @@ class Soak:
         self.num_wrong = self._started = self._dribbling = 0
         self._begun = perf_counter()
         self._all: list[float] = []
-        self._firsts: list[float] = []
         self._recent: list[float] = []
         self._memory: list[tuple[float, int]] = []
         self._files: list[int] = []
@@ -96,7 +79,7 @@ class Soak:
 
     async def _client(self, number: int) -> None:
         draw = random.Random(f"{self.seed} {number}")
-        names, weights = list(self.habits), [weight for _, weight in self.habits.values()]
+        names, weights = list(HABITS), [weight for _, weight in HABITS.values()]
         while not self._is_over:
             if self.rate:
                 await asyncio.sleep(draw.expovariate(self.rate / self.num_clients))
@@ -106,7 +89,7 @@ class Soak:
             self._started += 1
             self._dribbling += name == "dribble"
             try:
-                told = await self.habits[name][0](self.server.port, draw.choice(self.asked), draw)
+                told = await HABITS[name][0](self.server.port, draw.choice(self.asked), draw)
             except (OSError, wire.Broken, asyncio.IncompleteReadError, ValueError, IndexError) as error:
                 told = Told("broken", f"{type(error).__name__}: {error}")
             finally:
@@ -119,8 +102,6 @@ class Soak:
         if told.seconds is not None:
             self._all.append(told.seconds)
             self._recent.append(told.seconds)
-        if told.first is not None:
-            self._firsts.append(told.first)
         if told.wrong is not None:
             self.num_wrong += 1
             if len(self.wrong) < MOST_WRONG:
@@ -167,7 +148,6 @@ class Soak:
             "wrong": self.num_wrong,
             "wrong_words": self.wrong,
             "latency_s": percentiles(self._all),
-            "first_token_s": percentiles(self._firsts),
             "memory": growth(times, sizes),
             "open_files": {"first": self._files[0], "most": max(self._files), "last": self.server.num_files},
             "cpu_share": round((self.server.cpu_seconds - self._cpu_before) / seconds, 3),

@@ -23,18 +23,13 @@ class Broken(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a streamed request. Seconds from its sending; `words` is a refusal's body."""
+    """What came of a streamed request. Seconds from its sending."""
 
     status: int
-    text: str = ""
     first: float | None = None
     seconds: float = 0.0
     tokens: int = 0
     pieces: int = 0  # chunks with text: tokens, where a server counts none
-    finish: str | None = None
-    words: str = ""
-    name: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     used: dict[str, Any] = field(default_factory=dict)
 
@@ -122,42 +117,31 @@ async def events(reader: asyncio.StreamReader, headers: dict[str, str]) -> Async
     raise Broken("the stream had no end mark")
 
 
-async def stream(
-    port: int, body: dict[str, Any], key: str = "", path: str = "/v1/chat/completions"
-) -> Answer:
+async def stream(port: int, body: dict[str, Any]) -> Answer:
     """A well-behaved streamed chat."""
     async with connection(port) as (reader, writer):
         began = perf_counter()
         data = json.dumps({**body, "stream": True}).encode()
-        writer.write(head("POST", path, len(data), key) + data)
+        writer.write(head("POST", "/v1/chat/completions", len(data)) + data)
         status, headers = await read_head(reader)
-        answer = Answer(status, headers=headers)
-        if status != 200:
-            answer.words = "\n".join(
-                [x.decode("utf-8", "replace") async for x in body_lines(reader, headers)]
-            )
-            answer.seconds = perf_counter() - began
-            return answer
-        async for chunk in events(reader, headers):
-            take(answer, chunk, perf_counter() - began)
+        answer = Answer(status)
+        if status == 200:
+            async for chunk in events(reader, headers):
+                _take(answer, chunk, perf_counter() - began)
         answer.seconds = perf_counter() - began
         answer.tokens = answer.tokens or answer.pieces
         return answer
 
 
-def take(answer: Answer, chunk: dict[str, Any], seconds: float) -> None:
-    """One chunk of a stream: text, the end, and what a server of ours says of its work."""
+def _take(answer: Answer, chunk: dict[str, Any], seconds: float) -> None:
+    """One chunk of a stream: its text, and what a server of ours says of its work."""
     if "error" in chunk:
-        answer.status, answer.words = 500, json.dumps(chunk["error"])
-    answer.name = chunk.get("id", answer.name)
+        answer.status = 500
     answer.timings = chunk.get("timings", answer.timings)
     answer.used = chunk.get("mars", answer.used)
     if usage := chunk.get("usage"):
         answer.tokens = usage["completion_tokens"]
     for choice in chunk.get("choices", ()):
-        text = choice.get("delta", {}).get("content") or choice.get("text") or ""
-        if text:
+        if choice["delta"].get("content"):
             answer.first = seconds if answer.first is None else answer.first
             answer.pieces += 1
-        answer.text += text
-        answer.finish = choice.get("finish_reason") or answer.finish

@@ -5,21 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...runtime.decode.config import GenerationConfig
-from ...runtime.session.answer import Completion
-from ...runtime.text.prompts import Prompt
+from ...runtime.session.session import Session
 from ..tasks.scores import Output
 from ..tasks.tasks import Task
-
-
-class Generator(Protocol):
-    """The part of a session that decoding needs."""
-
-    def generate_each(
-        self, prompts: Sequence[Prompt], config: Sequence[GenerationConfig], *, batch: int
-    ) -> Iterator[Completion]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +35,7 @@ class Outcome:
 
 
 def decode_rows(
-    session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int
+    session: Session, tasks: Sequence[Task], config: GenerationConfig, batch: int
 ) -> Iterator[Outcome]:
     """Decode the tasks, at most `batch` rows at a time, and yield their outcomes in order. The rows' limits
     and forms replace those of `config`."""

@@ -19,7 +19,7 @@ from typing import Any
 from mars_export import Session
 from mars_export.calibration.tasks import tasks
 from mars_export.calibration.tasks.scores import Output
-from mars_export.calibration.tau.decoding import Generator, Outcome, decode_rows
+from mars_export.calibration.tau.decoding import Outcome, decode_rows
 from mars_export.calibration.tau.options import EXACT, setting
 
 DATA = Path(__file__).parent / "data"
@@ -30,7 +30,7 @@ TAUS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 def point(
-    session: Generator,
+    session: Session,
     rows: Sequence[tasks.Task],
     tau: float | None,
     references: Sequence[str] | None,

@@ -10,8 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from support.calibrations import task
 from support.fixtures import Sessions
-from support.laps import task
 from support.missing import need
 from support.tiny import Named
 from typer.testing import CliRunner

@@ -1,39 +1,50 @@
-"""A short calibration: its rows, its options, and a race whose end is known."""
+"""Rows of a small task, the command over them, made-up laps of a benchmark, and a race whose end is known."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from typer.testing import CliRunner
+
+from mars_export import Stats
+from mars_export.calibration.bench.laps import Lap, Timeline
+from mars_export.calibration.tasks.scores import SCORES, Output
+from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.cli import app
 
 WORDS = (
-    "hello",
-    "the cat",
-    "one",
-    "in the end",
-    "an apple",
-    "er",
-    "on",
-    "a hat",
-    "thin air",
-    "then",
-    "he",
-    "ten",
-    "tan",
-    "none",
-    "a",
-    "the",
-)
+    "hello", "the cat", "one", "in the end", "an apple", "er", "on", "a hat", "thin air", "then", "he",
+    "ten", "tan", "none", "a", "the",
+)  # fmt: skip
 OPTIONS = CalibrationOptions(max_drop=0.4, taus=(0.999, 0.9, 0.5, 0.0), batch=4)
 
 
-def rows(**fields: Any) -> str:
+def rows(words: Sequence[str] = WORDS, **fields: Any) -> str:
     """Any answer is right, unless `fields` say otherwise."""
     common = {"answer": "", "score": "contains", "max_new_tokens": 12} | fields
     return "".join(
-        json.dumps({"messages": [{"role": "user", "content": word}], **common}) + "\n" for word in WORDS
+        json.dumps({"messages": [{"role": "user", "content": word}], **common}) + "\n" for word in words
     )
+
+
+def shell(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def task(words: str, answer: str = "", limit: int = 6) -> Task:
+    return Task([{"role": "user", "content": words}], SCORES["agreement"], answer or None, limit)
+
+
+def answer(tokens: Sequence[int], forwards: int, reason: str = "length") -> Timeline:
+    output = Output(" ".join(map(str, tokens)), tuple(tokens))
+    return Timeline(output, Stats(forwards=forwards), reason, 0.1, (0.2,) * (forwards - 1))
+
+
+def lap(seconds: float, *answers: Timeline) -> Lap:
+    return Lap(seconds, answers)
 
 
 def by_order(*arguments: Any) -> dict[str, list[float]]:

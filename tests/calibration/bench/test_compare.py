@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.laps import answer, lap, task
+from support.calibrations import answer, lap, task
 
 from mars_export.calibration.bench.compare import compare, wilson
 from mars_export.calibration.bench.settings import Setting

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.calibrations import task
 from support.fake import Recording
 from support.fixtures import Sessions
-from support.laps import task
 
 from mars_export import Session, SessionError, Stats
 from mars_export.calibration.bench.laps import Timeline, serve

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from support.laps import answer, lap, task
+from support.calibrations import answer, lap, task
 
 from mars_export import Session
 from mars_export.calibration.bench import bench as bench_module

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bench import OPTIONS, WORDS, rows, shell
+from support.calibrations import WORDS as ALL
+from support.calibrations import rows, shell
 from support.drafting import NAMES, with_adapters
 from support.paths import ROOT
 from support.tiny import Named
@@ -24,6 +25,7 @@ from mars_export.calibration.bench.report import SCHEMA
 from mars_export.calibration.rounds import Rounds
 from mars_export.runtime.bundle.open import open_bundle
 
+WORDS = ALL[:6]
 COMPARED = {
     "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score",
     "score_interval", "same_answers", "proposals_held", "requests_per_second", "answer_p95",
@@ -77,7 +79,7 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
 
 def test_docs_describe_every_field(request_for: Callable[..., BenchRequest]) -> None:
     page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
-    report = bench(request_for(options=replace(OPTIONS, batches=(1,), rounds=1)))
+    report = bench(request_for(options=replace(request_for().options, batches=(1,), rounds=1)))
     missing = [name for name in {*report.to_dict(), *COMPARED} if f"`{name}`" not in page]
     assert not missing
 
@@ -95,13 +97,13 @@ def test_the_tables_fit_a_terminal(request_for: Callable[..., BenchRequest]) -> 
         "3",
     )
     common = (*common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,full")
-    done = shell(*common)
+    done = shell("bench", *common)
     assert done.exit_code == 0, done.output
     tables = [line for line in done.output.splitlines() if line.startswith(" ")]
     assert len(tables) > 3 * 2 * (1 + 2 + 2 * 2)
     assert max(map(len, map(str.rstrip, tables))) <= 80
     assert "TTFT" in done.output and "full" in done.output
-    again = shell(*common, "--json")
+    again = shell("bench", *common, "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["schema"] == SCHEMA
 
@@ -112,7 +114,7 @@ def test_rows_without_answers_are_judged_by_agreement(
     (tmp_path / "words.jsonl").write_text(
         "".join(json.dumps({"prompt": word, "max_new_tokens": 8}) + "\n" for word in WORDS)
     )
-    report = bench(request_for(options=replace(OPTIONS, taus=(0.0,), batches=(2,), rounds=1)))
+    report = bench(request_for(options=replace(request_for().options, taus=(0.0,), batches=(2,), rounds=1)))
     assert report.judges == "agreement"
     plain, exact, fast = report.compared
     assert exact.score == exact.same_answers == 1.0
@@ -124,11 +126,11 @@ def test_prompts_that_do_not_fit_are_counted(
     request_for: Callable[..., BenchRequest], tmp_path: Path
 ) -> None:
     long, full = (
-        rows().splitlines()[0].replace("hello", "a " * 600),
+        rows(max_new_tokens=6).splitlines()[0].replace("hello", "a " * 600),
         rows(max_new_tokens=400).splitlines()[0].replace("hello", "a" * 480),
     )
-    (tmp_path / "words.jsonl").write_text(rows() + long + "\n" + full + "\n")
-    report = bench(request_for(options=replace(OPTIONS, batches=(1,), rounds=1)))
+    (tmp_path / "words.jsonl").write_text(rows(WORDS, max_new_tokens=6) + long + "\n" + full + "\n")
+    report = bench(request_for(options=replace(request_for().options, batches=(1,), rounds=1)))
     assert report.too_long == (len(WORDS) + 1,)
     assert "1 rows were left out, their prompts are longer than the context" in report.notes
     assert report.compared[0].cut_short == 1 or report.compared[0].tokens < 400
@@ -153,7 +155,7 @@ def test_the_fastest_draft_adapter_becomes_a_profile(
         return [replace(line, speed_up=Rounds.of([ups[line.setting.draft]])) for line in compare(*given)]
 
     monkeypatch.setattr("mars_export.calibration.bench.bench.compare", compared)
-    options = replace(OPTIONS, taus=(), batches=(1,), rounds=1, drafts=NAMES)
+    options = replace(request_for().options, taus=(), batches=(1,), rounds=1, drafts=NAMES)
     report = bench(request_for(bundle=bundle, options=options, store="words"))
     found = open_bundle(bundle).manifest.profiles
     assert [(p.name, p.draft) for p in found] == ([("words", stored)] if stored else [])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.bench import shell
+from support.calibrations import shell
 
 from mars_export import BundleError, CalibrationError, MarsError
 from mars_export.calibration.bench.bench import BenchRequest, bench
@@ -26,12 +26,9 @@ def test_a_bundle_without_a_tokenizer(request_for: Callable[..., BenchRequest], 
     ("arguments", "error", "message"),
     [
         (["--task", "sums"], CalibrationError, "sums: cannot be read.*arithmetic or assistant"),
-        (["--batch", "0"], CalibrationError, "batch must be 1 or more, not 0"),
         (["--batch", "two"], MarsError, "--batch must be whole numbers"),
-        (["--tau", "nan"], CalibrationError, "tau must be a number of 0 or more, not nan"),
         (["--tau", "fast"], MarsError, "--tau must be numbers"),
         (["--tau", ",", "--no-exact"], CalibrationError, "give at least one tau"),
-        (["--window", "wide"], CalibrationError, "window must be"),
         (
             ["--rounds", "0", "--limit", "-3"],
             CalibrationError,
@@ -46,7 +43,7 @@ def test_wrong_requests_measure_nothing(
     error: type[MarsError],
     message: str,
 ) -> None:
-    done = shell(request_for().bundle, "--task", request_for().task, *arguments)
+    done = shell("bench", request_for().bundle, "--task", request_for().task, *arguments)
     assert isinstance(done.exception, error)
     with pytest.raises(error, match=message):
         raise done.exception

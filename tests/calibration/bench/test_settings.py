@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mars_export import CalibrationError, MarsError
+from mars_export import CalibrationError
 from mars_export.calibration.bench.settings import BenchOptions, Setting
 
 
@@ -49,10 +49,3 @@ def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
 def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
         BenchOptions(**values)
-
-
-def test_a_setting_is_checked_where_it_is_built() -> None:
-    with pytest.raises(MarsError, match="batch must be"):
-        Setting(0)
-    with pytest.raises(MarsError, match="tau must be"):
-        Setting(1, math.nan)

@@ -63,7 +63,7 @@ def point(
 
 
 def test_one_row_at_a_time_is_timed_without_the_prompt() -> None:
-    session = Scripted()
+    session: Any = Scripted()
     outcomes = list(decode_rows(session, tasks("exact_match", "slow"), ONE_TOKEN, 1))
     assert {(o.tokens_timed, o.seconds) for o in outcomes} == {(6, 2.0)}
     assert session.limits == [8] * 5

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.laps import task
+from support.calibrations import task
 
 from mars_export import Completion, GenerationConfig, Stats
 from mars_export.calibration.journal import Journal
