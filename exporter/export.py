@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -189,13 +190,7 @@ def _self_check(
 ) -> Drift:
     from .check import selfcheck
 
-    layers, done = checkpoint.dims.num_layers, 0
-
-    def layer_done() -> None:
-        nonlocal done
-        done += 1
-        report("self-check", done, layers)
-
+    layers, done = checkpoint.dims.num_layers, itertools.count(1)
     return selfcheck.check(
         directory,
         graph.build(replace(spec, logits=True), placed, WEIGHTS_FILE, version("mars-export")),
@@ -204,7 +199,7 @@ def _self_check(
         options.accuracy_level,
         bounded=not options.allow_drift,
         with_oracle=options.oracle,
-        progress=layer_done,
+        progress=lambda: report("self-check", next(done), layers),
     )
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from ...runtime.errors import CheckpointError
 from .architecture.names import EMBEDDING, HEAD
 from .tensors import (
-    SafetensorsFile,
-    ShardedTensors,
+    StoredTensors,
     Tensors,
     chunks,
     listed,
+    read_header,
     read_json,
     reading,
     same_numbers,
@@ -122,16 +122,15 @@ def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterCo
         )
 
 
-def adapter_file(directory: Path) -> SafetensorsFile | ShardedTensors:
+def adapter_tensors(directory: Path) -> StoredTensors:
     """The tensors of an adapter, in one file or in shards. Raises CheckpointError if there are none."""
-    if (directory / WEIGHTS_FILE).is_file():
-        return SafetensorsFile(directory / WEIGHTS_FILE)
-    shards = [SafetensorsFile(path) for path in sorted(directory.glob(SHARDS))]
-    if not shards:
+    single = directory / WEIGHTS_FILE
+    files = [single] if single.is_file() else sorted(directory.glob(SHARDS))
+    if not files:
         raise CheckpointError(
             f"{directory}: no {WEIGHTS_FILE} beside {CONFIG_FILE}; was the download complete?"
         )
-    return ShardedTensors({name: shard for shard in shards for name in shard.shapes})
+    return StoredTensors({name: entry for file in files for name, entry in read_header(file).items()})
 
 
 class MergedTensors:
@@ -143,7 +142,7 @@ class MergedTensors:
 
     def __init__(self, base: Tensors, directory: Path, config: AdapterConfig, tied: bool = False) -> None:
         self.base, self.config = base, config
-        self.adapter = adapter_file(directory)
+        self.adapter = adapter_tensors(directory)
         self.pairs: dict[str, tuple[str, str]] = {}  # A and B, by the name of the weight
         self.rows: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.replaced: dict[str, str] = {}

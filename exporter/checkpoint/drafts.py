@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...runtime.errors import CheckpointError
-from .adapter import MergedTensors, adapter_file, read_adapter_config
+from .adapter import MergedTensors, adapter_tensors, read_adapter_config
 from .architecture import names
 from .architecture.dims import Dims
 from .tensors import Tensors, check_finite, listed
@@ -99,7 +99,7 @@ def open_drafts(directories: Mapping[str, Path], base: Tensors, ids: tuple[int, 
 
 def _open(directory: Path, base: Tensors) -> MergedTensors:
     config = read_adapter_config(directory, is_draft=True)
-    stored = adapter_file(directory).shapes
+    stored = adapter_tensors(directory).shapes
     for mark, what in FOREIGN.items():
         if any(mark in name for name in stored):
             raise CheckpointError(f"{directory}: {what}; it cannot be used as a draft adapter here")

@@ -40,39 +40,26 @@ class Tensors(Protocol):
     def read(self, name: str) -> np.ndarray: ...
 
 
-class SafetensorsFile:
-    """One safetensors file, whose data is mapped, not copied."""
+Entry = tuple[Path, np.dtype, tuple[int, ...], int]
+"""Where a tensor is stored: file, type, shape, and offset in bytes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.entries = _read_header(path)
+
+class StoredTensors:
+    """Tensors of safetensors files, whose data is mapped, not copied."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: shape for name, (_, shape, _) in self.entries.items()}
+        return {name: shape for name, (_, _, shape, _) in self._entries.items()}
 
     def read(self, name: str) -> np.ndarray:
-        dtype, shape, offset = self.entries[name]
+        path, dtype, shape, offset = self._entries[name]
+        if not shape:
+            return np.zeros((), dtype)
         # Each tensor has its own map, so that dropping the array frees its memory.
-        return (
-            np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
-            if shape
-            else np.zeros((), dtype)
-        )
-
-
-class ShardedTensors:
-    """Several files as one source of tensors."""
-
-    def __init__(self, parts: Mapping[str, SafetensorsFile]) -> None:
-        self.parts = parts
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: part.shapes[name] for name, part in self.parts.items()}
-
-    def read(self, name: str) -> np.ndarray:
-        return self.parts[name].read(name)
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
 def open_tensors(directory: Path) -> Tensors:
@@ -85,7 +72,7 @@ def open_tensors(directory: Path) -> Tensors:
         return _open_sharded(directory)
     single = directory / SINGLE_FILE
     if single.is_file():
-        return SafetensorsFile(single)
+        return StoredTensors(read_header(single))
     pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
     if pickles:
         raise CheckpointError(
@@ -113,15 +100,13 @@ def _open_sharded(directory: Path) -> Tensors:
             f"{directory}: {len(missing)} of {len(names)} shards are missing: {listed(missing)};"
             " download them again"
         )
-    shards = {name: SafetensorsFile(directory / name) for name in names}
-    absent = [
-        f"{tensor} ({shard})" for tensor, shard in weight_map.items() if tensor not in shards[shard].entries
-    ]
+    shards = {name: read_header(directory / name) for name in names}
+    absent = [f"{tensor} ({shard})" for tensor, shard in weight_map.items() if tensor not in shards[shard]]
     if absent:
         raise CheckpointError(
             f"{directory}: the index names tensors that their shards lack: {listed(absent)}"
         )
-    return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
+    return StoredTensors({tensor: shards[shard][tensor] for tensor, shard in weight_map.items()})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -141,9 +126,9 @@ def reading(where: Path | str) -> Iterator[None]:
     """Turn whatever strange content makes a reader raise into one CheckpointError that names the file."""
     try:
         yield
-    except (CheckpointError, MemoryError):
+    except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic of a Rust library is no Exception
         kind, words = type(error).__name__, " ".join(str(error)[:LONGEST_MESSAGE].split())
         raise CheckpointError(
             f"{where}: cannot be used as it is ({kind}: {words}); correct it, or save or download it again"
@@ -170,7 +155,8 @@ def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
     )
 
 
-def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of a safetensors file. Raises CheckpointError for a truncated file and other types."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -193,7 +179,7 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
                 f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(known)}"
                 " (dequantize a quantized checkpoint first)"
             )
-        entries[name] = known[kind], tuple(entry["shape"]), start + entry["data_offsets"][0]
+        entries[name] = path, known[kind], tuple(entry["shape"]), start + entry["data_offsets"][0]
     return entries
 
 

@@ -38,7 +38,7 @@ def read_vocabulary(
     config: dict[str, Any],
     vocab_size: int,
     mask_token: str | None,
-    where: str | None = None,
+    where: str,
     *,
     masks: bool = True,
     drafts: bool = False,
@@ -52,9 +52,9 @@ def read_vocabulary(
     config name different ones, and if its id is outside the embedding. With `drafts`, the mask token is the
     one of a draft adapter over a stock model.
     """
-    where = where or str(directories[0])
     text = _tokenizer_json(directories)
-    tokenizer = _tokenizer(where, text)
+    with reading(f"{where}: tokenizer.json"):
+        tokenizer = Tokenizer.from_str(text)
     settings = _merged_settings(directories)
     name, mask_id = None, None
     if masks:
@@ -73,7 +73,7 @@ def read_vocabulary(
             f"{where}: end-of-sequence ids outside the embedding of {vocab_size} rows: {', '.join(outside)};"
             " correct generation_config.json or config.json"
         )
-    pad = _token_id(tokenizer, _content(settings, "pad_token"))
+    pad = tokenizer.token_to_id(_content(settings, "pad_token") or "")
     return Vocabulary(
         tokenizer_json=text,
         mask_token_id=mask_id,
@@ -85,17 +85,6 @@ def read_vocabulary(
         chat_template=_chat_template(directories),
         named_mask=_own_mask(tokenizer, settings)[0],
     )
-
-
-def _tokenizer(where: str, text: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(text)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the Rust library raises Exception, or BaseException if it panics
-        raise CheckpointError(
-            f"{where}: tokenizer.json is not readable ({str(error)[:200]}); download it again"
-        ) from error
 
 
 def _first(directories: Sequence[Path], name: str) -> Path | None:
@@ -140,10 +129,6 @@ def _content(settings: dict[str, Any], name: str) -> str | None:
     if text is not None and not isinstance(text, str):
         raise CheckpointError(f"tokenizer_config.json: `{name}` must be a string, not {shown(token)}")
     return text
-
-
-def _token_id(tokenizer: Tokenizer, text: str | None) -> int | None:
-    return None if text is None else tokenizer.token_to_id(text)
 
 
 def _find_mask(
@@ -209,7 +194,7 @@ def _eos_ids(
     path = _first(directories, "generation_config.json")
     for value in (
         read_json(path).get("eos_token_id") if path else None,
-        _token_id(tokenizer, _content(settings, "eos_token")),
+        tokenizer.token_to_id(_content(settings, "eos_token") or ""),
         config.get("eos_token_id"),
     ):
         values = value if isinstance(value, list) else [value]

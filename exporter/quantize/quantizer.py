@@ -64,17 +64,14 @@ def choose_quantizer(
     """
     if name not in QUANTIZERS:
         raise ExportError(f"--quantizer must be one of {', '.join(QUANTIZERS)}, not {name}")
-    if storage is None:
-        if name != "auto" or text is not None:
-            raise ExportError("--quantizer and --calibration-text are for --precision int4, int8 and w8a8")
-        return None
     tensors = checkpoint.tensors
-    if isinstance(tensors, PackedTensors) and tensors.codec.kind == storage.scheme:
+    if storage is None or (isinstance(tensors, PackedTensors) and tensors.codec.kind == storage.scheme):
         if name != "auto" or text is not None:
             raise ExportError(
-                "--quantizer and --calibration-text have nothing to choose: the checkpoint's codes are used"
+                "--quantizer and --calibration-text are for --precision int4, int8 and w8a8, and for a"
+                " checkpoint whose own codes are not used"
             )
-        return Quantizer("checkpoint")
+        return None if storage is None else Quantizer("checkpoint")
     if name == "round":
         if text is not None:
             raise ExportError("--quantizer round reads no text; leave out --calibration-text or --quantizer")

@@ -14,17 +14,12 @@ from .families import FAMILIES, Family, has_bias, refusal
 from .knobs import Knobs
 from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, windows
 
+COUNTS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
 # The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
-LIMITS = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**20,
-    "intermediate_size": 2**24,
-    "num_hidden_layers": 2**12,
-    "num_attention_heads": 2**16,
-    "num_key_value_heads": 2**16,
-    "head_dim": 2**16,
-    "max_position_embeddings": 2**31,
-}
+MOST_LAYERS, MOST = 2**12, 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,7 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            context_length=min(context, *limits, LIMITS["max_position_embeddings"]),
+            context_length=min(context, *limits, MOST),
             rms_norm_eps=float(config.rms_norm_eps),
             ropes=ropes,
             rotation=rotation,
@@ -118,8 +113,8 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
 
 
 def _check_counts(values: Mapping[str, Any]) -> None:
-    for name, most in LIMITS.items():
-        value = values.get(name, 1)
+    for name in COUNTS:
+        value, most = values.get(name, 1), MOST_LAYERS if name == "num_hidden_layers" else MOST
         if value is None and name in ("num_key_value_heads", "head_dim"):
             continue
         if not is_integer(value, 1):

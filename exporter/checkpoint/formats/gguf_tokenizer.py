@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import CheckpointError
+from ..tensors import reading
 from .gguf_fields import Fields
 
 # Published with the models: how a text is split before its parts become tokens.
@@ -36,14 +37,8 @@ def write_tokenizer(fields: Fields, directory: Path) -> None:
     )
     eos = fields.need("tokenizer.ggml.eos_token_id", int)
     bos = fields.need("tokenizer.ggml.bos_token_id", int, eos)
-    try:
+    with reading(f"{fields.path}: its tokenizer"):
         tokenizer = _tokenizer(pre, tokens, types, merges, tokens[bos])
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the Rust library's own
-        raise CheckpointError(
-            f"{fields.path}: the GGUF tokenizer is broken ({str(error)[:200]}); download the file again"
-        ) from error
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 from support import tiny
 from support.fixtures import Named
-from support.graphs import KEPT, TOKENS, forward
 
-from mars_export import CheckpointError, ExportError, Session
-from mars_export.exporter.check import reference
+from mars_export import CheckpointError, ExportError
 from mars_export.exporter.checkpoint.formats.packed import PackedTensors
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.codes import Codec
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 
@@ -129,41 +126,11 @@ def test_what_codes_stand_for(name: str, checkpoints: Named, tmp_path: Path) -> 
     truth = write(checkpoints(BASE), tmp_path / "model", KINDS[name])
     checkpoint = open_checkpoint(str(tmp_path / "model"))
     assert isinstance(checkpoint.tensors, PackedTensors)
+    codec = Codec(f"int{KINDS[name].bits}", GROUP, KINDS[name].sym)
+    assert all(checkpoint.tensors.holds(weight, codec) for weight in truth), "a bundle has these codes"
     assert checkpoint.tensors.packed.keys() == truth.keys()
     for weight, expected in truth.items():
         np.testing.assert_allclose(checkpoint.tensors.read(weight), expected, rtol=1e-6, atol=1e-7)
-
-
-def dequantized(bundle: Path, name: str) -> np.ndarray:
-    """A weight of the graph as onnx reads codes, scales and zero points: [inputs, outputs]."""
-    model = onnx.load(bundle / "model.onnx")
-    arrays = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
-    codes, scales = arrays[name], arrays[f"{name}_scale"]
-    zeros = arrays.get(f"{name}_zero_point", np.zeros_like(scales))
-    plain: np.ndarray = (codes - zeros.repeat(GROUP, 0)) * scales.repeat(GROUP, 0)
-    return plain
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_bundle_of_the_same_form_has_the_checkpoint_s_codes(
-    name: str, checkpoints: Named, tmp_path: Path
-) -> None:
-    kind = KINDS[name]
-    truth = write(checkpoints(BASE), tmp_path / "model", kind)
-    options = ExportOptions(
-        block=4, precision=f"int{kind.bits}", group=GROUP, asymmetric=not kind.sym, accuracy_level=1,
-        logits=True, metrics=True, head="float", embedding="float",
-    )  # fmt: skip
-    checkpoint = open_checkpoint(str(tmp_path / "model"))
-    export_onnx(checkpoint, tmp_path / "b", options)
-    for part, sources in {"attention_output": ["self_attn.o_proj"], "down": ["mlp.down_proj"]}.items():
-        expected = np.concatenate([truth[f"model.layers.1.{source}.weight"] for source in sources])
-        np.testing.assert_allclose(
-            dequantized(tmp_path / "b", f"layers.1.{part}.weight").T, expected, rtol=1e-6
-        )
-    found = forward(Session.open(tmp_path / "b", threads=1, cache_bytes=0), TOKENS, (9,))[-1]
-    exact = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
-    assert np.abs(found - exact)[:, KEPT].max() < 2e-3
 
 
 def test_biases_of_zeros_that_autogptq_adds_are_passed_over(checkpoints: Named, tmp_path: Path) -> None:

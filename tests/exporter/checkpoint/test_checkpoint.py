@@ -39,10 +39,18 @@ def test_no_such_place(tmp_path: Path) -> None:
         open_checkpoint(str(tmp_path / "model.gguf"))
 
 
-def test_no_config(copied: Named) -> None:
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("config.json", "no config.json"),
+        ("model.safetensors", "no weights: neither model.safetensors nor model.safetensors.index.json"),
+        ("tokenizer.json", "no tokenizer.json; save the tokenizer beside the weights"),
+    ],
+)
+def test_a_missing_file(file: str, message: str, copied: Named) -> None:
     directory = copied("llama")
-    (directory / "config.json").unlink()
-    refused(directory, "no config.json")
+    (directory / file).unlink()
+    refused(directory, message)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +60,6 @@ def test_unreadable_config(text: str, copied: Named) -> None:
     directory = copied("llama")
     (directory / "config.json").write_text(text)
     refused(directory, "config.json: (not readable as JSON|a JSON object is expected)")
-
-
-def test_no_weights_is_never_random_weights(copied: Named) -> None:
-    directory = copied("llama")
-    (directory / "model.safetensors").unlink()
-    refused(directory, "no weights: neither model.safetensors nor model.safetensors.index.json")
 
 
 def test_pickle_only(copied: Named) -> None:
@@ -97,28 +99,27 @@ def test_missing_shards_are_all_named(copied: Named) -> None:
     refused(directory, f"2 of {len(shards)} shards are missing: {shards[1].name}, {shards[2].name}")
 
 
+INDEXES: list[tuple[object, str]] = [
+    (None, "no `weight_map`"),
+    ([], "no `weight_map`"),
+    ({"model.norm.weight": 3}, "no `weight_map`"),
+    ({"model.norm.weight": "../model.safetensors"}, "plain file names, not '../model.safetensors'"),
+    ({"model.norm.weight": "/etc/passwd"}, "plain file names, not '/etc/passwd'"),
+]
+
+
+@pytest.mark.parametrize(("weight_map", "message"), INDEXES)
+def test_an_index_that_is_wrong(weight_map: object, message: str, copied: Named) -> None:
+    directory = copied("llama-bias")
+    tiny.change_config(directory, "model.safetensors.index.json", weight_map=weight_map)
+    refused(directory, message)
+
+
 def test_an_index_that_promises_too_much(copied: Named) -> None:
     directory = copied("llama-bias")
-    index = json.loads((directory / "model.safetensors.index.json").read_text())
-    index["weight_map"]["model.extra.weight"] = next(iter(index["weight_map"].values()))
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    shard = next(directory.glob("model-*.safetensors")).name
+    tiny.change_config(directory, "model.safetensors.index.json", weight_map={"model.extra.weight": shard})
     refused(directory, "the index names tensors that their shards lack: model.extra.weight")
-
-
-@pytest.mark.parametrize("weight_map", [None, [], {"model.norm.weight": 3}])
-def test_an_index_without_a_map(weight_map: object, copied: Named) -> None:
-    directory = copied("llama-bias")
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    refused(directory, "no `weight_map`")
-
-
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors"])
-def test_a_shard_name_that_leads_out_of_the_directory(name: str, copied: Named) -> None:
-    directory = copied("llama-bias")
-    (directory / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"model.norm.weight": name}})
-    )
-    refused(directory, f"shard names must be plain file names, not {name!r}")
 
 
 def test_missing_extra_and_misshapen_tensors_are_listed_at_once(copied: Named) -> None:
