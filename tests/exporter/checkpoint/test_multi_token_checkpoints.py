@@ -1,16 +1,13 @@
-"""The checkpoints of other authors, tiny, through every product: onnx, generate, serve, trt and mars-run."""
+"""Checkpoints of other authors, tiny, through the commands: onnx, generate, serve, calibrate and bench."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import gated, tiny
-from support.cabi import build
-from support.missing import need
 from support.served import serving
 from support.shell import run
 
@@ -71,21 +68,6 @@ def test_generate_and_serve(bundle: Path, one_token: str) -> None:
     assert answer.json["choices"][0]["message"]["content"] == one_token
     draft = open_bundle(bundle).manifest.draft
     assert entry["mars"].get("drafts", []) == list(draft.adapters if draft else ())
-
-
-def test_mars_run(bundle: Path, one_token: str) -> None:
-    command = [build() / "mars-run", bundle, "--prompt", PROMPT, "--max-new-tokens", str(NEW), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["text"] == one_token
-
-
-def test_trt(words: list[str], tmp_path: Path) -> None:
-    need("tensorrt_rtx", "rtx")
-    options = ("--target", "sm86", "--capacity", "128", "--allow-drift", "--json")
-    done = run("trt", *words, "-o", tmp_path / "b", *options)
-    assert done.returncode == 0, done.stderr
-    assert any(variant.engine is not None for variant in open_bundle(tmp_path / "b").manifest.variants)
 
 
 @pytest.mark.parametrize("words", [kind for kind in KINDS if "gated" in kind or "Uno" in kind], indirect=True)
