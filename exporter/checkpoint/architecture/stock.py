@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import sys
@@ -20,7 +21,7 @@ from ..tensors import reading
 # and they never use sliding windows. sdar.py tells I-DLM's from SDAR's own.
 ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3", "sdar": "qwen3"}
 SLIDING, FULL = "sliding_attention", "full_attention"
-# Fields of a config that are not settings of the stock class.
+# Fields of a config that are not settings of a causal model; `num_labels` alone could fill the memory.
 NOT_SETTINGS = (
     "auto_map",
     "model_type",
@@ -29,6 +30,9 @@ NOT_SETTINGS = (
     "dtype",
     "quantization_config",
     "transformers_version",
+    "num_labels",
+    "id2label",
+    "label2id",
 )
 
 
@@ -49,7 +53,7 @@ def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> An
     transformers refuses.
     """
     declared = str(values.get("model_type"))
-    settings = {name: value for name, value in values.items() if name not in NOT_SETTINGS}
+    settings = copy.deepcopy({name: value for name, value in values.items() if name not in NOT_SETTINGS})
     if declared in ALIASES:
         settings["use_sliding_window"] = False
         settings.pop("layer_types", None)

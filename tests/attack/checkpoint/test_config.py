@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.hostile import refused
+from support.hostile import bounded, refused
 from support.tiny import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,13 @@ def test_numbers_that_no_model_has(field: str, value: int, copied: Named) -> Non
     directory = copied("llama")
     tiny.change_config(directory, **{field: value})
     refused(directory, f"`{field}` is .*, beyond the")
+
+
+def test_labels_are_not_made(copied: Named) -> None:
+    directory = copied("llama")
+    tiny.change_config(directory, num_labels=10**9)
+    with bounded():
+        open_checkpoint(str(directory))
 
 
 @pytest.mark.parametrize(
