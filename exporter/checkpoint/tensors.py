@@ -128,7 +128,7 @@ def reading(where: Path | str) -> Iterator[None]:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of a Rust library is no Exception
+    except BaseException as error:  # Rust libraries panic with BaseException
         kind, words = type(error).__name__, " ".join(str(error)[:LONGEST_MESSAGE].split())
         raise CheckpointError(
             f"{where}: cannot be used as it is ({kind}: {words}); correct it, or save or download it again"
