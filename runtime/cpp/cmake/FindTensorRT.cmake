@@ -2,8 +2,6 @@
 # Makes TensorRT::TensorRT. Headers alone are not enough: the library of the same version must be there.
 find_path(TensorRT_INCLUDE_DIR NvInfer.h PATH_SUFFIXES include include/${CMAKE_LIBRARY_ARCHITECTURE})
 find_library(TensorRT_LIBRARY NAMES nvinfer tensorrt_rtx PATH_SUFFIXES lib lib64 lib/${CMAKE_LIBRARY_ARCHITECTURE})
-# Only mars-build-engine needs the parser.
-find_library(TensorRT_PARSER_LIBRARY NAMES nvonnxparser tensorrt_onnxparser_rtx PATH_SUFFIXES lib lib64 lib/${CMAKE_LIBRARY_ARCHITECTURE})
 set(_mars_cuda_places "${CUDAToolkit_ROOT}" "$ENV{CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" /usr/local/cuda)
 find_path(TensorRT_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS ${_mars_cuda_places} PATH_SUFFIXES include)
 find_library(TensorRT_CUDART_LIBRARY cudart HINTS ${_mars_cuda_places} PATH_SUFFIXES lib64 lib lib/${CMAKE_LIBRARY_ARCHITECTURE})
@@ -19,7 +17,7 @@ if(TensorRT_LIBRARY MATCHES "tensorrt_rtx")
 else()
     set(TensorRT_FLAVOR tensorrt)
 endif()
-mark_as_advanced(TensorRT_INCLUDE_DIR TensorRT_LIBRARY TensorRT_PARSER_LIBRARY TensorRT_CUDA_INCLUDE_DIR TensorRT_CUDART_LIBRARY)
+mark_as_advanced(TensorRT_INCLUDE_DIR TensorRT_LIBRARY TensorRT_CUDA_INCLUDE_DIR TensorRT_CUDART_LIBRARY)
 
 if(TensorRT_FOUND AND NOT TARGET TensorRT::TensorRT)
     add_library(TensorRT::TensorRT UNKNOWN IMPORTED)

@@ -1,10 +1,9 @@
-"""mars-build-engine over a stub of TensorRT: it puts into a bundle what Python would have, whole or not
-at all. No engine is built by NVIDIA's libraries here, and none runs.
+"""libmars runs TensorRT engines by a library that it opens, over a stub of TensorRT: no engine of NVIDIA's
+runs here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -14,253 +13,61 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from support.cabi import build
+from support.fake_engine import engine_info, engine_variant
 from support.fixtures import Named
 from support.needed import needed
 from support.paths import ROOT
 
-from mars_export import GenerationConfig, Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.tensorrt.engines import add_engine, export_engine
-from mars_export.exporter.tensorrt.plan import EngineOptions
+from mars_export import Session
 from mars_export.runtime.bundle.engine_info import this_platform
-from mars_export.runtime.bundle.open import open_bundle, rewrite
+from mars_export.runtime.bundle.files import describe
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
-ORIN = EngineOptions("jetson-orin", "6.2", batch=2, capacity=128, prefill=32)
-THOR = replace(ORIN, target="jetson-thor", jetpack="7.2")
-RTX = EngineOptions("rtx", batch=2, capacity=128, prefill=32, build=False)
-ORIN_HERE = {"capability": 87, "version": [10, 3, 0, 30]}
-THOR_HERE = {"capability": 110, "version": [10, 16, 2, 10]}
-NO_GPU = {"num_devices": 0, "version": [1, 7, 1, 116]}
-MACHINES = {
-    "jetson-orin": (ORIN, "tensorrt", ORIN_HERE),
-    "jetson-thor": (THOR, "tensorrt", THOR_HERE),
-    "rtx": (RTX, "tensorrt_rtx", NO_GPU),
-}
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("recipes")
-
-    @cache
-    def export(machine: str) -> Path:
-        options = ExportOptions(block=6, precision="fp32", logits=False)
-        done = export_engine(
-            open_checkpoint(str(checkpoints("llama"))), root / machine, options, MACHINES[machine][0]
-        )
-        assert done.variant is None
-        return root / machine
-
-    return export
+ORIN = {"capability": 87, "version": [10, 3, 0, 30]}
+THOR = {"capability": 110, "version": [10, 16, 2, 10]}
 
 
 @pytest.fixture
-def recipe(exported: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    def copied(machine: str) -> Path:
-        return Path(shutil.copytree(exported(machine), tmp_path / f"{machine}.bundle"))
+def engine_bundle(bundles: Named, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """A bundle with an engine of 2 rows for a machine of the stub. The engine's file is JSON."""
 
-    return copied
+    def made(machine: dict[str, Any]) -> Path:
+        bundle = Path(shutil.copytree(bundles("llama"), tmp_path / f"sm{machine['capability']}.bundle"))
+        manifest = open_bundle(bundle).manifest
+        model, graph = manifest.model, manifest.variants[0]
+        info = replace(
+            engine_info(2, manifest.block, 32),
+            version=".".join(map(str, machine["version"])),
+            platform=this_platform(),
+            compute_capabilities=(f"sm{machine['capability']}",),
+            graph=graph.file,
+        )
+        engine = replace(
+            engine_variant(info, 128, "delta" if machine is ORIN else "static"),
+            backend="tensorrt",
+            file="stub.engine",
+        )
+        stub = {
+            "layers": model.num_layers,
+            "kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "in_place": engine.kv_layout == "static",
+            "top_k": 0,
+            "ranges": [asdict(each) for each in info.ranges],
+        }
+        file = bundle / engine.file
+        file.write_text(json.dumps(stub))
+        files = (*manifest.files, describe(file))
+        write_manifest(bundle, replace(manifest, variants=(graph, engine), files=files))
+        return bundle
 
-
-def run(machine: str, *words: Any, **changes: Any) -> subprocess.CompletedProcess[str]:
-    _, flavor, here = MACHINES[machine]
-    program = build() / "tests" / f"mars-build-{flavor}"
-    files = {path.name: graph_of(path) for word in words for path in Path(str(word)).glob("*.onnx")}
-    environment = os.environ | {"MARS_STUB": json.dumps(here | changes | {"files": files})}
-    return subprocess.run(
-        [program, *map(str, words)], capture_output=True, text=True, env=environment, timeout=60, check=False
-    )
-
-
-@cache
-def graph_of(path: Path) -> dict[str, Any]:
-    """What the stub's parser is told of an ONNX file: inputs, and the operators that TensorRT may refuse."""
-    graph = onnx.load(path, load_external_data=False).graph
-    inputs = [
-        {"name": value.name, "type": tensor.elem_type, "shape": [d.dim_value or -1 for d in tensor.shape.dim]}
-        for value in graph.input
-        for tensor in [value.type.tensor_type]
-    ]
-    nodes = [
-        {"name": node.name, "operation": node.op_type, "inputs": list(node.input)}
-        for node in graph.node
-        if node.op_type in ("TensorScatter", "Attention")
-    ]
-    return {"inputs": inputs, "nodes": nodes}
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_entry_is_the_one_that_python_writes(machine: str, recipe: Callable[[str], Path]) -> None:
-    bundle = recipe(machine)
-    before = open_bundle(bundle).manifest
-    done = run(machine, bundle)
-    assert done.returncode == 0, done.stderr
-    after = open_bundle(bundle, full=True).manifest
-    options, flavor, here = MACHINES[machine]
-    name = "rtx" if machine == "rtx" else f"tensorrt-{machine}"
-    graph, engine = after.variants
-    assert (graph, engine.name, engine.backend) == (before.variants[0], name, flavor)
-    assert replace(after, variants=before.variants, files=before.files) == before
-    assert engine.engine is not None
-    assert [r.name for r in engine.engine.ranges] == ["decode", "prefill"]
-    assert engine.engine.version == ".".join(map(str, here["version"]))
-    assert engine.engine.platform == this_platform()
-    gpus = ("sm80", "sm86", "sm89", "sm120", "sm121") if machine == "rtx" else (f"sm{here['capability']}",)
-    assert engine.engine.compute_capabilities == gpus
-    assert engine.engine.graph_sha256 == next(f.sha256 for f in after.files if f.path == engine.engine.graph)
-    assert (engine.capacity, engine.slots, engine.outputs) == (128, None, graph.outputs)
-    assert (engine.drift, engine.kv_dtype, engine.weights) == (graph.drift, graph.kv_dtype, None)
-
-    # What the stub was told to build: the manifest's ranges, one by one.
-    built = json.loads((bundle / engine.file).read_text())
-    for said, range_ in zip(built["ranges"], engine.engine.ranges, strict=True):
-        for dimension in ("batch", "slots", "outputs"):
-            extent = getattr(range_, dimension)
-            assert said[dimension] == {"min": extent.min, "opt": extent.opt, "max": extent.max}
-        assert said["capacity"] == dict.fromkeys(("min", "opt", "max"), 128)
-    assert (built["tf32"], built["workspace"]) == (False, 0)
-    assert built["in_place"] == (engine.kv_layout == "static") == (options is not ORIN)
-    assert built["allocates"] == (machine != "rtx")  # RTX was told that no step may
-    assert not [path for path in bundle.parent.iterdir() if path != bundle], "nothing is left beside it"
-
-    # The rest of the project takes it for one of its own.
-    answer = Session.open(bundle, threads=1).generate([1, 2, 3], GenerationConfig(max_new_tokens=4))
-    assert answer.token_ids
-    rewrite(bundle, lambda manifest: manifest)
-    assert open_bundle(bundle).manifest == after
-
-
-@pytest.mark.parametrize(
-    ("machine", "changes", "words"),
-    [
-        ("jetson-orin", {"num_devices": 0}, "no NVIDIA GPU is visible"),
-        (
-            "jetson-orin",
-            {"capability": 86},
-            "builds on the GPU it is for (sm87); this machine has Stub GPU (sm86)",
-        ),
-        ("jetson-thor", {"version": [10, 13, 3, 9]}, "TensorScatter"),
-        ("jetson-thor", {"loses_masks": True}, "attentions lost their mask"),
-        ("rtx", {"version": [1, 4, 0, 1]}, "cannot build for sm121"),
-    ],
-)
-def test_what_cannot_be_built_is_said_and_nothing_changes(
-    machine: str, changes: dict[str, Any], words: str, recipe: Callable[[str], Path]
-) -> None:
-    bundle = recipe(machine)
-    before = contents(bundle)
-    done = run(machine, bundle, **changes)
-    assert done.returncode == 1
-    assert words in done.stderr
-    assert contents(bundle) == before
-    assert os.listdir(bundle.parent) == [bundle.name]
-
-
-def test_there_are_a_dry_run_a_refusal_to_replace_and_help(recipe: Callable[[str], Path]) -> None:
-    bundle = recipe("jetson-orin")
-    before = contents(bundle)
-    dry = run("jetson-orin", bundle, "--dry-run")
-    assert (dry.returncode, dry.stdout) == (0, "dry run: nothing was built\n")
-    assert "prefill: batch to 2, slots to 32" in dry.stderr
-    assert contents(bundle) == before
-    assert run("jetson-orin", bundle).returncode == 0
-    again = run("jetson-orin", bundle)
-    assert again.returncode == 1
-    assert "give --force" in again.stderr
-    inode = bundle.stat().st_ino
-    assert run("jetson-orin", bundle, "--force").returncode == 0
-    assert bundle.stat().st_ino != inode, "a new directory takes the old one's place"
-    assert len(open_bundle(bundle, full=True).manifest.variants) == 2
-    assert run("jetson-orin").returncode == 2
-    assert run("jetson-orin", bundle, "--nonsense").returncode == 2
-    assert "usage" in run("jetson-orin", "--help").stdout
-    assert run("jetson-orin", "--version").stdout == "tensorrt 10.3.0.30\n"
-
-
-def test_a_recipe_is_chosen_by_name_or_by_what_this_program_builds(recipe: Callable[[str], Path]) -> None:
-    bundle = recipe("jetson-thor")
-    add_engine(open_bundle(bundle), bundle, replace(RTX, target="sm86"))
-    assert "no recipe `x`" in run("jetson-thor", bundle, "--recipe", "x").stderr
-    assert "is for tensorrt_rtx" in run("jetson-thor", bundle, "--recipe", "rtx-sm86").stderr
-    assert run("jetson-thor", bundle).returncode == 0
-    assert run("rtx", bundle).returncode == 0
-    names = [v.name for v in open_bundle(bundle, full=True).manifest.variants]
-    assert names == ["model", "tensorrt-jetson-thor", "rtx-sm86"]
-    add_engine(open_bundle(bundle), bundle, replace(RTX, target="sm89"))
-    several = run("rtx", bundle)
-    assert several.returncode == 1
-    assert (
-        "more than one recipe; give --recipe NAME (there: rtx-sm86, rtx-sm89, tensorrt-jetson-thor)"
-        in several.stderr
-    )
-
-
-def test_a_recipe_that_was_tampered_with_is_refused(recipe: Callable[[str], Path]) -> None:
-    """A bundle may be somebody else's: its hashes agree, its recipe asks for what a manifest may not say."""
-    whole = recipe("jetson-orin")
-    for field, value, words in (
-        ("file", "../../outside.engine", "not a plain file name"),
-        ("capacity", -1, "capacity"),
-        ("graph", "build-on-device.sh", "is not the graph"),
-    ):
-        bundle = Path(shutil.copytree(whole, whole.with_name(field)))
-        file = bundle / "tensorrt-jetson-orin.build.json"
-        steps = json.loads(file.read_text())
-        if field == "graph":
-            steps["variant"]["engine"]["graph"] = value
-        else:
-            steps["variant"][field] = value
-        file.write_text(json.dumps(steps))
-        _describe_again(bundle, file)
-        done = run("jetson-orin", bundle)
-        if field == "file":  # the name is the program's own
-            assert done.returncode == 0
-            assert not (whole.parent.parent / "outside.engine").exists()
-            assert open_bundle(bundle, full=True).manifest.variants[1].file == "tensorrt-jetson-orin.engine"
-        else:
-            assert done.returncode == 1
-            assert words in done.stderr
-
-
-def _describe_again(bundle: Path, file: Path) -> None:
-    path = bundle / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for entry in manifest["files"]:
-        if entry["path"] == file.name:
-            data = file.read_bytes()
-            entry |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    path.write_text(json.dumps(manifest))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    (bundle / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-def test_fp32_is_no_tf32_unless_the_recipe_says_so(tf32: bool, recipe: Callable[[str], Path]) -> None:
-    bundle = recipe("jetson-orin")
-    (path,) = bundle.glob("*.build.json")
-    said = json.loads(path.read_text())
-    said["variant"]["engine"]["tf32"] = tf32
-    path.write_text(json.dumps(said))
-    _describe_again(bundle, path)
-    done = run("jetson-orin", bundle, "--workspace", 512)
-    assert done.returncode == 0, done.stderr
-    entry = json.loads((bundle / "manifest.json").read_text())["variants"][-1]
-    built = json.loads((bundle / entry["file"]).read_text())
-    assert (entry["engine"]["tf32"], built["tf32"], built["workspace"]) == (tf32, tf32, 512 << 20)
-    assert "a whole number of MiB" in run("jetson-orin", bundle, "--workspace", "much").stderr
+    return made
 
 
 def test_libmars_needs_neither_tensorrt_nor_cuda_its_plugin_does() -> None:
@@ -293,11 +100,12 @@ def answer(
     return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
-def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Callable[[str], Path]) -> None:
+def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(
+    engine_bundle: Callable[[dict[str, Any]], Path],
+) -> None:
     plugins, tensorrt = build() / "tests/plugins", build() / "tests/stub"
-    for machine, here in (("jetson-orin", ORIN_HERE), ("jetson-thor", THOR_HERE)):
-        bundle = recipe(machine)
-        assert run(machine, bundle).returncode == 0
+    for here in (ORIN, THOR):
+        bundle = engine_bundle(here)
         done = answer(bundle, [plugins, tensorrt], here)
         assert done.returncode == 0, done.stderr
         first, *others = done.stdout.splitlines()
@@ -357,10 +165,11 @@ def words_of(process: subprocess.Popen[str]) -> str:
     return process.stderr.read()
 
 
-def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str], Path]) -> None:
-    bundle = recipe("jetson-thor")
-    assert run("jetson-thor", bundle).returncode == 0
-    with service(bundle, THOR_HERE | {"breaks_after": 40}) as (process, port):
+def test_the_service_says_that_its_gpu_has_failed_for_good(
+    engine_bundle: Callable[[dict[str, Any]], Path],
+) -> None:
+    bundle = engine_bundle(THOR)
+    with service(bundle, THOR | {"breaks_after": 40}) as (process, port):
         assert port is not None, words_of(process)
 
         def call(path: str, body: str | None = None) -> tuple[int, str]:
@@ -385,12 +194,11 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str
 
 @pytest.mark.parametrize(("words", "batched"), [((), 2), (("--rows", "1"), 1), (("--rows", "8"), None)])
 def test_the_service_takes_as_many_rows_as_its_engine_was_built_for(
-    words: tuple[str, ...], batched: int | None, recipe: Callable[[str], Path]
+    words: tuple[str, ...], batched: int | None, engine_bundle: Callable[[dict[str, Any]], Path]
 ) -> None:
     """The engine has 2 rows; who says another number is taken at his word."""
-    bundle = recipe("jetson-thor")
-    assert run("jetson-thor", bundle).returncode == 0
-    with service(bundle, THOR_HERE, *words) as (process, port):
+    bundle = engine_bundle(THOR)
+    with service(bundle, THOR, *words) as (process, port):
         if port is None:
             assert process.wait(20) == 1
             assert batched is None

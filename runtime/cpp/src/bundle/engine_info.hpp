@@ -25,13 +25,12 @@ struct Range {
 ///
 /// `version`: TensorRT's. `cuda`: the CUDA major version of its libraries. `platform` such as `linux-x86_64`.
 /// `compute_capabilities`: the GPUs it runs on, such as `sm86`. `ranges` in the order of its optimization profiles.
-/// `graph`: the bundle's ONNX file it was built from. `tf32`: whether float32 products may be computed in TF32.
+/// `graph`: the bundle's ONNX file it was built from.
 struct EngineInfo {
     std::string version, cuda, platform;
     std::vector<std::string> compute_capabilities;
     std::vector<Range> ranges;
     std::string graph;
-    bool tf32 = false;
 
     /// Index of the first range that accepts this shape, or no value.
     std::optional<std::size_t> range_for(std::int64_t rows, std::int64_t slots, std::int64_t outputs) const;

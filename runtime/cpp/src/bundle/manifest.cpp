@@ -89,7 +89,6 @@ EngineInfo read_engine(Fields fields) {
     info.platform = fields.text("platform");
     info.compute_capabilities = fields.texts("compute_capabilities");
     info.graph = fields.text("graph");
-    if (fields.has("tf32")) info.tf32 = fields.flag("tf32");
     return info;
 }
 

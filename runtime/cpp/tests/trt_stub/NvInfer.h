@@ -1,5 +1,5 @@
-// Stand-in for TensorRT's header: the few declarations that src/device/trt/engine.cpp and trt_build.cpp use, with this project's own text.
-// engine.cpp and builder.cpp beside it implement them. MARS_STUB_RTX makes it TensorRT-RTX's, which has more.
+// Stand-in for TensorRT's header: the few declarations that src/device/trt/engine.cpp uses, with this project's own text.
+// engine.cpp beside it implements them. MARS_STUB_RTX makes it TensorRT-RTX's, which has more.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,6 @@
 #ifdef MARS_STUB_RTX
 #define TRT_MAJOR_RTX 1
 #endif
-#define NV_TENSORRT_MAJOR 10
-#define NV_TENSORRT_MINOR 16
 
 namespace nvinfer1 {
 
@@ -109,92 +107,6 @@ class IRuntime {
 };
 
 IRuntime* createInferRuntime(ILogger& logger) noexcept;
-
-class ITensor {
-  public:
-    virtual ~ITensor() = default;
-    virtual const char* getName() const noexcept = 0;
-};
-
-enum class LayerType : std::int32_t { kOTHER = 0, kATTENTION_INPUT = 51, kKVCACHE_UPDATE = 54 };
-
-class ILayer {
-  public:
-    virtual ~ILayer() = default;
-    virtual LayerType getType() const noexcept = 0;
-};
-
-class IAttention {
-  public:
-    virtual ~IAttention() = default;
-    virtual ITensor* getMask() noexcept = 0;
-    virtual bool setDecomposable(bool decomposable) noexcept = 0;
-};
-
-class IAttentionInputLayer : public ILayer {
-  public:
-    virtual IAttention* getAttention() const noexcept = 0;
-};
-
-class INetworkDefinition {
-  public:
-    virtual ~INetworkDefinition() = default;
-    virtual std::int32_t getNbLayers() const noexcept = 0;
-    virtual ILayer* getLayer(std::int32_t index) const noexcept = 0;
-    virtual std::int32_t getNbInputs() const noexcept = 0;
-    virtual ITensor* getInput(std::int32_t index) const noexcept = 0;
-};
-
-class IProgressMonitor {
-  public:
-    virtual ~IProgressMonitor() = default;
-    virtual void phaseStart(const char* phase, const char* parent, std::int32_t num_steps) noexcept = 0;
-    virtual bool stepComplete(const char* phase, std::int32_t step) noexcept = 0;
-    virtual void phaseFinish(const char* phase) noexcept = 0;
-};
-
-enum class OptProfileSelector : std::int32_t { kMIN, kOPT, kMAX };
-
-class IOptimizationProfile {
-  public:
-    virtual ~IOptimizationProfile() = default;
-    virtual bool setDimensions(const char* name, OptProfileSelector select, const Dims& dims) noexcept = 0;
-};
-
-#ifdef TRT_MAJOR_RTX
-enum class ComputeCapability : std::int32_t { kNONE, kCURRENT, kSM75 = 75, kSM80 = 80, kSM86 = 86, kSM89 = 89, kSM120 = 120, kSM121 = 121 };
-enum class BuilderFlag : std::int32_t { kREQUIRE_USER_ALLOCATION = 1, kTF32 = 7 };
-enum class NetworkDefinitionCreationFlag : std::int32_t { kSTRONGLY_TYPED = 0 };
-#else
-enum class BuilderFlag : std::int32_t { kTF32 = 7 };
-enum class NetworkDefinitionCreationFlag : std::int32_t { kSTRONGLY_TYPED = 1 };
-#endif
-enum class MemoryPoolType : std::int32_t { kWORKSPACE = 0 };
-
-class IBuilderConfig {
-  public:
-    virtual ~IBuilderConfig() = default;
-    virtual std::int32_t addOptimizationProfile(const IOptimizationProfile* profile) noexcept = 0;
-    virtual void setProgressMonitor(IProgressMonitor* monitor) noexcept = 0;
-    virtual void clearFlag(BuilderFlag flag) noexcept = 0;
-    virtual void setMemoryPoolLimit(MemoryPoolType pool, std::size_t num_bytes) noexcept = 0;
-#ifdef TRT_MAJOR_RTX
-    virtual bool setNbComputeCapabilities(std::int32_t count) noexcept = 0;
-    virtual bool setComputeCapability(ComputeCapability capability, std::int32_t index) noexcept = 0;
-    virtual void setFlag(BuilderFlag flag) noexcept = 0;
-#endif
-};
-
-class IBuilder {
-  public:
-    virtual ~IBuilder() = default;
-    virtual INetworkDefinition* createNetworkV2(std::uint32_t flags) noexcept = 0;
-    virtual IBuilderConfig* createBuilderConfig() noexcept = 0;
-    virtual IOptimizationProfile* createOptimizationProfile() noexcept = 0;
-    virtual IHostMemory* buildSerializedNetwork(INetworkDefinition& network, IBuilderConfig& config) noexcept = 0;
-};
-
-IBuilder* createInferBuilder(ILogger& logger) noexcept;
 
 } // namespace nvinfer1
 

@@ -51,8 +51,6 @@ State State::of_machine() {
     all.gpu = said.value("gpu", all.gpu);
     all.capability = said.value("capability", all.capability);
     all.version = said.value("version", all.version);
-    all.files = said.value("files", all.files);
-    all.loses_masks = said.value("loses_masks", false);
     all.breaks_after = said.value("breaks_after", -1);
     return all;
 }

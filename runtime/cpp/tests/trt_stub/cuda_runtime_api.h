@@ -1,10 +1,8 @@
-// Stand-in for the CUDA runtime's header: the few declarations that src/cuda.cpp uses, with this project's own text.
+// Stand-in for the CUDA runtime's header: the few declarations that src/device/trt/cuda.cpp uses, with this project's own text.
 // cuda.cpp beside it implements them on host memory.
 #pragma once
 
 #include <cstddef>
-
-#define CUDART_VERSION 12090
 
 enum cudaError_t {
     cudaSuccess,

@@ -43,15 +43,13 @@ struct State {
     std::int64_t num_ties = 0;                                    // candidates after the first that are as likely
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
-    bool breaks = false;      // the next step breaks the GPU
-    int breaks_after = -1;    // after this many steps, the next one breaks the GPU; -1: never
-    bool is_broken = false;   // every call fails
-    bool allocates = false;   // in a step, which can then not be captured
-    bool loses_masks = false; // in parsing an ONNX file
+    bool breaks = false;    // the next step breaks the GPU
+    int breaks_after = -1;  // after this many steps, the next one breaks the GPU; -1: never
+    bool is_broken = false; // every call fails
+    bool allocates = false; // in a step, which can then not be captured
     bool is_integrated = false;
     std::size_t context_bytes = 0; // of device memory that an execution context takes
     std::set<std::string> unknown_tensors;
-    std::map<std::string, nlohmann::json> files;   // by file: the inputs, and the nodes that a parser judges
     std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
     std::vector<std::pair<std::string, std::size_t>> events; // in the order of the stream
@@ -67,7 +65,7 @@ struct State {
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 
     /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, gpu, capability, version,
-    /// files, loses_masks, breaks_after.
+    /// breaks_after.
     static State of_machine();
 };
 
