@@ -31,8 +31,6 @@ class SessionOptions(c.Structure):
         ("num_options", c.c_size_t),
         ("on_log", ON_LOG),
         ("log_user", c.c_void_p),
-        ("strict", c.c_int32),
-        ("cuda_priority", c.c_int32),
         ("cuda_stream", c.c_void_p),
     )
 

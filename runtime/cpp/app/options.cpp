@@ -38,12 +38,11 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --stop TEXT             end the answer before this text; may be given several times
       --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
       --cache-block N         tokens of a cache block with --commit block [32]
-      --device NAME           cpu, cuda, cuda:1, tensorrt, ...; a missing device is an error [cpu]
+      --device NAME           cpu, cuda, cuda:1, ...; a missing device is an error [cpu]
       --variant NAME          which of the bundle's variants [the first that runs here]
   -t, --threads N             compute threads, at most one for each core [the backend's choice]
       --cache-bytes N         memory of the prefix cache; 0 turns it off [a small share of the free memory]
       --parse-special         special tokens in messages, such as <|im_end|>, are tokens instead of plain text
-      --strict                fail, instead of a warning, if a GPU's provider leaves work to the CPU
       --safe                  for bundles that you do not trust: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
@@ -140,8 +139,7 @@ std::map<std::string, bool*> switches_of(Options& options) {
             {"--version", &options.version},
             {"--token-ids", &options.token_ids},
             {"--parse-special", &options.session.parse_special},
-            {"--safe", &options.session.safe},
-            {"--strict", &options.session.strict}};
+            {"--safe", &options.session.safe}};
 }
 
 /// Read the words into `options`; returns the names of the settings among them.

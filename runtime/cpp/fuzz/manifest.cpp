@@ -57,18 +57,7 @@ std::vector<std::string> seeds() {
                                      {"platform", "linux-x86_64"},
                                      {"compute_capabilities", {"8.7"}},
                                      {"graph", "model.onnx"}};
-    rich["files"].push_back({{"path", "prefix-0123456789abcdef.kv"}, {"size", 264}, {"sha256", "d"}});
     rich["files"].push_back({{"path", "grammar-0123456789abcdef.dfa"}, {"size", 9}, {"sha256", "e"}});
-    rich["prefixes"] = {{{"name", "p"},
-                         {"file", "prefix-0123456789abcdef.kv"},
-                         {"length", 4},
-                         {"piece", 2},
-                         {"variant", "onnx-fp32"},
-                         {"variant_sha256", "a"},
-                         {"precision", "float32"},
-                         {"kv_dtype", "float32"},
-                         {"kv_layout", "static"},
-                         {"device", "cpu"}}};
     rich["grammars"] = {{{"name", "g"}, {"file", "grammar-0123456789abcdef.dfa"}, {"kind", "regex"}, {"states", 2}}};
     nlohmann::json large = rich;
     for (int i = 0; i < 300; ++i) large["tokens"]["eos"].push_back(i % 18);

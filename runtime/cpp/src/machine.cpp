@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <set>
 #include <sstream>
+#include <sys/utsname.h>
 #include <thread>
 #include <unistd.h>
 
@@ -115,16 +116,10 @@ std::string processor(const MachineFiles& files) {
     return board + (board.empty() || parts.empty() ? "" : ", ") + joined(parts);
 }
 
-std::vector<std::string> gpus(const MachineFiles& files) {
-    std::vector<std::string> names;
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(files.gpus, none)) {
-        std::ifstream file(entry.path() / "information");
-        for (std::string line; std::getline(file, line);)
-            if (line.rfind("Model:", 0) == 0) names.push_back(line.substr(line.find_first_not_of(" \t", 6)));
-    }
-    std::sort(names.begin(), names.end());
-    return names;
+std::string this_platform() {
+    utsname names{};
+    uname(&names);
+    return lower(std::string(names.sysname) + "-" + names.machine);
 }
 
 std::filesystem::path own_directory() {

@@ -1,18 +1,17 @@
-// Memory, cores, processor and GPUs of this machine (runtime/machine.py). Complete on Linux only.
+// Memory, cores and processor of this machine (runtime/machine.py). Complete on Linux only.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace mars {
 
 /// Where Linux describes the machine. `own` names this process's control groups. Tests replace these paths.
 struct MachineFiles {
     std::filesystem::path groups = "/sys/fs/cgroup", own = "/proc/self/cgroup", memory = "/proc/meminfo", processor = "/proc/cpuinfo",
-                          board = "/proc/device-tree/model", gpus = "/proc/driver/nvidia/gpus";
+                          board = "/proc/device-tree/model";
 };
 
 /// Bytes that this process may still use: free memory, or what its control group allows. No value if unknown.
@@ -34,8 +33,8 @@ std::optional<int> default_threads();
 /// unknown.
 std::string processor(const MachineFiles& files = {});
 
-/// Names of the NVIDIA GPUs; empty if the driver does not list them, as on Jetson.
-std::vector<std::string> gpus(const MachineFiles& files = {});
+/// Operating system and processor of this machine, such as `linux-x86_64`.
+std::string this_platform();
 
 /// The directory of the library or program that contains this code.
 std::filesystem::path own_directory();

@@ -15,7 +15,6 @@
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/sha256.hpp"
-#include "bundle/stamps.hpp"
 #include "directory.hpp"
 #include "manifest.hpp"
 

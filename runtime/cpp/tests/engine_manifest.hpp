@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bundle/bundle.hpp"
+#include "machine.hpp"
 
 /// What the engines of a test are built for; `fixed`: exactly `batch` rows of `block` slots.
 struct EngineShape {

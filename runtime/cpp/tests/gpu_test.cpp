@@ -5,7 +5,7 @@
 
 #include <mars/session.hpp>
 
-#include "device/trt/here.hpp"
+#include "device/engines.hpp"
 
 namespace {
 

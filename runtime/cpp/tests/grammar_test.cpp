@@ -174,17 +174,13 @@ TEST_CASE("a grammar that a session cannot follow is refused before the first st
     CHECK(error().find("not readable") != std::string::npos);
 }
 
-TEST_CASE("manifests with invalid grammars are refused") {
-    for (const auto& [field, value, word] :
-         {std::tuple("name", "../x", "letters, digits"), std::tuple("file", "model.onnx", "grammar-, 16"),
-          std::tuple("file", "grammar-0123456789abcdef.dfa", "does not list"), std::tuple("kind", "song", "kind")}) {
-        Json manifest = valid();
-        manifest["files"].push_back({{"path", "grammar-00000000000000aa.dfa"}, {"size", 1}, {"sha256", "a"}});
-        manifest["grammars"] = {{{"name", "g"}, {"file", "grammar-00000000000000aa.dfa"}, {"kind", "regex"}, {"states", 1}}};
-        CHECK(mars::parse_manifest(manifest.dump()).grammars.front().name == "g");
-        manifest["grammars"][0][field] = value;
-        CHECK(message_of([&] { mars::parse_manifest(manifest.dump()); }).find(word) != std::string::npos);
-    }
+TEST_CASE("a grammar's file must be listed") {
+    Json manifest = valid();
+    manifest["files"].push_back({{"path", "grammar-00000000000000aa.dfa"}, {"size", 1}, {"sha256", "a"}});
+    manifest["grammars"] = {{{"name", "g"}, {"file", "grammar-00000000000000aa.dfa"}, {"kind", "regex"}, {"states", 1}}};
+    CHECK(mars::parse_manifest(manifest.dump()).grammars.front().name == "g");
+    manifest["grammars"][0]["file"] = "grammar-0123456789abcdef.dfa";
+    CHECK(message_of([&] { mars::parse_manifest(manifest.dump()); }).find("does not list") != std::string::npos);
 }
 
 TEST_CASE("invalid automaton files are refused") {

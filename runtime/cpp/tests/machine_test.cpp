@@ -1,4 +1,4 @@
-// What Linux says of a machine: memory and cores that control groups leave, processors, GPUs. The cases of
+// What Linux says of a machine: memory and cores that control groups leave, processors. The cases of
 // tests/runtime/test_machine.py.
 #include <fstream>
 #include <string>
@@ -26,9 +26,7 @@ struct Machine {
     Machine(const Machine&) = delete;
     Machine& operator=(const Machine&) = delete;
 
-    mars::MachineFiles files() const {
-        return {place / "cgroup", place / "own", place / "meminfo", place / "cpuinfo", place / "board", place / "gpus"};
-    }
+    mars::MachineFiles files() const { return {place / "cgroup", place / "own", place / "meminfo", place / "cpuinfo", place / "board"}; }
 
     void group(const fs::path& at, const std::string& most, int used, int cached, const std::string& swap = "max") const {
         write(at / "memory.max", most + "\n");
@@ -82,7 +80,7 @@ TEST_CASE("the affinity mask and the control group's CPU limit bound the number 
     CHECK(mars::num_cores(machine.files()) == 1);
 }
 
-TEST_CASE("names of processors on x86 and Arm, and of GPUs") {
+TEST_CASE("names of processors on x86 and Arm") {
     Machine machine;
     CHECK(mars::processor(machine.files()).empty());
     write(machine.place / "cpuinfo",
@@ -92,7 +90,4 @@ TEST_CASE("names of processors on x86 and Arm, and of GPUs") {
     CHECK(mars::processor(machine.files()) == "A Board, Arm 0x41/0xd05, Arm 0x41/0xd0b");
     write(machine.place / "cpuinfo", "processor\t: 0\nmodel name\t: A Processor\n");
     CHECK(mars::processor(machine.files()) == "A Processor");
-    CHECK(mars::gpus(machine.files()).empty());
-    write(machine.place / "gpus" / "0000:01:00.0" / "information", "Model: \t\t NVIDIA H200\nIRQ:   34\n");
-    CHECK(mars::gpus(machine.files()) == std::vector<std::string>{"NVIDIA H200"});
 }

@@ -39,12 +39,9 @@ TEST_CASE("a complete manifest") {
     const mars::Manifest manifest = mars::parse_manifest(valid().dump());
     CHECK(manifest.model.num_kv_heads == 2);
     CHECK(manifest.tokens.eos == std::vector<std::int64_t>{1, 2});
-    CHECK(manifest.text->eos_token == "<e>");
-    CHECK_FALSE(manifest.text->chat_template);
     CHECK(manifest.variants.at(0).weights == "weights.bin");
     CHECK_FALSE(manifest.variants.at(0).is_static());
     CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
-    CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
 }
 
 TEST_CASE("w8a8 needs weights of 7 bits") {
@@ -65,7 +62,6 @@ TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal_with("/tokens/mask", 20), "tokens.mask: an integer of 0 to 19"));
     CHECK(says(refusal_with("/tokens/mask", 1), "the mask token cannot end a sequence"));
     CHECK(says(refusal_with("/tokens/eos", {1, "2"}), "tokens.eos: integers"));
-    CHECK(says(refusal_with("/model/num_kv_heads", 3), "4 heads cannot share 3 key/value heads"));
     CHECK(says(refusal_with("/variants", Json::array()), "empty: nothing to run"));
     CHECK(says(refusal_with("/variants/0/backend", "tflite"), "`tflite` is not one of onnx, tensorrt, tensorrt_rtx"));
     CHECK(says(refusal_with("/variants/0/outputs", {"token_ids"}), "outputs: token_ids and confidence are needed"));
@@ -79,9 +75,7 @@ TEST_CASE("errors name each invalid field") {
     engine["variants"][0]["backend"] = "tensorrt";
     CHECK_FALSE(says(refusal(engine.dump()), "outputs"));
     CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
-    CHECK(says(refusal_with("/variants/1", valid()["variants"][0]), "`onnx-fp32` is there twice"));
     CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));
-    CHECK(says(refusal_with("/profiles/0/variant", "x"), "profile `p` is for variant `x`, which is not there"));
     CHECK(says(refusal_with("/profiles/0/tau", nullptr),
                "profiles[0].tau: a finite number is expected, or null and the name of a draft adapter"));
     CHECK(says(refusal_with("/text", "words"), "manifest.json.text: an object is expected"));
@@ -92,26 +86,9 @@ TEST_CASE("errors name each invalid field") {
 }
 
 TEST_CASE("lists and objects have a maximum size, and names are unique") {
-    const auto many = [](const char* path, std::size_t num, const Json& each) {
-        Json list = Json::array();
-        for (std::size_t i = 0; i < num; ++i) list.push_back(each);
-        return refusal_with(path, list);
-    };
-    const std::pair<const char*, std::size_t> mosts[] = {{"variants", 64}, {"files", 1000}, {"profiles", 10000}, {"grammars", 256}};
-    for (const auto& [name, most] : mosts) {
-        const std::string words =
-            "manifest.json." + std::string(name) + ": at most " + std::to_string(most) + " entries are expected, not ";
-        CHECK(says(many(("/" + std::string(name)).c_str(), most + 1, Json::object()), words + std::to_string(most + 1)));
-        CHECK_FALSE(says(many(("/" + std::string(name)).c_str(), most, Json::object()), words));
-    }
-    CHECK(says(many("/variants/0/outputs", 17, "token_ids"), "variants[0].outputs: at most 16 entries are expected, not 17"));
-    CHECK(says(many("/tokens/eos", 100001, 1), "tokens.eos: at most 100000 entries are expected, not 100001"));
-    CHECK(many("/tokens/eos", 100000, 1).empty());
-    CHECK(says(many("/tokens/eos", 1000000, 1), "tokens.eos: at most 100000 entries"));
-    Json evidence = 1;
-    for (int level = 0; level < 32; ++level) evidence = Json::array({evidence});
-    CHECK(says(refusal_with("/profiles/0/evidence/n", evidence), "profiles[0].evidence: more than 32 levels"));
-    CHECK(refusal_with("/profiles/0/evidence/n", evidence[0]).empty());
+    const auto eos = [](std::size_t num) { return refusal_with("/tokens/eos", std::vector<int>(num, 1)); };
+    CHECK(says(eos(100001), "tokens.eos: at most 100000 entries are expected, not 100001"));
+    CHECK(eos(100000).empty());
     std::string twice = valid().dump();
     CHECK(says(refusal(twice.insert(1, R"("block": 4, )")), "the name `block` is given twice"));
     twice = valid().dump();

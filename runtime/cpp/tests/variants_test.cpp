@@ -4,7 +4,7 @@
 #include <mars/errors.hpp>
 
 #include "device/name.hpp"
-#include "device/ort/options.hpp"
+#include "device/ort/open.hpp"
 #include "device/variants.hpp"
 #include "engine_manifest.hpp"
 #include "log.hpp"

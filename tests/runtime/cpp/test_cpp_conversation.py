@@ -203,7 +203,9 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
                 session.profile(name)
             with pytest.raises(MarsStatusError) as error:
                 twin.profile(name)
-            assert error.value.status == 2 and str(error.value) == str(python.value)
+            problem, _, advice = str(error.value).partition(". Renew it with ")
+            assert (error.value.status, problem) == (2, str(python.value).partition(". Renew it with")[0])
+            assert name == "none" or advice == "`mars-export calibrate`"
     for name, code in (("quick", 0), ("weights", 1)):
         command = [build() / "mars-run", directory, "-p", "x", "--json", "--max-new-tokens", "4"]
         done = subprocess.run([*command, "--profile", name], capture_output=True, text=True, check=False)

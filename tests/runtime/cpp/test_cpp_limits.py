@@ -39,11 +39,6 @@ def many(name: str, num: int, each: Any) -> Change:
     return change
 
 
-def levels(num: int) -> Any:
-    return [levels(num - 1)] if num else 1
-
-
-PROFILE = {"name": "p", "tau": 0.9, "metric": "margin", "variant": "onnx-fp32", "variant_sha256": "a"}
 TOO_MUCH: dict[str, Change] = {
     "variants: at most 64 entries are expected, not 65": many("variants", 65, {}),
     "files: at most 1000 entries are expected, not 1001": many("files", 1001, {}),
@@ -52,9 +47,6 @@ TOO_MUCH: dict[str, Change] = {
     "outputs: at most 16 entries are expected, not 17": lambda m: m["variants"][0].update(outputs=["x"] * 17),
     "tokens.eos: at most 100000 entries are expected, not 1000000": lambda m: m["tokens"].update(
         eos=[1] * 1_000_000
-    ),
-    "profiles[0].evidence: more than 32 levels": lambda m: m.update(
-        profiles=[PROFILE | {"evidence": {"n": levels(32)}}]
     ),
 }
 

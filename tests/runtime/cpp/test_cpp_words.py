@@ -51,7 +51,7 @@ def test_options_of_the_command_line() -> None:
     ).stdout
     here = set(re.findall(r"--[a-z][a-z-]+", usage))
     lacks = {"--schema", "--regex", "--choice", "--tools", "--n", "--accuracy-level", "--quiet"}
-    lacks |= {"--prefix-dir", "--prefix-bytes"}
+    lacks |= {"--prefix-dir", "--prefix-bytes", "--strict"}
     assert {min(names) for names in python if names and not names & here} == lacks
     aliases = {f"--{name}" for name in ALIASES}
     assert aliases <= here

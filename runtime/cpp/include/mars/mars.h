@@ -73,7 +73,7 @@ typedef void (*mars_on_log)(int32_t level, const char* line, void* user);
 
 typedef struct mars_session_options {
     size_t struct_size;
-    const char* device;  /* an execution provider: "cpu", "cuda", "cuda:1", "tensorrt", ...; NULL: "cpu". A missing one is an error */
+    const char* device;  /* an execution provider: "cpu", "cuda", "cuda:1", ...; NULL: "cpu". A missing one is an error */
     int32_t threads;     /* compute threads; 0: the backend's choice */
     int32_t verify;      /* a mars_verify: when files are hashed */
     const char* variant; /* NULL: the first that runs here */
@@ -86,9 +86,7 @@ typedef struct mars_session_options {
     size_t num_options;
     mars_on_log on_log; /* NULL: nothing is logged */
     void* log_user;
-    int32_t strict;        /* nonzero: fail if a GPU's provider leaves operators on hidden states to the CPU */
-    int32_t cuda_priority; /* of the stream that a TensorRT engine creates */
-    void* cuda_stream;     /* a cudaStream_t for CUDA steps; it must outlive the session, nothing else may use it during a step */
+    void* cuda_stream; /* a cudaStream_t for CUDA steps; it must outlive the session, nothing else may use it during a step */
 } mars_session_options;
 
 typedef struct mars_session_info {

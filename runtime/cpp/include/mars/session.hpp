@@ -123,13 +123,9 @@ class MARS_API Session {
         /// Options of ONNX Runtime by its own names: with a dot for the session ({"session.intra_op.allow_spinning",
         /// "0"}), without a dot for the execution provider ({"device_id", "1"}). Engines take none.
         std::map<std::string, std::string> options = {};
-        /// Fail, instead of logging a warning, if a GPU's provider leaves operators on hidden states to the CPU.
-        bool strict = false;
         /// A cudaStream_t on which CUDA steps run, such as that of a robot's perception. It must outlive the session,
-        /// and may not be used for other work during a step. By default an engine creates a stream with this priority
-        /// (cudaDeviceGetStreamPriorityRange).
+        /// and may not be used for other work during a step. By default an engine creates a stream.
         void* cuda_stream = nullptr;
-        int cuda_priority = 0;
         /// Receives what was opened, and the log of ONNX Runtime or TensorRT. Default: nothing is logged.
         OnLog on_log = nullptr;
     };

@@ -11,16 +11,11 @@
 
 #include <mars/config.hpp>
 
-#include "bundle/engine_info.hpp"
-
 namespace mars {
-
-constexpr std::string_view format_version = "1.3";
 
 /// Dimensions that a runtime needs to allocate KV buffers and check token ids.
 struct ModelInfo {
-    std::string type;
-    std::int64_t vocab_size = 0, hidden_size = 0, num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, context_length = 0;
+    std::int64_t vocab_size = 0, num_layers = 0, num_kv_heads = 0, head_dim = 0, context_length = 0;
 };
 
 /// Special token ids. A model without a mask token may predict every token.
@@ -44,12 +39,46 @@ struct ThinkingInfo {
     std::optional<std::map<std::string, std::string>> on, off;
 };
 
-/// How text becomes token ids. `tokenizer` is a file of the bundle, `chat_template` is jinja2, `chat` is JSON for
-/// ChatTurns.
+/// How text becomes token ids. `tokenizer` is a file of the bundle, `chat` is JSON for ChatTurns.
 struct TextInfo {
     std::string tokenizer;
-    std::optional<std::string> chat_template, bos_token, eos_token, chat;
+    std::optional<std::string> chat;
     std::optional<ThinkingInfo> thinking;
+};
+
+/// The values that one dimension may have, and the one the engine was optimized for.
+struct Extent {
+    std::int64_t min = 1, opt = 1, max = 1;
+
+    bool holds(std::int64_t value) const { return min <= value && value <= max; }
+};
+
+/// Shapes that an engine accepts: one TensorRT optimization profile (a `Profile` here is a calibrated tau).
+struct Range {
+    std::string name;
+    Extent batch, slots, outputs;
+};
+
+/// How an engine was built.
+///
+/// `version`: TensorRT's. `cuda`: the CUDA major version of its libraries. `platform` such as `linux-x86_64`.
+/// `compute_capabilities`: the GPUs it runs on, such as `sm86`. `ranges` in the order of its optimization profiles.
+/// `graph`: the bundle's ONNX file it was built from.
+struct EngineInfo {
+    std::string version, cuda, platform;
+    std::vector<std::string> compute_capabilities;
+    std::vector<Range> ranges;
+    std::string graph;
+
+    /// Index of the first range that accepts this shape, or no value.
+    std::optional<std::size_t> range_for(std::int64_t rows, std::int64_t slots, std::int64_t outputs) const;
+
+    std::int64_t max_rows() const { return largest(&Range::batch); }
+    std::int64_t max_slots() const { return largest(&Range::slots); }
+    std::int64_t max_outputs() const { return largest(&Range::outputs); }
+
+  private:
+    std::int64_t largest(Extent Range::* dimension) const;
 };
 
 /// One executable form of the model. `batch`, `slots` and `capacity` have no value if they are symbolic in the graph.
@@ -73,29 +102,25 @@ struct FileEntry {
     std::string sha256;
 };
 
-/// A calibrated tau or draft adapter for a task. `variant_sha256` is the hash of the graph it was measured on;
-/// `evidence` is a JSON object.
+/// A calibrated tau or draft adapter for a task. `variant_sha256` is the hash of the graph it was measured on.
 struct Profile {
     std::string name;
     std::optional<double> tau; ///< no value: `draft` in exact mode
     Metric metric = Metric::probability;
     std::int64_t window = full_window;
-    std::string variant, variant_sha256, evidence;
+    std::string variant, variant_sha256;
     std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; no value: unknown
     std::optional<std::int64_t> accuracy_level = std::nullopt;
     std::optional<std::string> draft = std::nullopt; ///< the draft adapter
 };
 
-/// A grammar as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).
+/// A grammar as an automaton over bytes in `file`.
 struct StoredGrammar {
-    std::string name, file, kind;
-    std::int64_t states = 0;
+    std::string name, file;
 };
 
-/// Everything that is known about a bundle before a graph is opened.
+/// What this runtime needs to know about a bundle before a graph is opened.
 struct Manifest {
-    std::string producer, source;
-    std::optional<std::string> revision;
     ModelInfo model;
     std::int64_t block = 0;
     TokenInfo tokens;
@@ -103,7 +128,6 @@ struct Manifest {
     std::vector<Variant> variants;
     std::vector<FileEntry> files;
     std::vector<Profile> profiles;
-    std::string format_version;
     std::vector<StoredGrammar> grammars = {};
     std::optional<std::int64_t> masks = {}; ///< the most masks of a step; no value for the block's
     std::optional<DraftInfo> draft = {};

@@ -31,7 +31,7 @@ bool is_within(const Json& value, std::int64_t low, std::int64_t high) {
     return value.is_number_integer() && value.get<std::int64_t>() >= low && value.get<std::int64_t>() <= high;
 }
 
-constexpr int max_depth = 100, max_evidence_depth = 32;
+constexpr int max_depth = 100;
 constexpr std::size_t longest_list = 20; // problems shown
 
 /// Whether lists and objects are nested too deep; checked before anything is parsed.
@@ -47,12 +47,6 @@ bool is_too_deep(std::string_view text) {
         if (c == ']' || c == '}') --depth;
     }
     return false;
-}
-
-/// Whether lists and objects are nested deeper than evidence may be.
-bool is_deep(const Json& value, int depth = 0) {
-    if (depth > max_evidence_depth) return true;
-    return value.is_structured() && std::any_of(value.begin(), value.end(), [depth](const Json& each) { return is_deep(each, depth + 1); });
 }
 
 } // namespace
@@ -180,14 +174,6 @@ std::vector<Fields> Fields::objects(const std::string& name, std::size_t most) {
     if (values == nullptr) return all;
     for (const Json& value : *values) all.emplace_back(&value, where + "." + name + "[" + std::to_string(all.size()) + "]", *problems_);
     return all;
-}
-
-std::string Fields::evidence(const std::string& name) {
-    const Fields value = object(name);
-    if (value.value_ == nullptr || !is_short(name, *value.value_, most_entries)) return "{}";
-    if (!is_deep(*value.value_)) return value.dump();
-    wrong(name, "more than " + std::to_string(max_evidence_depth) + " levels");
-    return "{}";
 }
 
 std::vector<std::string> Fields::names() {

@@ -51,8 +51,6 @@ class Fields {
     std::map<std::string, std::string> named_texts(const std::string& name);
     Fields object(const std::string& name);
     std::vector<Fields> objects(const std::string& name, std::size_t most = most_entries);
-    /// An object that is kept as JSON text: at most 32 levels.
-    std::string evidence(const std::string& name);
 
     /// The names of all fields; none if there are too many.
     std::vector<std::string> names();

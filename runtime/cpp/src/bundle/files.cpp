@@ -1,6 +1,7 @@
 #include "bundle/files.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fcntl.h>
 #include <fstream>
 #include <set>
@@ -12,8 +13,8 @@
 
 #include <mars/errors.hpp>
 
+#include "bundle/fields.hpp"
 #include "bundle/sha256.hpp"
-#include "bundle/stamps.hpp"
 
 namespace mars {
 
@@ -23,7 +24,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t chunk = std::size_t{1} << 20U;
+constexpr std::size_t chunk = std::size_t{1} << 20U, stamp_limit = 1000000; // bytes
+
+std::string variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
 
 std::optional<std::string> hash(const fs::path& path) {
     std::ifstream file(path, std::ios::binary);
@@ -38,6 +44,25 @@ std::optional<std::string> hash(const fs::path& path) {
 Json stamp(const struct stat& state, const FileEntry& entry) {
     const auto nanoseconds = [](const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000 + time.tv_nsec; };
     return {entry.sha256, std::int64_t{state.st_size}, nanoseconds(state.st_mtim), nanoseconds(state.st_ctim), state.st_ino, state.st_dev};
+}
+
+/// Stamps by file name; empty if the file is missing or invalid.
+Json read_stamps(const fs::path& file) {
+    const std::optional<std::string> text = read_file(file, stamp_limit + 1);
+    try {
+        Json value = text && text->size() <= stamp_limit ? parse_json(*text) : Json();
+        if (value.is_object()) return value;
+    } catch (const std::exception&) { // damaged or hostile: hash every file
+    }
+    return Json::object();
+}
+
+/// If this fails, every start hashes all files.
+void write_stamps(const fs::path& file, const Json& stamps) {
+    std::error_code error;
+    fs::create_directories(file.parent_path(), error);
+    fs::permissions(file.parent_path(), fs::perms::owner_all, error);
+    if (!error) write_whole(file, stamps.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
 /// What is wrong with a file, "" if nothing. The stamp of a good file is added to `seen`, unless it is null (no
@@ -98,6 +123,22 @@ MappedFile::MappedFile(const fs::path& path) {
 
 MappedFile::~MappedFile() {
     if (data_ != nullptr) munmap(data_, size_);
+}
+
+std::optional<fs::path> cache_dir() {
+    const std::string chosen = variable("MARS_EXPORT_CACHE"), base = variable("XDG_CACHE_HOME"), home = variable("HOME");
+    if (chosen == "~" || chosen.rfind("~/", 0) == 0) return home.empty() ? std::nullopt : std::optional<fs::path>(home + chosen.substr(1));
+    if (!chosen.empty()) return chosen;
+    if (!base.empty()) return fs::path(base) / "mars-export";
+    return home.empty() ? std::nullopt : std::optional<fs::path>(fs::path(home) / ".cache" / "mars-export");
+}
+
+std::optional<fs::path> stamp_file(const fs::path& bundle) {
+    const std::optional<fs::path> cache = cache_dir();
+    std::error_code error;
+    const fs::path whole = fs::canonical(bundle, error);
+    if (!cache || error) return std::nullopt;
+    return *cache / "verified" / (sha256(whole.native()).substr(0, 32) + ".json");
 }
 
 void verify(const fs::path& directory, const Manifest& manifest, Verify how, bool safe) {

@@ -37,6 +37,13 @@ class MappedFile {
     std::size_t size_ = 0;
 };
 
+/// The user's cache directory: `$MARS_EXPORT_CACHE`, otherwise `mars-export` in ~/.cache. No value for a user without a
+/// home directory.
+std::optional<std::filesystem::path> cache_dir();
+
+/// The file in it with a bundle's stamps, which Python uses too. A bundle itself could contain anything.
+std::optional<std::filesystem::path> stamp_file(const std::filesystem::path& bundle);
+
 /// Check that the directory has exactly the files of the manifest, with their sizes and hashes. Throws one BundleError
 /// that lists everything wrong.
 ///

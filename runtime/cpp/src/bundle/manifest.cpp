@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <map>
 #include <set>
-#include <tuple>
 
 #include <mars/errors.hpp>
 
@@ -37,11 +35,8 @@ ModelInfo read_model(Fields fields) {
     // Upper bounds, because a reader allocates memory from these numbers.
     const std::int64_t one = 1;
     ModelInfo model;
-    model.type = fields.text("type");
     model.vocab_size = fields.integer("vocab_size", 1, one << 24);
-    model.hidden_size = fields.integer("hidden_size", 1, one << 20);
     model.num_layers = fields.integer("num_layers", 1, one << 12);
-    model.num_heads = fields.integer("num_heads", 1, one << 16);
     model.num_kv_heads = fields.integer("num_kv_heads", 1, one << 16);
     model.head_dim = fields.integer("head_dim", 1, one << 16);
     model.context_length = fields.integer("context_length", 1, one << 31);
@@ -61,12 +56,7 @@ TextInfo read_text(Fields fields) {
     std::optional<ThinkingInfo> thinking;
     if (fields.has("thinking")) thinking = read_thinking(fields.object("thinking"));
     if (fields.has("chat")) chat = fields.object("chat").dump();
-    return {fields.text("tokenizer"),
-            fields.optional_text("chat_template"),
-            fields.optional_text("bos_token"),
-            fields.optional_text("eos_token"),
-            chat,
-            thinking};
+    return {fields.text("tokenizer"), chat, thinking};
 }
 
 Extent read_extent(Fields fields) {
@@ -123,7 +113,6 @@ Variant read_variant(Fields& fields) {
 
 Profile read_profile(Fields& fields) {
     Profile profile;
-    profile.evidence = fields.evidence("evidence");
     profile.name = fields.text("name");
     profile.draft = fields.optional_text("draft");
     if (fields.has("tau")) profile.tau = fields.number("tau");
@@ -141,40 +130,13 @@ Profile read_profile(Fields& fields) {
     return profile;
 }
 
-StoredGrammar read_grammar(Fields& fields) {
-    StoredGrammar grammar;
-    if (fields.has("evidence")) fields.evidence("evidence");
-    grammar.name = fields.text("name");
-    grammar.file = fields.text("file");
-    grammar.kind = fields.text("kind", {"schema", "tools", "regex", "choice"});
-    grammar.states = fields.integer("states", 1, std::int64_t{1} << 17);
-    return grammar;
-}
-
-constexpr const char* no_name = "is not letters, digits, dots, dashes and underscores, 64 at most";
-
-bool is_stored_name(std::string_view name) {
-    const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-    return !name.empty() && name.size() <= 64 && name.find_first_not_of(letters) == std::string_view::npos &&
-           std::string_view("._-").find(name.front()) == std::string_view::npos;
-}
-
 DraftInfo read_draft(Fields fields, std::int64_t vocab_size) {
     const DraftInfo draft{fields.texts("adapters", most_adapters), fields.integer("low", 0, vocab_size - 1),
                           fields.integer("high", 1, vocab_size)};
-    if (draft.adapters.empty() || std::set(draft.adapters.begin(), draft.adapters.end()).size() != draft.adapters.size())
-        fields.wrong("adapters", "different names are expected, at least one");
-    for (const std::string& name : draft.adapters)
-        if (!is_stored_name(name)) fields.wrong("adapters", "`" + name.substr(0, 60) + "` " + no_name);
+    if (draft.adapters.empty()) fields.wrong("adapters", "at least one name is expected");
     if (draft.low >= draft.high)
         fields.wrong("high", "more than low, " + std::to_string(draft.low) + ", is expected, not " + std::to_string(draft.high));
     return draft;
-}
-
-bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
-
-bool is_grammar_file(std::string_view name) {
-    return name.size() == 28 && name.substr(0, 8) == "grammar-" && is_hex(name.substr(8, 16)) && name.substr(24) == ".dfa";
 }
 
 Manifest read_manifest(Fields& top) {
@@ -182,9 +144,6 @@ Manifest read_manifest(Fields& top) {
     manifest.model = read_model(top.object("model"));
     Fields tokens = top.object("tokens");
     const std::int64_t last = manifest.model.vocab_size - 1;
-    manifest.producer = top.text("producer");
-    manifest.source = top.text("source");
-    manifest.revision = top.optional_text("revision");
     manifest.block = top.integer("block", 1, 4096);
     manifest.tokens = {tokens.optional_integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)};
     if (top.has("text")) manifest.text = read_text(top.object("text"));
@@ -193,60 +152,40 @@ Manifest read_manifest(Fields& top) {
         manifest.files.push_back({fields.text("path"), fields.integer("size"), fields.text("sha256")});
     for (Fields& fields : top.objects("profiles", most_profiles)) manifest.profiles.push_back(read_profile(fields));
     if (top.has("grammars"))
-        for (Fields& fields : top.objects("grammars", most_grammars)) manifest.grammars.push_back(read_grammar(fields));
+        for (Fields& fields : top.objects("grammars", most_grammars))
+            manifest.grammars.push_back({fields.text("name"), fields.text("file")});
     manifest.masks = top.optional_integer("masks", 0, 4096);
     if (top.has("draft")) manifest.draft = read_draft(top.object("draft"), manifest.model.vocab_size);
-    manifest.format_version = top.text("format_version");
     return manifest;
 }
 
 std::vector<std::string> contradictions(const Manifest& manifest, const std::string& where) {
     std::vector<std::string> problems;
-    std::map<std::string, int> listed, names;
-    std::map<std::string, std::string> used;
-    for (const FileEntry& entry : manifest.files) ++listed[entry.path];
+    const auto quoted = [](const std::string& name) { return "`" + name.substr(0, 80) + "`"; };
+    std::set<std::string> listed, adapters;
+    for (const FileEntry& entry : manifest.files)
+        if (!listed.insert(entry.path).second || !is_safe_name(entry.path))
+            problems.push_back(where + ".files: " + quoted(entry.path) + " is listed twice, or not a plain file name");
+    const auto require = [&](const std::string& file, const std::string& user) {
+        if (listed.count(file) == 0) problems.push_back(where + ": " + user + " uses " + quoted(file) + ", which `files` does not list");
+    };
     for (const Variant& variant : manifest.variants) {
-        ++names[variant.name];
-        used[variant.file] = "variant " + variant.name;
-        if (variant.weights) used[*variant.weights] = "variant " + variant.name;
-        if (variant.engine) used[variant.engine->graph] = "variant " + variant.name;
+        require(variant.file, "variant " + variant.name);
+        if (variant.weights) require(*variant.weights, "variant " + variant.name);
+        if (variant.engine) require(variant.engine->graph, "variant " + variant.name);
     }
-    if (manifest.text) used[manifest.text->tokenizer] = "text";
-    std::map<std::string, int> grammars;
-    for (const StoredGrammar& grammar : manifest.grammars) {
-        used[grammar.file] = "grammar " + grammar.name;
-        const std::string mine = where + ": grammar `" + grammar.name.substr(0, 60) + "`";
-        if (++grammars[grammar.name] == 2) problems.push_back(mine + " is there twice");
-        if (!is_stored_name(grammar.name)) problems.push_back(mine + " " + no_name);
-        if (!is_grammar_file(grammar.file)) problems.push_back(mine + ": its file is not grammar-, 16 hexadecimal digits and .dfa");
-    }
-    const auto quoted = [](const std::string& path) { return "`" + path.substr(0, 80) + "`"; };
-    for (const auto& [path, count] : listed) {
-        if (!is_safe_name(path)) problems.push_back(where + ".files: " + quoted(path) + " is not a plain file name");
-        if (count > 1) problems.push_back(where + ".files: " + quoted(path) + " is listed twice");
-    }
-    for (const auto& [path, user] : used)
-        if (listed.count(path) == 0) problems.push_back(where + ": " + user + " uses " + quoted(path) + ", which `files` does not list");
-    for (const auto& [name, count] : names)
-        if (count > 1) problems.push_back(where + ".variants: `" + name + "` is there twice");
-    const std::vector<std::string> adapters = manifest.draft ? manifest.draft->adapters : std::vector<std::string>();
-    for (const Profile& profile : manifest.profiles) {
-        if (names.count(profile.variant) == 0)
-            problems.push_back(where + ": profile `" + profile.name + "` is for variant `" + profile.variant + "`, which is not there");
-        if (profile.draft && std::find(adapters.begin(), adapters.end(), *profile.draft) == adapters.end())
-            problems.push_back(where + ": profile `" + profile.name + "` is for the draft adapter `" + profile.draft->substr(0, 60) +
-                               "`, which is not there (there are: " + (adapters.empty() ? "none" : joined(adapters)) + ")");
-    }
-    const ModelInfo& model = manifest.model;
-    if (model.num_heads % model.num_kv_heads != 0)
-        problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +
-                           std::to_string(model.num_kv_heads) + " key/value heads");
+    if (manifest.text) require(manifest.text->tokenizer, "text");
+    for (const StoredGrammar& grammar : manifest.grammars) require(grammar.file, "grammar " + grammar.name);
+    if (manifest.draft) adapters.insert(manifest.draft->adapters.begin(), manifest.draft->adapters.end());
+    for (const Profile& profile : manifest.profiles)
+        if (profile.draft && adapters.count(*profile.draft) == 0)
+            problems.push_back(where + ": profile `" + profile.name + "` is for the draft adapter " + quoted(*profile.draft) +
+                               ", which is not there (there are: " + (adapters.empty() ? "none" : joined(adapters)) + ")");
     if (manifest.variants.empty()) problems.push_back(where + ".variants: empty: nothing to run");
-    const auto& [mask, eos] = std::tie(manifest.tokens.mask, manifest.tokens.eos);
+    const auto& [mask, eos, pad] = manifest.tokens;
     if (manifest.draft && mask) problems.push_back(where + ".tokens.mask: null is expected in a bundle with draft adapters");
     if (!manifest.draft && !mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null needs draft adapters, or masks 0");
-    if (mask && std::find(eos.begin(), eos.end(), *mask) != eos.end())
-        problems.push_back(where + ".tokens: the mask token cannot end a sequence");
+    if (mask && std::count(eos.begin(), eos.end(), *mask) > 0) problems.push_back(where + ".tokens: the mask token cannot end a sequence");
     return problems;
 }
 

@@ -2,8 +2,6 @@
 
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include <mars/errors.hpp>
 
 #include "joined.hpp"
@@ -18,30 +16,7 @@ std::optional<std::string> sha256_of(const Manifest& manifest, const std::option
 
 namespace {
 
-/// Quote a word for a shell, as Python's shlex.quote does.
-std::string quoted(const std::string& word) {
-    const char* plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./-_";
-    if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-    std::string text = "'";
-    for (const char c : word) text += c == '\'' ? std::string("'\"'\"'") : std::string(1, c);
-    return text + "'";
-}
-
 std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "None"; }
-
-/// The command that measures the same profile again.
-std::string renewal(const std::filesystem::path& bundle, const Profile& profile) {
-    const nlohmann::json evidence = nlohmann::json::parse(profile.evidence, nullptr, false);
-    const auto value = [&](const char* name, const char* otherwise) -> std::string {
-        if (!evidence.is_object() || !evidence.contains(name)) return otherwise;
-        return evidence[name].is_string() ? evidence[name].get<std::string>() : evidence[name].dump();
-    };
-    if (profile.draft)
-        return "mars-export bench " + quoted(bundle.string()) + " --task " + quoted(value("task", "TASK.jsonl")) + " --store " +
-               quoted(profile.name);
-    return "mars-export calibrate " + quoted(bundle.string()) + " --task " + quoted(value("task", "TASK.jsonl")) + " --max-drop " +
-           quoted(value("max_drop", "0.02")) + " --name " + quoted(profile.name);
-}
 
 } // namespace
 
@@ -71,8 +46,8 @@ const Profile& find_profile(const Bundle& bundle, const Variant& variant, const 
         throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) +
                            "` (there are: " + (known.empty() ? "none" : joined(known)) + "); `mars-export calibrate` makes one");
     if (const auto reasons = staleness(bundle.manifest, variant, *match); !reasons.empty())
-        throw SessionError("profile `" + name + "` is stale: " + joined(reasons, "; ") + ". Renew it with:\n  " +
-                           renewal(bundle.path, *match));
+        throw SessionError("profile `" + name + "` is stale: " + joined(reasons, "; ") + ". Renew it with `mars-export " +
+                           (match->draft ? "bench --store`" : "calibrate`"));
     return *match;
 }
 

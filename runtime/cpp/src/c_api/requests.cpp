@@ -40,9 +40,7 @@ Session::Options options_of(const mars_session_options* options) {
     wanted.verify = static_cast<Verify>(given.verify);
     wanted.safe = given.safe != 0;
     wanted.parse_special = given.parse_special != 0;
-    wanted.strict = given.strict != 0;
     wanted.cuda_stream = given.cuda_stream;
-    wanted.cuda_priority = given.cuda_priority;
     if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
     for (std::size_t i = 0; i < given.num_options; ++i) {
         const char* const name = (&needed(given.option_names, "option_names"))[i];

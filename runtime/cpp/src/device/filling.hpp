@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "bundle/engine_info.hpp"
+#include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
 
 namespace mars {

@@ -76,13 +76,6 @@ std::optional<std::string> why_not(const Variant& variant, const std::string& de
     return reasons.empty() ? std::nullopt : std::optional(joined(reasons, "; "));
 }
 
-std::optional<std::string> why_not_exact(const Bundle& bundle, const Variant& variant) {
-    const std::int64_t outputs = 2 * bundle.manifest.block - 1;
-    if (!variant.engine || variant.engine->max_outputs() >= std::min(variant.engine->max_slots(), outputs)) return std::nullopt;
-    return "variant " + variant.name + " gives at most " + std::to_string(variant.engine->max_outputs()) +
-           " predictions a step and exact needs " + std::to_string(outputs) + "; build it again with `mars-export trt`, or give tau";
-}
-
 const Variant& choose(const Bundle& bundle, const std::string& device, const Here* here) {
     const auto& variants = bundle.manifest.variants;
     const bool engines =

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bundle/bundle.hpp"
-#include "device/trt/here.hpp"
+#include "device/engines.hpp"
 
 namespace mars {
 
@@ -14,11 +14,6 @@ bool runs_engines(const std::string& device);
 
 /// Why `variant` does not run on `device`; no value if no reason is known. `here` is needed for engines only.
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here);
-
-/// Why an older engine cannot decode exactly, with the command that rebuilds it; no value if it can.
-///
-/// A step of exact mode needs the predictions of its last pending token, of every proposal and of every mask.
-std::optional<std::string> why_not_exact(const Bundle& bundle, const Variant& variant);
 
 /// The variant to open on `device`: on a GPU engines come before graphs, otherwise the manifest's order decides. If
 /// `here` is null, the machine is examined.

@@ -8,7 +8,6 @@
 #include "bundle/files.hpp"
 #include "bundle/profiles.hpp"
 #include "bundle/sha256.hpp"
-#include "bundle/stamps.hpp"
 #include "device/ort/backend.hpp"
 #include "machine.hpp"
 
@@ -57,8 +56,7 @@ std::optional<fs::path> cost_file(const Bundle& bundle, const Variant& variant, 
                          threads.value_or(0),
                          num_cores(),
                          this_platform(),
-                         processor(),
-                         device.rfind("cuda", 0) == 0 ? gpus() : std::vector<std::string>{}};
+                         processor()};
     if (!options.empty()) known.push_back(options);
     const std::string name = sha256(known.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
     return *cache / "costs-cpp" / (name.substr(0, 32) + ".json");

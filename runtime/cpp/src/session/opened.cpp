@@ -59,17 +59,14 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     if (options.safe) check_safe(bundle, chosen);
     if (chosen.is_engine() && !options.options.empty())
         throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
-    if (device.kind != "cuda" && (options.cuda_stream != nullptr || options.cuda_priority != 0))
-        throw SessionError("a CUDA stream and its priority are for the device cuda, not " + options.device.substr(0, 60));
-    if (!chosen.is_engine() && options.cuda_priority != 0)
-        throw SessionError("variant " + name + " is a graph: ONNX Runtime's stream has no priority; give cuda_stream, or run an engine");
+    if (device.kind != "cuda" && options.cuda_stream != nullptr)
+        throw SessionError("a CUDA stream is for the device cuda, not " + options.device.substr(0, 60));
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
-        backend = open_engine(bundle, chosen, {device.ordinal(), options.cuda_stream, options.cuda_priority, options.on_log});
+        backend = open_engine(bundle, chosen, {device.ordinal(), options.cuda_stream, options.on_log});
     else
-        backend = std::make_unique<OrtBackend>(
-            bundle, chosen, options.device,
-            OrtSettings{options.threads, options.options, options.on_log, options.strict, options.cuda_stream});
+        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device,
+                                               OrtSettings{options.threads, options.options, options.on_log, options.cuda_stream});
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
     opened.prefixes =
         std::make_unique<Prefixes>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend), opened.backend->firm_slots());
@@ -223,8 +220,6 @@ void Opened::check(const GenerationConfig& config) const {
     if (!config.stop.empty()) needs_text();
     if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
     if (!config.grammar.empty()) needs_text();
-    if (config.is_exact())
-        if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
 }
 
 } // namespace mars

@@ -67,17 +67,6 @@ class IRuntimeConfig {
     virtual IRuntimeCache* createRuntimeCache() const noexcept = 0;
     virtual bool setRuntimeCache(const IRuntimeCache& cache) noexcept = 0;
 };
-
-enum class EngineValidity : std::int32_t { kVALID, kSUBOPTIMAL, kINVALID };
-enum class EngineInvalidityDiagnostics : std::int64_t {
-    kVERSION_MISMATCH = 1,
-    kUNSUPPORTED_CC = 2,
-    kOLD_CUDA_DRIVER = 4,
-    kOLD_CUDA_RUNTIME = 8,
-    kINSUFFICIENT_GPU_MEMORY = 16,
-    kMALFORMED_ENGINE = 32,
-    kCUDA_ERROR = 64
-};
 #endif
 
 class ICudaEngine {
@@ -101,9 +90,6 @@ class IRuntime {
   public:
     virtual ~IRuntime() = default;
     virtual ICudaEngine* deserializeCudaEngine(const void* data, std::size_t num_bytes) noexcept = 0;
-#ifdef TRT_MAJOR_RTX
-    virtual EngineValidity getEngineValidity(const void* data, std::int64_t num_bytes, std::uint64_t* diagnostics) const noexcept = 0;
-#endif
 };
 
 IRuntime* createInferRuntime(ILogger& logger) noexcept;

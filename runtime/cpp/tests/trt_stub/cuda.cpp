@@ -171,14 +171,13 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     if (const cudaError_t error = stub::refusal()) return error;
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; // a capture on another would break with the legacy stream's work
     if (stub::state().num_devices < 1) return cudaErrorNoDevice;
     *stream = new StubStream;
     stub::streams().insert(*stream);
     ++stub::state().streams;
-    stub::state().priority = priority;
     return cudaSuccess;
 }
 

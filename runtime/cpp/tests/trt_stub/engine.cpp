@@ -354,12 +354,6 @@ class Runtime : public nvinfer1::IRuntime {
         logger_.log(nvinfer1::ILogger::Severity::kERROR, "the magic tag does not match");
         return nullptr;
     }
-#ifdef TRT_MAJOR_RTX
-    nvinfer1::EngineValidity getEngineValidity(const void*, std::int64_t, std::uint64_t* diagnostics) const noexcept override {
-        *diagnostics = static_cast<std::uint64_t>(nvinfer1::EngineInvalidityDiagnostics::kMALFORMED_ENGINE);
-        return nvinfer1::EngineValidity::kINVALID;
-    }
-#endif
 
   private:
     nvinfer1::ILogger& logger_;

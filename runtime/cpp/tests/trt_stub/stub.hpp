@@ -58,7 +58,6 @@ struct State {
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
     bool is_capturing = false, is_spoiled = false;           // a capture, by a call that it does not allow
-    int priority = 0;                                        // of the stream that was made last
     std::int64_t most_rows = 0;                              // of a step
     int waits = 0;                                           // for a stream
     int orphans = 0;                                         // graphs that went after their contexts

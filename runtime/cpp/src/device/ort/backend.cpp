@@ -1,22 +1,19 @@
 #include "device/ort/backend.hpp"
 
-#include <chrono>
 #include <new>
 
 #include <mars/errors.hpp>
 
 #include "device/lost.hpp"
 #include "device/name.hpp"
-#include "device/ort/api.hpp"
-#include "device/ort/open.hpp"
 #include "device/ort/products.hpp"
-#include "device/ort/step.hpp"
-#include "log.hpp"
 #include "machine.hpp"
 
 namespace mars {
 
 namespace {
+
+using Shape = std::vector<std::int64_t>;
 
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 constexpr const char* step_advice = "; not enough memory: run fewer rows at once, shorten the prompt, or free memory";
@@ -33,35 +30,12 @@ void check_memory(const Bundle& bundle, const Variant& variant) {
                           " MB are more than the " + std::to_string(*free / 1'000'000) + " MB of free memory" + open_advice);
 }
 
-/// What the graph must look like. Throws SessionError for variants that ONNX Runtime does not run.
-OrtSignature signature_of(const Variant& variant, const ModelInfo& model) {
-    const bool is_half = variant.kv_dtype == "float16";
-    if (variant.kv_layout != "static" || (!is_half && variant.kv_dtype != "float32"))
-        throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
-                           " does not run on ONNX Runtime");
-    OrtSignature wanted;
-    wanted.outputs = variant.outputs;
-    wanted.vocab_size = model.vocab_size;
-    wanted.kv_heads = model.num_kv_heads;
-    wanted.head_dim = model.head_dim;
-    wanted.kv_type = is_half ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-    for (std::int64_t i = 0; i < model.num_layers; ++i)
-        for (const char* kind : {".key", ".value"}) {
-            wanted.past_names.push_back("past_key_values." + std::to_string(i) + kind);
-            wanted.present_names.push_back("present." + std::to_string(i) + kind);
-        }
-    return wanted;
-}
-
-/// Log large operators that the provider leaves to the CPU; in strict mode they are an error.
-void check_operators(const OrtGraph& graph, const std::string& provider, const OrtSettings& settings, const std::string& file) {
-    const auto large = large_on_cpu(graph, provider);
-    if (!large && settings.strict)
-        throw SessionError("strict needs a libmars that was built with headers of ONNX Runtime 1.24 or newer (docs/cpp.md)");
-    if (!large || large->empty()) return;
-    const std::string text = file + ": " + words_on_cpu(*large, provider);
-    if (settings.strict) throw SessionError(text);
-    note(graph.on_log, LogLevel::warning, text);
+/// The type of KV entries. Throws SessionError for variants that ONNX Runtime does not run.
+ONNXTensorElementDataType kv_type_of(const Variant& variant) {
+    if (variant.kv_layout == "static" && variant.kv_dtype == "float32") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    if (variant.kv_layout == "static" && variant.kv_dtype == "float16") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
+                       " does not run on ONNX Runtime");
 }
 
 [[noreturn]] void throw_load_error(const Ort::Exception& error, const std::string& file) {
@@ -76,58 +50,51 @@ void check_operators(const OrtGraph& graph, const std::string& provider, const O
 
 OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings,
                        std::shared_ptr<RowMemory> memory)
-    : graph_((init_ort(), std::make_unique<OrtStep>())) {
+    // ONNX Runtime's members call its interface even if they are empty, so it is loaded before they are made.
+    : outputs_((init_ort(), variant.outputs)), model_(bundle.manifest.model), kv_type_(kv_type_of(variant)), memory_(std::move(memory)) {
     if (settings.threads && *settings.threads < 1)
         throw SessionError("threads must be 1 or more, not " + std::to_string(*settings.threads));
     const DeviceName name = DeviceName::of(device);
     const std::string provider = provider_of(name.kind);
-    const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider || provider == cuda_plugin;
+    const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider;
     const bool is_w8a8 = variant.precision == "w8a8";
-    const ModelInfo& model = bundle.manifest.model;
     const OrtParts options = parted(settings.options, is_on_cpu, name.number);
-    OrtStep& graph = *graph_;
-    graph.file = bundle.path / variant.file;
-    graph.max_capacity = model.context_length;
-    graph.signature = signature_of(variant, model);
-    graph.element_bytes = graph.signature.kv_type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
+    const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
-    graph.is_firm = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model.head_dim % 32 == 0;
+    is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
+    for (std::int64_t i = 0; i < model_.num_layers; ++i)
+        for (const char* kind : {".key", ".value"}) {
+            past_names_.push_back("past_key_values." + std::to_string(i) + kind);
+            present_names_.push_back("present." + std::to_string(i) + kind);
+        }
     if (is_cuda) check_cuda_version(version());
     check_memory(bundle, variant);
     try {
-        graph.opened = open_graph({graph.file, provider, options, settings.threads, variant.accuracy_level.value_or(fastest_level),
-                                   settings.on_log, settings.cuda_stream});
-        if (is_on_cpu && is_w8a8) require_exact_products(graph.opened->env, options.entries);
-        graph.top_k = check_signature(graph.opened->session, graph.file, graph.signature);
-        if (is_cuda && !memory) memory = cuda_memory(name.ordinal());
-        graph.are_rows_bound_once = is_on_cpu || memory != nullptr;
-        if (memory) graph.memory = std::move(memory);
-        graph.host = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-        graph.rows_info = {graph.memory->name(), OrtDeviceAllocator, graph.memory->index(), OrtMemTypeDefault};
-        if (!is_on_cpu) check_operators(*graph.opened, provider, settings, graph.file.string());
+        open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level));
+        if (is_on_cpu && is_w8a8) require_exact_products(graph_.env, options.entries);
+        check_signature(file);
+        if (is_cuda && !memory_) memory_ = cuda_memory(name.ordinal());
+        are_rows_bound_once_ = is_on_cpu || memory_ != nullptr;
+        if (!memory_) memory_ = host_memory();
+        host_ = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+        rows_info_ = {memory_->name(), OrtDeviceAllocator, memory_->index(), OrtMemTypeDefault};
     } catch (const Ort::Exception& error) {
-        throw_load_error(error, graph.file.string());
+        throw_load_error(error, file.string());
     }
 }
 
-OrtBackend::~OrtBackend() = default;
-
-const std::vector<std::string>& OrtBackend::outputs() const { return graph_->signature.outputs; }
-std::int64_t OrtBackend::max_capacity() const { return graph_->max_capacity; }
-std::optional<std::int64_t> OrtBackend::firm_slots() const { return graph_->is_firm ? std::optional<std::int64_t>(2) : std::nullopt; }
-std::optional<std::int64_t> OrtBackend::free_memory() const { return graph_->memory->available(); }
-std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) { return graph_->new_rows(num_rows); }
+std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
+    const std::int64_t item = kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
+    return std::make_unique<OrtRows>(memory_, graph_.session, past_names_.size(), num_rows, model_.num_kv_heads, model_.head_dim * item);
+}
 
 void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
     auto& rows = dynamic_cast<OrtRows&>(cache);
-    OrtStep& graph = *graph_;
-    output.outputs = input.outputs;
-    output.vocab_size = graph.signature.vocab_size;
     const auto what = [&input](const char* how) {
         return how + (" a step of " + std::to_string(input.rows)) + " x " + std::to_string(input.slots) + " slots";
     };
     try {
-        graph.run(rows, first, input, want_logits, output);
+        run(rows, first, input, want_logits, output);
     } catch (const Ort::Exception& error) {
         const std::string why = what("ONNX Runtime failed in") + ": " + first_line(error);
         if (is_lasting(error.what())) throw DeviceLost(why + lost_advice);
@@ -138,8 +105,61 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     }
 }
 
-double OrtBackend::run_seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::duration(graph_->run_time)).count();
+void OrtBackend::run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
+    const Shape layout{first, input.rows, rows.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
+    if (rows.bound != layout || !are_rows_bound_once_) {
+        rows.binding.ClearBoundOutputs();
+        rows.bound.clear(); // a failed binding must not count as bound
+        bind_kv(rows, first, input.rows);
+        rows.bound = layout;
+    }
+    rows.binding.BindInput("input_ids", tensor(input.input_ids, {input.rows, input.slots}));
+    rows.binding.BindInput("kv_length", tensor(input.kv_length, {input.rows}));
+    rows.binding.BindInput("output_index", tensor(input.output_index, {input.rows, input.outputs}));
+    bind_results(rows, input, want_logits, output);
+    const auto begun = std::chrono::steady_clock::now();
+    graph_.session.Run(Ort::RunOptions(), rows.binding);
+    run_time_ += (std::chrono::steady_clock::now() - begun).count();
+}
+
+/// Bind rows first, first + 1, ... as the graph's past and present.
+void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const {
+    const Shape shape{count, model_.num_kv_heads, rows.capacity(), model_.head_dim};
+    const auto num_bytes = static_cast<std::size_t>(count * rows.row_bytes());
+    for (std::size_t i = 0; i < past_names_.size(); ++i) {
+        const Ort::Value kv = Ort::Value::CreateTensor(rows_info_, rows.at(i, first), num_bytes, shape.data(), shape.size(), kv_type_);
+        rows.binding.BindInput(past_names_[i].c_str(), kv);
+        rows.binding.BindOutput(present_names_[i].c_str(), kv);
+    }
+}
+
+/// Bind the wanted outputs; outputs that are not bound are not computed.
+void OrtBackend::bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const {
+    output.outputs = input.outputs;
+    output.vocab_size = model_.vocab_size;
+    output.top_k = input.want_topk ? top_k_ : 0;
+    if (!want_logits) output.logits.clear();
+    const auto bind = [&](const std::string& name, auto& values, std::int64_t width) {
+        Shape shape{input.rows, input.outputs};
+        if (width > 0) shape.push_back(width);
+        values.resize(static_cast<std::size_t>(input.rows * input.outputs * std::max(width, std::int64_t{1})));
+        rows.binding.BindOutput(name.c_str(), tensor(values, shape));
+    };
+    for (const std::string& name : outputs_) {
+        if (name == "token_ids") bind(name, output.token_ids, 0);
+        if (name == "confidence") bind(name, output.confidence, 0);
+        if (name == "margin") bind(name, output.margin, 0);
+        if (name == "entropy") bind(name, output.entropy, 0);
+        if (name == "topk_ids" && input.want_topk) bind(name, output.topk_ids, top_k_);
+        if (name == "topk_logprobs" && input.want_topk) bind(name, output.topk_logprobs, top_k_);
+        if (name == "logits" && want_logits) bind(name, output.logits, model_.vocab_size);
+    }
+}
+
+template <typename T>
+Ort::Value OrtBackend::tensor(const std::vector<T>& values, const Shape& shape) const {
+    // ONNX Runtime writes to outputs only; its API has no const tensors.
+    return Ort::Value::CreateTensor<T>(host_, const_cast<T*>(values.data()), values.size(), shape.data(), shape.size());
 }
 
 std::vector<std::string> OrtBackend::devices() {

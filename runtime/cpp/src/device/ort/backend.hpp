@@ -1,6 +1,9 @@
 // The ONNX Runtime backend: IO binding by address, KV written in place, on the host or a device.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,18 +11,18 @@
 
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
+#include "device/ort/api.hpp"
 #include "device/ort/memory.hpp"
-#include "device/ort/options.hpp"
+#include "device/ort/open.hpp"
+#include "device/ort/rows.hpp"
 
 namespace mars {
-
-struct OrtStep;
 
 /// A step graph in an ONNX Runtime session.
 class OrtBackend : public Backend {
   public:
     /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without
-    /// "ExecutionProvider", in any case, optionally with a number ("cpu", "CUDA", "tensorrt", "cuda:1").
+    /// "ExecutionProvider", in any case, optionally with a number ("cpu", "CUDA", "cuda:1").
     ///
     /// KV rows are in `memory`; by default in the GPU's for CUDA, otherwise in the host's.
     ///
@@ -27,19 +30,18 @@ class OrtBackend : public Backend {
     /// and manifest disagree. Never falls back to another device.
     OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings = {},
                std::shared_ptr<RowMemory> memory = nullptr);
-    ~OrtBackend() override;
 
-    const std::vector<std::string>& outputs() const override;
+    const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
-    std::int64_t max_capacity() const override;
-    std::optional<std::int64_t> firm_slots() const override;
-    std::optional<std::int64_t> free_memory() const override;
+    std::int64_t max_capacity() const override { return model_.context_length; }
+    std::optional<std::int64_t> firm_slots() const override { return is_firm_ ? std::optional<std::int64_t>(2) : std::nullopt; }
+    std::optional<std::int64_t> free_memory() const override { return memory_->available(); }
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
 
     /// Seconds in ONNX Runtime's Run since the graph was loaded, summed over all threads. The rest of a step's time is
     /// libmars's own.
-    double run_seconds() const;
+    double run_seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::duration(run_time_)).count(); }
 
     /// The execution providers of the loaded ONNX Runtime.
     static std::vector<std::string> devices();
@@ -48,7 +50,26 @@ class OrtBackend : public Backend {
     static std::string version();
 
   private:
-    std::unique_ptr<OrtStep> graph_;
+    void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output);
+    void bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const;
+    void bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const;
+
+    template <typename T>
+    Ort::Value tensor(const std::vector<T>& values, const std::vector<std::int64_t>& shape) const;
+
+    /// Throws BundleError if the loaded graph and the manifest disagree about names and sizes. Sets `top_k_`.
+    void check_signature(const std::filesystem::path& file);
+
+    std::vector<std::string> outputs_, past_names_, present_names_;
+    const ModelInfo model_;
+    ONNXTensorElementDataType kv_type_;
+    std::int64_t top_k_ = 0; // likeliest tokens that the graph gives for each prediction
+    bool is_firm_ = false;
+    bool are_rows_bound_once_ = true; // if false, the graph runs elsewhere and binding copies the rows, so they are bound at every step
+    std::atomic<std::chrono::steady_clock::rep> run_time_{0};
+    OrtGraph graph_;
+    std::shared_ptr<RowMemory> memory_;
+    Ort::MemoryInfo host_{nullptr}, rows_info_{nullptr};
 };
 
 } // namespace mars

@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <dlfcn.h>
-#include <mutex>
-#include <numeric>
-#include <string_view>
-#include <unordered_map>
+#include <memory>
 #include <vector>
 
 #include <mars/errors.hpp>
@@ -28,13 +24,8 @@ void disable_telemetry() {
     static_cast<void>(once);
 }
 
-constexpr int least_cuda_minor = 27; // of ONNX Runtime 1
-
-// Operators outside layers that work on shapes, positions and masks only, as in runtime/device/ort/backend.py. All
-// others have hidden states or logits.
-constexpr std::string_view small[] = {"Shape", "Squeeze",     "Unsqueeze", "Range", "Concat", "Cast", "Add",
-                                      "Sub",   "LessOrEqual", "Greater",   "And",   "Cos",    "Sin",  "Mul"};
-constexpr std::string_view large_names[] = {"allowed", "shifted", "weighted"}; // masks as large as logits
+constexpr int least_cuda_minor = 27;                                             // of ONNX Runtime 1
+constexpr const char* accuracy_entry = "session.qdq_matmulnbits_accuracy_level"; // profiles are checked against it
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
@@ -47,41 +38,9 @@ void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*
     note(*static_cast<const OnLog*>(user), level, message == nullptr ? "" : message);
 }
 
-/// The CUDA plugin's library beside ONNX Runtime's own; empty if there is none.
-std::filesystem::path cuda_plugin_library() {
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<const void*>(&ort_base()), &info) == 0 || info.dli_fname == nullptr) return {};
-    const auto path = std::filesystem::path(info.dli_fname).parent_path() / "libonnxruntime_providers_cuda_plugin.so";
-    std::error_code error;
-    return std::filesystem::exists(path, error) ? path : std::filesystem::path();
-}
-
-/// Register CUDA's provider plugin and choose the device.
-void add_plugin([[maybe_unused]] Ort::Env& env, [[maybe_unused]] Ort::SessionOptions& options, [[maybe_unused]] const OrtOptions& own) {
-#if ORT_API_VERSION >= 23
-    static std::once_flag once;
-    std::call_once(once, [&] { env.RegisterExecutionProviderLibrary(cuda_plugin, cuda_plugin_library().string()); });
-    const auto number = own.find("device_id");
-    std::size_t left = number == own.end() ? 0 : std::stoul(number->second);
-    for (const Ort::ConstEpDevice& device : env.GetEpDevices()) {
-        if (std::string_view(device.EpName()) != cuda_plugin || left-- > 0) continue;
-        std::unordered_map<std::string, std::string> rest(own.begin(), own.end());
-        rest.erase("device_id");
-        options.AppendExecutionProvider_V2(env, {device}, rest);
-        return;
-    }
-    throw SessionError(std::string(cuda_plugin) + " has no such GPU (check nvidia-smi and CUDA_VISIBLE_DEVICES)");
-#else
-    throw SessionError(std::string(cuda_plugin) +
-                       " needs a libmars that was built with headers of ONNX Runtime 1.23 or newer (docs/cpp.md)");
-#endif
-}
-
-/// Add the request's provider to the options. Throws Ort::Exception.
-void add_provider(Ort::Env& env, Ort::SessionOptions& options, const OrtRequest& request) {
+/// Add a provider to the options. Throws Ort::Exception.
+void add_provider(Ort::SessionOptions& options, const std::string& provider, const OrtOptions& all, void* cuda_stream) {
     const OrtApi& api = Ort::GetApi();
-    const std::string& provider = request.provider;
-    const OrtOptions all = provider_options(provider, request.options.of_provider);
     std::vector<const char*> names, values;
     for (const auto& [name, value] : all) {
         names.push_back(name.c_str());
@@ -93,19 +52,8 @@ void add_provider(Ort::Env& env, Ort::SessionOptions& options, const OrtRequest&
         const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
                                                                                                         api.ReleaseCUDAProviderOptions);
         Ort::ThrowOnError(api.UpdateCUDAProviderOptions(settings, names.data(), values.data(), names.size()));
-        if (request.cuda_stream != nullptr)
-            Ort::ThrowOnError(api.UpdateCUDAProviderOptionsWithValue(settings, "user_compute_stream", request.cuda_stream));
+        if (cuda_stream != nullptr) Ort::ThrowOnError(api.UpdateCUDAProviderOptionsWithValue(settings, "user_compute_stream", cuda_stream));
         options.AppendExecutionProvider_CUDA_V2(*settings);
-    } else if (provider == cuda_plugin) {
-        if (request.cuda_stream != nullptr) throw SessionError(std::string(cuda_plugin) + " does not support cuda_stream");
-        add_plugin(env, options, all);
-    } else if (provider == "TensorrtExecutionProvider") {
-        OrtTensorRTProviderOptionsV2* settings = nullptr;
-        Ort::ThrowOnError(api.CreateTensorRTProviderOptions(&settings));
-        const std::unique_ptr<OrtTensorRTProviderOptionsV2, decltype(api.ReleaseTensorRTProviderOptions)> owner(
-            settings, api.ReleaseTensorRTProviderOptions);
-        if (!names.empty()) Ort::ThrowOnError(api.UpdateTensorRTProviderOptions(settings, names.data(), values.data(), names.size()));
-        options.AppendExecutionProvider_TensorRT_V2(*settings);
     } else if (provider != cpu_provider) {
         options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")), {all.begin(), all.end()});
     }
@@ -113,20 +61,43 @@ void add_provider(Ort::Env& env, Ort::SessionOptions& options, const OrtRequest&
 
 } // namespace
 
+OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number) {
+    OrtParts parts;
+    std::string odd;
+    for (const auto& [name, value] : options) {
+        if (name == accuracy_entry) throw SessionError(name + " cannot be set: the variant determines it");
+        if (!on_cpu && name == "enable_cuda_graph")
+            throw SessionError(name +
+                               " cannot be set: it would replay the first step for all others; use a TensorRT engine to capture steps");
+        const bool is_entry = name.find('.') != std::string::npos;
+        (is_entry ? parts.entries : parts.of_provider)[name] = value;
+        if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;
+    }
+    if (on_cpu && !odd.empty())
+        throw SessionError("the CPU has no option " + odd +
+                           "; names of ONNX Runtime's own have a dot, such as session.intra_op.allow_spinning");
+    if (!number) return parts;
+    const std::string& said = parts.of_provider.emplace("device_id", std::to_string(*number)).first->second;
+    if (said != std::to_string(*number))
+        throw SessionError("the device has number " + std::to_string(*number) + " and device_id is " + said.substr(0, 60) +
+                           "; say it once, in the device");
+    return parts;
+}
+
 std::string provider_of(const std::string& device) {
     const std::vector<std::string> providers = OrtBackend::devices();
     for (const std::string& provider : providers)
         if (lower(provider) == device + "executionprovider") return provider;
-    if (device == "cuda" && !cuda_plugin_library().empty()) return cuda_plugin;
     throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) +
                        "` (it has: " + joined(providers) + "); use one of these, or an ONNX Runtime built with the one you want");
 }
 
 OrtOptions provider_options(const std::string& provider, OrtOptions own) {
+    if (provider != cuda_provider) return own;
     // Allocate GPU memory as needed, not in powers of two, so that more is left for KV rows.
-    if (provider == cuda_provider) own.emplace("arena_extend_strategy", "kSameAsRequested");
+    own.emplace("arena_extend_strategy", "kSameAsRequested");
     // TF32, the default, computes float32 products with fewer bits; confidences would differ from other devices.
-    if (provider == cuda_provider || provider == cuda_plugin) own.emplace("use_tf32", "0");
+    own.emplace("use_tf32", "0");
     return own;
 }
 
@@ -143,53 +114,19 @@ bool is_shortage(const std::exception& error) {
     return std::any_of(known.begin(), known.end(), [&](const char* each) { return words.find(each) != std::string::npos; });
 }
 
-std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request) {
+void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
+                const OrtSettings& settings, std::int64_t accuracy_level) {
     disable_telemetry();
-    auto graph = std::make_shared<OrtGraph>();
-    graph->on_log = request.on_log;
-    graph->env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
-    Ort::SessionOptions settings;
-    settings.SetLogSeverityLevel(graph->on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
-    if (graph->on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(settings, pass_message, &graph->on_log));
-    if (const std::optional<int> threads = request.threads ? request.threads : default_threads()) settings.SetIntraOpNumThreads(*threads);
-    settings.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", std::to_string(request.accuracy_level).c_str());
-    if (request.provider != cpu_provider) settings.AddConfigEntry("session.record_ep_graph_assignment_info", "1");
-    for (const auto& [name, value] : request.options.entries) settings.AddConfigEntry(name.c_str(), value.c_str());
-    add_provider(graph->env, settings, request);
-    graph->session = Ort::Session(graph->env, request.file.c_str(), settings);
-    return graph;
-}
-
-bool is_large(const std::string& operator_type, const std::string& name) {
-    if (name.rfind("layers.", 0) == 0) return operator_type != "Shape" && operator_type != "Constant";
-    const auto has = [](const auto& names, const std::string& one) {
-        return std::find(std::begin(names), std::end(names), one) != std::end(names);
-    };
-    return !has(small, operator_type) || has(large_names, name);
-}
-
-std::optional<std::map<std::string, int>> large_on_cpu([[maybe_unused]] const OrtGraph& graph,
-                                                       [[maybe_unused]] const std::string& provider) {
-#if ORT_API_VERSION >= 24
-    std::map<std::string, int> counts;
-    for (const Ort::ConstEpAssignedSubgraph& part : graph.session.GetEpGraphAssignmentInfo()) {
-        if (part.GetEpName() == provider) continue;
-        for (const Ort::ConstEpAssignedNode& node : part.GetNodes())
-            if (is_large(node.GetOperatorType(), node.GetName())) ++counts[node.GetOperatorType()];
-    }
-    return counts;
-#else
-    return std::nullopt;
-#endif
-}
-
-std::string words_on_cpu(const std::map<std::string, int>& large, const std::string& provider) {
-    const auto text_of = [](const auto& operators) { return std::to_string(operators.second) + " " + operators.first; };
-    const auto add = [](int sum, const auto& operators) { return sum + operators.second; };
-    const int total = std::accumulate(large.begin(), large.end(), 0, add);
-    return provider + " leaves " + std::to_string(total) + " operators on hidden states to the CPU (" + joined(large, ", ", text_of) +
-           "): up to " + std::to_string(2 * total) +
-           " copies between CPU and GPU in every step; install onnxruntime-gpu 1.27 or newer, or build a TensorRT engine (mars-export trt)";
+    graph.on_log = settings.on_log;
+    graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
+    Ort::SessionOptions all;
+    all.SetLogSeverityLevel(graph.on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
+    if (graph.on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(all, pass_message, &graph.on_log));
+    if (const std::optional<int> threads = settings.threads ? settings.threads : default_threads()) all.SetIntraOpNumThreads(*threads);
+    all.AddConfigEntry(accuracy_entry, std::to_string(accuracy_level).c_str());
+    for (const auto& [name, value] : options.entries) all.AddConfigEntry(name.c_str(), value.c_str());
+    add_provider(all, provider, provider_options(provider, options.of_provider), settings.cuda_stream);
+    graph.session = Ort::Session(graph.env, file.c_str(), all);
 }
 
 } // namespace mars

@@ -1,23 +1,41 @@
-// Opens graphs in ONNX Runtime: execution providers, their options, and which operators a provider leaves to the CPU.
+// Opens graphs in ONNX Runtime: execution providers and their options.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 
 #include <mars/config.hpp>
 
 #include "device/ort/api.hpp"
-#include "device/ort/options.hpp"
 
 namespace mars {
 
 constexpr const char* cpu_provider = "CPUExecutionProvider";
 constexpr const char* cuda_provider = "CUDAExecutionProvider";
-constexpr const char* cuda_plugin = "CudaPluginExecutionProvider"; ///< the same as a plugin library (ONNX Runtime 1.26)
+
+using OrtOptions = std::map<std::string, std::string>;
+
+/// How a graph is run. `threads`: compute threads; no value: ONNX Runtime decides. `on_log` receives ONNX Runtime's
+/// warnings and errors of this graph, from any thread. `cuda_stream`: a cudaStream_t.
+struct OrtSettings {
+    std::optional<int> threads = {};
+    OrtOptions options = {};
+    OnLog on_log = nullptr;
+    void* cuda_stream = nullptr;
+};
+
+/// Session configuration entries, whose names have a dot, and options of the execution provider, whose names have none.
+struct OrtParts {
+    OrtOptions entries, of_provider;
+};
+
+/// Split options by their names. `number`: the device's, which providers call device_id. Throws SessionError for
+/// provider options on the CPU, for the accuracy level (the variant has its own), for CUDA graphs, and for a device_id
+/// that contradicts the device.
+OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number = std::nullopt);
 
 /// The execution provider of a device kind (DeviceName). Throws SessionError that lists the existing ones.
 std::string provider_of(const std::string& device);
@@ -29,28 +47,8 @@ OrtOptions provider_options(const std::string& provider, OrtOptions own);
 /// be copied to the CPU in every layer.
 void check_cuda_version(const std::string& version);
 
-/// What to open, and how.
-struct OrtRequest {
-    std::filesystem::path file;
-    std::string provider;
-    OrtParts options;
-    std::optional<int> threads;
-    std::int64_t accuracy_level = 0;
-    OnLog on_log = nullptr;
-    void* cuda_stream = nullptr;
-};
-
-/// Throws Ort::Exception.
-std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request);
-
-/// Whether a node of a step graph has hidden states or logits, not only shapes, positions and masks.
-bool is_large(const std::string& operator_type, const std::string& name);
-
-/// Number of large nodes that do not run on `provider`, by operator. No value if this library was built with headers
-/// older than ONNX Runtime 1.24, which cannot report it.
-std::optional<std::map<std::string, int>> large_on_cpu(const OrtGraph& graph, const std::string& provider);
-
-/// The same as a sentence for the log.
-std::string words_on_cpu(const std::map<std::string, int>& large, const std::string& provider);
+/// Load a graph. Throws Ort::Exception.
+void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
+                const OrtSettings& settings, std::int64_t accuracy_level);
 
 } // namespace mars

@@ -2,8 +2,7 @@
 // in 16 bits, with saturation (runtime/device/ort/products.py).
 #pragma once
 
-#include "device/ort/api.hpp"
-#include "device/ort/options.hpp"
+#include "device/ort/open.hpp"
 
 namespace mars {
 

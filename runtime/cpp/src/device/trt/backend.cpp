@@ -17,26 +17,6 @@ constexpr std::size_t most_contexts = 32;      // also bounded by a share of the
 constexpr std::int64_t context_share = 8;      // contexts take at most this fraction of it
 constexpr std::size_t context_size = 32 << 20; // bytes that must be free for one; its real size is known only afterwards
 
-/// Waits for the stream if a step fails, because its copies still use memory that the next step writes.
-class Settled {
-  public:
-    explicit Settled(Device& device) : device_(device) {}
-    Settled(const Settled&) = delete;
-    Settled& operator=(const Settled&) = delete;
-    ~Settled() {
-        if (is_done) return;
-        try {
-            device_.synchronize();
-        } catch (const SessionError&) { // the step's own error is thrown
-        }
-    }
-
-    bool is_done = false; // the step has waited itself
-
-  private:
-    Device& device_;
-};
-
 /// Keep the wanted rows and columns of `values` [?, given, inner], moved to the front.
 template <typename T>
 void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::int64_t wanted, std::int64_t inner) {
@@ -65,7 +45,7 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
     : outputs_(variant.outputs), info_(variant.engine.value()), model_(bundle.manifest.model), capacity_(variant.capacity.value()),
       in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>(options)) {
     const KvPool::Turn turn(*pool_);
-    engine_.emplace(bundle, variant, options.gpu, options.on_log);
+    engine_.emplace(bundle, variant, options.on_log);
     const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
     // An engine with fixed shapes pads steps with extra rows and slots, which write to the last `slots` entries of a
     // row. In other engines the rows of a batch share the widest row's slots, so a row near its end writes further.
@@ -187,15 +167,17 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     if (!want_logits) output.logits.clear();
     {
         const KvPool::Turn turn(*pool_);
-        Device& device = pool_->device;
-        Settled settled(device);
-        Step& step = step_for(memory, first, fed);
-        io_.send(device, fed);
-        run(step);
-        if (!in_place_) place(memory, step.shape, input.kv_length);
-        io_.fetch(device, fed.rows, fed.outputs, want_logits, input.want_topk, output);
-        settled.is_done = true;
-        if (step.runs == 1) engine_->keep_kernels();
+        try {
+            Step& step = step_for(memory, first, fed);
+            io_.send(pool_->device, fed);
+            run(step);
+            if (!in_place_) place(memory, step.shape, input.kv_length);
+            io_.fetch(pool_->device, fed.rows, fed.outputs, want_logits, input.want_topk, output);
+            if (step.runs == 1) engine_->keep_kernels();
+        } catch (...) {
+            pool_->device.settle(); // its copies still use memory that the next step writes
+            throw;
+        }
     }
     keep(output.token_ids, fed.outputs, input.rows, input.outputs, 1);
     for (auto* values : {&output.confidence, &output.margin, &output.entropy}) keep(*values, fed.outputs, input.rows, input.outputs, 1);

@@ -38,21 +38,24 @@ cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream);
 
 } // namespace
 
-std::variant<Gpu, std::string> find_gpu(int number) {
+void find_gpu(int number, Here& here) {
     try {
         int count = 0, driver = 0;
         check("cudaGetDeviceCount", cudaGetDeviceCount(&count));
-        if (count == 0) return "no NVIDIA GPU is visible";
-        if (number >= count)
-            return "no GPU " + std::to_string(number) + " is visible: the last of " + std::to_string(count) + " is " +
-                   std::to_string(count - 1) + " (CUDA_VISIBLE_DEVICES, nvidia-smi)";
+        if (number >= count) {
+            here.no_gpu = count == 0 ? "no NVIDIA GPU is visible"
+                                     : "no GPU " + std::to_string(number) + " is visible: the last of " + std::to_string(count) + " is " +
+                                           std::to_string(count - 1) + " (CUDA_VISIBLE_DEVICES, nvidia-smi)";
+            return;
+        }
         cudaDeviceProp properties{};
         check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, number));
         check("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
-        return Gpu{properties.name, "sm" + std::to_string(properties.major) + std::to_string(properties.minor),
-                   std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10)};
+        here.gpu = "sm" + std::to_string(properties.major) + std::to_string(properties.minor);
+        here.gpu_name = properties.name;
+        here.driver = std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10);
     } catch (const SessionError& error) {
-        return error.what();
+        here.no_gpu = error.what();
     }
 }
 
@@ -67,7 +70,7 @@ Device::Current::~Current() {
     if (found_ != wanted_) cudaSetDevice(found_);
 }
 
-Device::Device(int number, void* stream, int priority) : number_(number), owns_stream_(stream == nullptr), stream_(stream) {
+Device::Device(int number, void* stream) : number_(number), owns_stream_(stream == nullptr), stream_(stream) {
     const Current current(number_);
     int is_integrated = 0;
     check("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&is_integrated, cudaDevAttrIntegrated, number_));
@@ -75,7 +78,7 @@ Device::Device(int number, void* stream, int priority) : number_(number), owns_s
     if (!owns_stream_) return;
     cudaStream_t own = nullptr;
     // Not ordered with the legacy stream: work of others on that stream would break a capture.
-    check("cudaStreamCreateWithPriority", cudaStreamCreateWithPriority(&own, cudaStreamNonBlocking, priority));
+    check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
     stream_ = own;
 }
 
@@ -150,6 +153,10 @@ void Device::copy_runs(const Runs& target, const Runs& source, std::size_t width
 }
 
 void Device::synchronize() { check("cudaStreamSynchronize", cudaStreamSynchronize(stream_of(stream_))); }
+
+void Device::settle() noexcept {
+    if (cudaStreamSynchronize(stream_of(stream_)) != cudaSuccess) cudaGetLastError();
+}
 
 Device::Graph Device::capture(const std::function<bool()>& enqueue) {
     if (cudaStreamBeginCapture(stream_of(stream_), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return refused();

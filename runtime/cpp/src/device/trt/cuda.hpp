@@ -6,19 +6,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
-#include <variant>
 #include <vector>
+
+#include "device/engines.hpp"
 
 namespace mars {
 
-/// A GPU. `capability` such as `sm86`; `driver`: the newest CUDA version it supports, such as `12.9`.
-struct Gpu {
-    std::string name, capability, driver;
-};
-
-/// The GPU of that number among those that CUDA_VISIBLE_DEVICES shows, or a sentence why there is none.
-std::variant<Gpu, std::string> find_gpu(int number = 0);
+/// Describe the GPU of that number among those that CUDA_VISIBLE_DEVICES shows, or say why there is none.
+void find_gpu(int number, Here& here);
 
 /// A device address; never dereference it on the host.
 using Address = std::uintptr_t;
@@ -56,8 +51,8 @@ class Device {
     /// A captured graph that can be launched, or null.
     using Graph = std::unique_ptr<void, Forget>;
 
-    /// `stream`: a cudaStream_t of the caller that outlives this; nullptr: create one with this priority.
-    explicit Device(int number = 0, void* stream = nullptr, int priority = 0);
+    /// `stream`: a cudaStream_t of the caller that outlives this; nullptr: create one.
+    explicit Device(int number = 0, void* stream = nullptr);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
@@ -90,6 +85,9 @@ class Device {
     void copy_runs(const Runs& target, const Runs& source, std::size_t width, std::size_t height, std::size_t depth);
 
     void synchronize();
+
+    /// Wait for the stream after an error, which is the one that is reported.
+    void settle() noexcept;
 
     /// Capture what `enqueue` puts on the stream as a graph, without running it; null if it cannot be captured.
     Graph capture(const std::function<bool()>& enqueue);

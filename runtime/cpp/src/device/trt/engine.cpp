@@ -6,54 +6,18 @@
 #include <mars/errors.hpp>
 
 #include "bundle/files.hpp"
-#include "joined.hpp"
+#include "bundle/profiles.hpp"
 
 namespace mars {
 
 namespace {
-
-std::string built_for(const Variant& variant) {
-    const EngineInfo& info = *variant.engine;
-    return "built with " + variant.backend + " " + info.version + " (CUDA " + info.cuda + ") for " + joined(info.compute_capabilities) +
-           " on " + info.platform;
-}
-
-std::string here(int number) {
-    const auto gpu = find_gpu(number);
-    const Gpu* info = std::get_if<Gpu>(&gpu);
-    const std::string device =
-        info == nullptr ? std::get<std::string>(gpu) : info->name + ", " + info->capability + ", driver for CUDA " + info->driver;
-    return tensorrt_flavor() + " " + tensorrt_version() + "; " + device;
-}
-
-/// TensorRT-RTX's reasons why a file does not load, each followed by "; ".
-std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_unused]] const MappedFile& data) {
-    std::string text;
-#ifdef TRT_MAJOR_RTX
-    using Kind = nvinfer1::EngineInvalidityDiagnostics;
-    const std::pair<Kind, const char*> names[] = {{Kind::kVERSION_MISMATCH, "version mismatch"},
-                                                  {Kind::kUNSUPPORTED_CC, "unsupported compute capability"},
-                                                  {Kind::kOLD_CUDA_DRIVER, "old CUDA driver"},
-                                                  {Kind::kOLD_CUDA_RUNTIME, "old CUDA runtime"},
-                                                  {Kind::kINSUFFICIENT_GPU_MEMORY, "insufficient GPU memory"},
-                                                  {Kind::kMALFORMED_ENGINE, "malformed engine"},
-                                                  {Kind::kCUDA_ERROR, "CUDA error"}};
-    std::uint64_t flags = 0;
-    runtime.getEngineValidity(data.data(), static_cast<std::int64_t>(data.size()), &flags);
-    for (const auto& [kind, name] : names)
-        if ((flags & static_cast<std::uint64_t>(kind)) != 0) text += std::string(name) + "; ";
-#endif
-    return text;
-}
 
 #ifdef TRT_MAJOR_RTX
 /// The file of an engine's compiled kernels, hidden beside the bundle.
 std::filesystem::path kernel_file(const Bundle& bundle, const Variant& variant) {
     std::error_code error;
     const std::filesystem::path directory = std::filesystem::canonical(bundle.path, error);
-    std::string sha;
-    for (const FileEntry& entry : bundle.manifest.files)
-        if (entry.path == variant.file) sha = entry.sha256.substr(0, 12);
+    const std::string sha = sha256_of(bundle.manifest, variant.file).value_or("").substr(0, 12);
     return directory.parent_path() / ("." + directory.filename().string() + "." + variant.name + "-" + sha + ".kernels");
 }
 #endif
@@ -77,21 +41,14 @@ const char* alias_of(const Engine&, const char*, long) {
     return nullptr;
 }
 
-/// TensorRT-RTX has this since 1.2.
-template <typename Execution>
-auto is_capturable_on(Execution& execution, cudaStream_t stream, int) -> decltype(execution.isStreamCapturable(stream)) {
-    return execution.isStreamCapturable(stream);
-}
-
-template <typename Execution>
-bool is_capturable_on(Execution&, cudaStream_t, long) {
-    return true;
-}
-
 } // namespace
 
-bool is_capturable(nvinfer1::IExecutionContext& context, void* stream) {
-    return is_capturable_on(context, static_cast<cudaStream_t>(stream), 0);
+bool is_capturable([[maybe_unused]] nvinfer1::IExecutionContext& context, [[maybe_unused]] void* stream) {
+#ifdef TRT_MAJOR_RTX
+    return context.isStreamCapturable(static_cast<cudaStream_t>(stream));
+#else
+    return true; // the capture itself shows it
+#endif
 }
 
 nvinfer1::Dims dims_of(const std::vector<std::int64_t>& shape) {
@@ -101,15 +58,14 @@ nvinfer1::Dims dims_of(const std::vector<std::int64_t>& shape) {
     return dims;
 }
 
-LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu, OnLog on_log)
+LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant, OnLog on_log)
     : log_(std::move(on_log)), runtime_(nvinfer1::createInferRuntime(log_)) {
     const std::filesystem::path path = bundle.path / variant.file;
     const MappedFile data(path);
-    if (!runtime_) throw SessionError("TensorRT does not start (" + here(gpu) + "): " + log_.last(3));
-    engine_.reset(runtime_->deserializeCudaEngine(data.data(), data.size()));
+    if (runtime_) engine_.reset(runtime_->deserializeCudaEngine(data.data(), data.size()));
     if (!engine_)
-        throw SessionError(path.string() + ": " + built_for(variant) + " and cannot be loaded here (" + here(gpu) +
-                           "): " + diagnostics(*runtime_, data) + log_.last(3));
+        throw SessionError(path.string() + ": " + tensorrt_flavor() + " " + tensorrt_version() +
+                           " cannot load this engine: " + log_.last(3));
 #ifdef TRT_MAJOR_RTX
     kernels_ = kernel_file(bundle, variant);
     prepare_kernels();

@@ -1,18 +1,23 @@
-// A loaded engine, its execution contexts, and RTX's file of compiled kernels.
+// A loaded engine, its log, its execution contexts, and RTX's file of compiled kernels.
 // With TensorRT 10.3 or newer, or TensorRT-RTX (which defines TRT_MAJOR_RTX).
 #pragma once
 
 #include <NvInfer.h>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bundle/bundle.hpp"
 #include "device/trt/cuda.hpp"
-#include "device/trt/engine_log.hpp"
+#include "joined.hpp"
+#include "log.hpp"
 
 namespace mars {
 
@@ -38,12 +43,42 @@ struct EngineTensor {
     std::string alias;
 };
 
+/// TensorRT's log, forwarded. It keeps recent errors for messages; TensorRT calls it from any thread.
+class EngineLog : public nvinfer1::ILogger {
+  public:
+    explicit EngineLog(OnLog on_log = nullptr) : on_log_(std::move(on_log)) {}
+
+    void log(Severity severity, const char* message) noexcept override {
+        const bool is_error = severity == Severity::kERROR || severity == Severity::kINTERNAL_ERROR;
+        if (severity == Severity::kVERBOSE) return;
+        note(on_log_, is_error ? LogLevel::error : severity == Severity::kWARNING ? LogLevel::warning : LogLevel::info, message);
+        if (!is_error) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        errors_.emplace_back(message);
+        if (errors_.size() > most) errors_.pop_front();
+    }
+
+    /// The latest `count` errors, one a line.
+    std::string last(std::size_t count) const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const std::vector<std::string> latest(errors_.end() - static_cast<std::ptrdiff_t>(std::min(count, errors_.size())), errors_.end());
+        return latest.empty() ? "it gave no reason" : joined(latest, "\n  ");
+    }
+
+  private:
+    static constexpr std::size_t most = 20;
+
+    const OnLog on_log_;
+    mutable std::mutex mutex_;
+    std::deque<std::string> errors_;
+};
+
 /// An engine in device memory.
 class LoadedEngine {
   public:
-    /// Load a variant's engine on `gpu`, which must be current; `on_log` receives TensorRT's log. Throws SessionError
-    /// that names what it was built for and what this machine has.
-    LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu, OnLog on_log = nullptr);
+    /// Load a variant's engine on the current GPU; `on_log` receives TensorRT's log. Throws SessionError with TensorRT's
+    /// reasons.
+    LoadedEngine(const Bundle& bundle, const Variant& variant, OnLog on_log = nullptr);
 
     std::vector<EngineTensor> tensors() const;
 
@@ -61,7 +96,7 @@ class LoadedEngine {
     void keep_kernels();
 
   private:
-    Collected log_; // must outlive what reports to it
+    EngineLog log_; // must outlive what reports to it
     std::unique_ptr<nvinfer1::IRuntime> runtime_;
     std::unique_ptr<nvinfer1::ICudaEngine> engine_;
 #ifdef TRT_MAJOR_RTX

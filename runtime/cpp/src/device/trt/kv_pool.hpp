@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "decode/backend.hpp"
+#include "device/engines.hpp"
 #include "device/trt/cuda.hpp"
-#include "device/trt/here.hpp"
 
 namespace mars {
 
@@ -58,7 +58,7 @@ class KvPool {
         Device::Current current_;
     };
 
-    explicit KvPool(const EngineOptions& options) : device(options.gpu, options.stream, options.priority) {}
+    explicit KvPool(const EngineOptions& options) : device(options.gpu, options.stream) {}
 
     Device device;
     KvLayout layout;

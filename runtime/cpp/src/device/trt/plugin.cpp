@@ -1,9 +1,9 @@
 // The one function that libmars_tensorrt.so and libmars_tensorrt_rtx.so export.
-#include "device/plugin_build.hpp"
+#include "device/engines.hpp"
 #include "device/trt/backend.hpp"
 #include "device/trt/cuda.hpp"
 #include "device/trt/engine.hpp"
-#include "device/trt/here.hpp"
+#include "machine.hpp"
 
 namespace {
 
@@ -11,14 +11,7 @@ mars::Here look_around(int number) {
     mars::Here here;
     here.platform = mars::this_platform();
     here.tensorrt[mars::tensorrt_flavor()] = mars::tensorrt_version();
-    const auto gpu = mars::find_gpu(number);
-    if (const auto* info = std::get_if<mars::Gpu>(&gpu)) {
-        here.gpu = info->capability;
-        here.gpu_name = info->name;
-        here.driver = info->driver;
-    } else {
-        here.no_gpu = std::get<std::string>(gpu);
-    }
+    mars::find_gpu(number, here);
     return here;
 }
 

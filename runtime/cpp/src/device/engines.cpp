@@ -1,4 +1,6 @@
 // Loads the TensorRT plugins by dlopen: libmars itself needs neither TensorRT nor CUDA to start.
+#include "device/engines.hpp"
+
 #include <dlfcn.h>
 #include <filesystem>
 #include <string_view>
@@ -6,8 +8,6 @@
 
 #include <mars/errors.hpp>
 
-#include "device/plugin_build.hpp"
-#include "device/trt/here.hpp"
 #include "machine.hpp"
 
 namespace mars {

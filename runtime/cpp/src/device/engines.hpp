@@ -25,12 +25,11 @@ struct Here {
 /// Examine the machine and the GPU of that number. Loads TensorRT and CUDA if installed.
 Here look_around(int gpu = 0);
 
-/// How an engine is run: the GPU, the stream (a cudaStream_t; nullptr: a new one with this priority), and the receiver
+/// How an engine is run: the GPU, the stream (a cudaStream_t; nullptr: a new one), and the receiver
 /// of TensorRT's log.
 struct EngineOptions {
     int gpu = 0;
     void* stream = nullptr;
-    int priority = 0;
     OnLog on_log = nullptr;
 };
 
@@ -39,6 +38,8 @@ std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& varian
 
 /// What the plugins libmars_tensorrt.so and libmars_tensorrt_rtx.so export. `build` must be that of libmars, because
 /// they share C++ classes.
+constexpr const char* plugin_build = "libmars " MARS_VERSION ", compiled by " __VERSION__;
+
 struct EnginePlugin {
     const char* build;
     Here (*look_around)(int gpu);
