@@ -22,7 +22,7 @@ void run(const char* path, int threads, std::int64_t tokens) {
     const mars::OrtBackend& watched = *backend;
     const mars::Session session = mars::Opened::over(std::move(bundle), std::move(backend));
     std::vector<std::int64_t> prompt;
-    for (int i = 0; i < prompt_tokens; ++i) prompt.push_back(1 + i % 200);
+    for (int i = 0; i < prompt_tokens; ++i) prompt.push_back(100 + i % 200);
     mars::GenerationConfig config;
     config.tau = 1.0;
     config.window = mars::full_window;
