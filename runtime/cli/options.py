@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,6 @@ from ..terminal.options import (
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig, Window
-    from ..serve.models.model import Unopened
     from ..session.session import Session
 
 # Panels of --help
@@ -268,22 +266,7 @@ class SessionOptions:
     def open(self, bundle: Path) -> Session:
         from ..session.session import Session
 
-        return Session.open(
-            bundle, self.device, threads=self.threads, variant=self.variant,
-            accuracy_level=self.accuracy_level, cache_bytes=self.cache_bytes,
-            prefix_dir=self.prefix_dir, prefix_bytes=self.prefix_bytes,
-            safe=self.safe, strict=self.strict, parse_special=self.parse_special,
-        )  # fmt: skip
-
-    def unopened(self, path: Path) -> Unopened:
-        """A bundle that a server opens for its first request."""
-        from ..bundle.open import open_bundle
-        from ..device.variants import choose
-        from ..serve.models.model import Unopened
-
-        bundle = open_bundle(path, safe=self.safe)
-        variant = choose(bundle, self.device) if self.variant is None else bundle.variant(self.variant)
-        return Unopened(bundle, variant, partial(self.open, path))
+        return Session.open(bundle, **asdict(self))
 
 
 def tau_warning(tau: float, metric: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,6 @@ from .serve_options import (
 
 if TYPE_CHECKING:
     from ..serve import ServeOptions
-    from ..serve.ray.fleet import Share
 
 app = typer.Typer()
 MANIFEST = "manifest.json"
@@ -153,12 +152,12 @@ def _serve_here(
 ) -> None:
     from ..serve import app as new_app
     from ..serve.logs import listen
+    from ..serve.models.model import read_bundles
     from ..serve.server import bind, new_server, run, traced
 
     listening = bind(server.host, server.port)
     with listening:
-        open_one = model.open if len(names) == 1 else model.unopened
-        server_app = new_app({name: open_one(path) for name, path in names.items()}, options)
+        server_app = new_app(read_bundles(names, **asdict(model)), options)
         running = traced(server_app) if server.traces else server_app
         listen(server.log_level, server.log_format)
         address, number = listening.getsockname()[:2]
@@ -184,17 +183,28 @@ def _serve_replicas(
     replicas: ReplicaOptions,
     server: ServerOptions,
 ) -> None:
-    from ..serve.ray.fleet import Fleet
+    """Without --threads, all replicas share the cores."""
+    from ..machine import cores
+    from ..serve.ray.fleet import Fleet, read_replicas
     from ..serve.ray.launch import run
     from ..serve.server import bind
 
-    for name, is_set in (("--strict", model.strict), ("--traces", server.traces)):
-        if is_set:
-            raise typer.BadParameter(f"{name} does not work with --ray")
-    key_file = None if access.api_key_file is None else str(access.api_key_file.expanduser().resolve())
+    if server.traces:
+        raise typer.BadParameter("--traces does not work with --ray")
+    most = read_replicas(replicas.replicas or 1)[1]
+    if most == 0:
+        raise typer.BadParameter(
+            f"N or MIN:MAX, 1 or more, not {replicas.replicas!r}", param_hint="--replicas"
+        )
+    settings = asdict(model)
+    threads = settings.pop("threads") or max(1, cores() // most)
+    if model.prefix_dir is not None:
+        settings["prefix_dir"] = str(model.prefix_dir.expanduser().resolve())
     fleet = Fleet(
-        tuple(_shares(names, model, replicas.replicas or "1")), options=replace(options, keys=()),
-        log_level=server.log_level, log_format=server.log_format, key_file=key_file,
+        {name: str(path.expanduser().resolve()) for name, path in names.items()},
+        replicas.replicas or 1, threads, float(model.device != "cpu"), settings, replace(options, keys=()),
+        None if access.api_key_file is None else str(access.api_key_file.expanduser().resolve()),
+        server.log_level, server.log_format,
     )  # fmt: skip
     address, host, port = replicas.address, server.host, server.port
     if address is None:
@@ -206,26 +216,6 @@ def _serve_replicas(
         err.print(f"serving {', '.join(names)} {where}", markup=False)
 
     run(fleet, host, port, address, ready)
-
-
-def _shares(names: dict[str, Path], model: SessionOptions, replicas: str) -> list[Share]:
-    """The bundles with their replicas. Without --threads, all replicas share the cores."""
-    from ..machine import cores
-    from ..serve.ray.fleet import Share, read_replicas
-
-    numbers = read_replicas(replicas)
-    if numbers is None:
-        raise typer.BadParameter(f"N or MIN:MAX, 1 or more, not {replicas!r}", param_hint="--replicas")
-    least, most = numbers
-    settings: dict[str, Any] = {
-        "least": least, "most": most, "threads": model.threads or max(1, cores() // (most * len(names))),
-        "gpus": float(model.device != "cpu"), "device": model.device, "variant": model.variant,
-        "accuracy_level": model.accuracy_level, "cache_bytes": model.cache_bytes,
-        "prefix_dir": None if model.prefix_dir is None else str(model.prefix_dir.expanduser().resolve()),
-        "prefix_bytes": model.prefix_bytes, "safe": model.safe,
-        "parse_special": model.parse_special,
-    }  # fmt: skip
-    return [Share(name, str(path.expanduser().resolve()), **settings) for name, path in names.items()]
 
 
 def _names(bundles: list[Path], served: list[str]) -> dict[str, Path]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .keys import Keys
+from .answer.answering import Service
 from .options import HEADER_BYTES, ServeOptions
 from .refusals import CLOSE, Refused, encoded
 
@@ -28,19 +27,16 @@ PREFLIGHT = {
     "access-control-allow-headers": "authorization, x-api-key, anthropic-version, content-type",
     "access-control-max-age": "600",
 }
-S = TypeVar("S")
 
 
-class Door(Generic[S]):
+class Door:
     """An ASGI application around another one, which serves `service`. `scope["mars.client"]` is the
     number of the caller's key. `paths` are those that a 404 names.
     """
 
-    def __init__(
-        self, inner: ASGIApp, service: S, keys: Keys, options: ServeOptions, paths: Sequence[str]
-    ) -> None:
+    def __init__(self, inner: ASGIApp, service: Service, options: ServeOptions, paths: Sequence[str]) -> None:
         self._inner, self.service, self._paths = inner, service, paths
-        self._keys, self._hosts, self._origins = keys, options.hosts, options.cors_origins
+        self._keys, self._hosts, self._origins = service.keys, options.hosts, options.cors_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .models.models import Models
@@ -91,9 +92,27 @@ class Metrics:
                 self._first.labels(name).observe(s.time_to_first_token)
 
     def text(self) -> bytes:
-        """The exposition, without the `_created` series that the library adds."""
-        lines = generate_latest(self.registry).splitlines(keepends=True)
-        return b"".join(line for line in lines if b"_created" not in line.partition(b"{")[0])
+        return exposition(self.registry.collect())
+
+    def families(self, replica: str) -> list[Metric]:
+        """All metrics, with the label `replica`."""
+        families = list(self.registry.collect())
+        for family in families:
+            family.samples = [s._replace(labels={"replica": replica, **s.labels}) for s in family.samples]
+        return families
+
+
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    """The page of metrics, without the `_created` series that the library adds. Metrics of the same name
+    become one.
+    """
+    families: dict[str, Metric] = {}
+    for metric in metrics:
+        if (family := families.setdefault(metric.name, metric)) is not metric:
+            family.samples += metric.samples
+    registry: Any = SimpleNamespace(collect=families.values)
+    lines = generate_latest(registry).splitlines(keepends=True)
+    return b"".join(line for line in lines if b"_created" not in line.partition(b"{")[0])
 
 
 class _Gauges(Collector):

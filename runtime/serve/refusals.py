@@ -32,7 +32,6 @@ CODES = {
     "failed": 500,
     "out_of_memory": 503,
     "closing": 503,
-    "replica_lost": 503,
     "timeout": 504,
 }
 """Values of `error.code` with their usual status. docs/serving.md explains them."""

@@ -28,10 +28,14 @@ from .refusals import Refused, encoded
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-def app(sessions: Mapping[str, Session | Unopened], options: ServeOptions | None = None) -> Door[Service]:
+def app(
+    sessions: Mapping[str, Session | Unopened],
+    options: ServeOptions | None = None,
+    routes: Callable[[Service], Routes] | None = None,
+) -> Door:
     """Serve `sessions` under their names. Unopened bundles are opened for their first request. If its
     lifespan does not run, for example when it is mounted in another application, it warms up at the first
-    request.
+    request. `routes` replaces Routes.
 
     Raises SessionError if the options do not fit the bundles.
     """
@@ -45,16 +49,16 @@ def app(sessions: Mapping[str, Session | Unopened], options: ServeOptions | None
         yield
         models.close(0)
 
-    table = _Routes(service).table()
+    table = (routes or Routes)(service).table()
     inner = Router(table, redirect_slashes=False, lifespan=lifespan)
-    return Door(inner, service, service.keys, options, [route.path for route in table])
+    return Door(inner, service, options, [route.path for route in table])
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(encoded(value), status, headers, "application/json")
 
 
-class _Routes:
+class Routes:
     """The handlers, by path."""
 
     def __init__(self, service: Service) -> None:

@@ -11,7 +11,7 @@ from support.missing import need
 from support.paths import ROOT
 
 from mars_export import SessionError
-from mars_export.runtime.serve.ray.fleet import Fleet, read_fleet
+from mars_export.runtime.serve.ray.fleet import Fleet, read_fleet, read_replicas
 
 need("yaml", "dev")
 
@@ -50,15 +50,16 @@ def test_the_import_path_leads_to_a_builder() -> None:
 
 
 def test_a_worker_holds_a_replica_and_outlives_its_drain() -> None:
-    [share], cluster = fleet().shares, service()["rayClusterConfig"]
+    [path], cluster = fleet().bundles.values(), service()["rayClusterConfig"]
     [workers] = cluster["workerGroupSpecs"]
-    assert (workers["minReplicas"], workers["maxReplicas"]) == (share.least, share.most)
+    assert (workers["minReplicas"], workers["maxReplicas"]) == read_replicas(fleet().replicas)
+    assert workers["rayStartParams"]["num-cpus"] == str(fleet().threads)
     spec = workers["template"]["spec"]
     [inside] = spec["containers"]
     for kind in ("requests", "limits"):
-        assert inside["resources"][kind]["cpu"] == str(share.threads)
+        assert inside["resources"][kind]["cpu"] == str(fleet().threads)
     assert spec["terminationGracePeriodSeconds"] > fleet().options.drain + LAST_WORDS
-    assert [mount["mountPath"] for mount in inside["volumeMounts"]] == [share.path]
+    assert [mount["mountPath"] for mount in inside["volumeMounts"]] == [path]
     assert {volume["name"] for volume in spec["volumes"]} == {m["name"] for m in inside["volumeMounts"]}
     head = cluster["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
@@ -69,15 +70,6 @@ def test_a_worker_holds_a_replica_and_outlives_its_drain() -> None:
         assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in one["env"]
         assert template["spec"]["securityContext"]["runAsUser"] == 10001
     assert cluster["authOptions"] == {"mode": "token"}
-
-
-def test_the_loss_of_the_head_takes_no_front_with_it() -> None:
-    """The head has no CPUs, a front needs some, a worker has them beside its replica's, requests go there."""
-    [share], cluster = fleet().shares, service()["rayClusterConfig"]
-    [workers] = cluster["workerGroupSpecs"]
-    assert fleet().front_cpus > 0 and cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    left = int(workers["rayStartParams"]["num-cpus"]) - share.threads
-    assert share.least * left >= fleet().fronts * fleet().front_cpus and left < share.threads
     assert service()["excludeHeadPodFromServeSvc"] is True
 
 
@@ -117,42 +109,31 @@ def test_pods_of_the_cluster_fit_the_schema_of_kubernetes() -> None:
 # --- arguments ---
 
 
-def test_what_holds_for_all_and_what_for_one() -> None:
+def test_arguments_of_each_part() -> None:
     found = read_fleet(
         {
-            "bundles": {
-                "small": "a.bundle",
-                "large": {"path": "b.bundle", "device": "cuda", "gpus": 0.5, "replicas": 1},
-            },
-            "replicas": "2:3", "threads": 4, "max_rows": 5, "queue_timeout": 7.0,
+            "bundles": {"small": "a.bundle", "large": "b.bundle"}, "replicas": "2:3", "threads": 4,
+            "gpus": 0.5, "device": "cuda", "max_rows": 5, "queue_timeout": 7.0,
             "adaptive": ["exact", "fast@0.01"],
         }
     )  # fmt: skip
-    small, large = found.shares
-    assert (small.least, small.most, small.threads, small.gpus) == (2, 3, 4, 0.0)
-    assert (large.least, large.most, large.device, large.gpus, large.path) == (1, 1, "cuda", 0.5, "b.bundle")
-    assert (found.options.limits.max_rows, found.ongoing, found.options.queue_timeout) == (5, 7, 7.0)
-    assert (found.most_threads, found.options.adaptive) == (16, ("exact", "fast@0.01"))
+    assert (read_replicas(found.replicas), found.threads, found.gpus) == ((2, 3), 4, 0.5)
+    assert (found.bundles["large"], found.session) == ("b.bundle", {"device": "cuda"})
+    assert (found.options.limits.max_rows, found.options.queue_timeout) == (5, 7.0)
+    assert found.options.adaptive == ("exact", "fast@0.01")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bundles": None}, "at least one"),
-        ({"bundles": {"a": 3}}, "must be a path"),
-        ({"bundles": {"a/b": "x"}}, "must not have spaces"),
-        ({"bundles": {"a": {"path": "x", "nonsense": 1}}}, "unknown 'nonsense'"),
-        ({"nonsense": 1}, "unknown 'nonsense'"),
+        ({"bundles": {}}, "with at least one"),
+        ({"bundles": {"a": 3}}, "names to paths"),
+        ({"nonsense": 1, "more": 1}, "unknown 'nonsense', 'more'"),
         ({"replicas": "3:2"}, "MIN:MAX"),
         ({"replicas": 0}, "MIN:MAX"),
-        ({"replicas": True}, "MIN:MAX"),
-        ({"threads": 0}, "threads must be"),
+        ({"replicas": True, "threads": 0}, "1 or more, not True; threads must be"),
         ({"gpus": -1}, "gpus must be"),
-        ({"fronts": 0}, "fronts must be"),
-        ({"front_cpus": -0.5}, "front_cpus must be"),
-        ({"front_cpus": True}, "front_cpus must be"),
         ({"gpus": float("nan")}, "gpus must be"),
-        ({"bound": -1}, "bound must be"),
         ({"log_level": "loud"}, "log_level must be"),
         ({"log_format": "yaml"}, "log_format must be"),
         ({"max_rows": 0}, "max_rows must be"),
@@ -160,12 +141,6 @@ def test_what_holds_for_all_and_what_for_one() -> None:
         ({"keys": ["secret"]}, "unknown 'keys'"),
     ],
 )
-def test_what_is_wrong_is_said(changes: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_are_errors(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SessionError, match=re.escape(words)):
         read_fleet({"bundles": {"a": "x"}, **changes})
-
-
-def test_every_mistake_is_said_at_once() -> None:
-    with pytest.raises(SessionError) as error:
-        read_fleet({"bundles": {"a": 3}, "fronts": 0, "nonsense": 1, "max_rows": 0})
-    assert all(word in str(error.value) for word in ("bundles.a", "fronts", "nonsense", "max_rows"))

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.fleets import CHATS, PYTHON, Fleet, chat, run
+from support.fleets import CHATS, PYTHON, Fleet, closed, command, run
 from support.tiny import Named
 
-from serving import fleet
 from serving.server import Server
 
 collect_ignore_glob = [] if PYTHON else ["test_*.py"]
@@ -22,20 +21,9 @@ collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 def expected(bundles: Named, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The texts of the server without Ray, one request at a time."""
     log = tmp_path_factory.mktemp("alone") / "log"
-    words = [
-        PYTHON,
-        "-m",
-        "mars_export.cli",
-        "serve",
-        str(bundles("llama")),
-        "--port",
-        "{port}",
-        "--threads",
-        "1",
-    ]
-    with Server(words, log) as server:
-        answers = run(fleet.closed(server.port, [chat(i) for i in range(CHATS)], 1))
-    assert {(told.status, told.ends, told.broken) for told in answers} == {(200, 2, "")}
+    with Server(command(bundles("llama"), "--port", "{port}"), log) as server:
+        answers = run(closed(server.port, range(CHATS), 1))
+    assert all(told.is_whole for told in answers)
     assert len({told.text for told in answers}) == CHATS
     return [told.text for told in answers]
 
@@ -48,7 +36,8 @@ def serve(
     def started(*more: str, replicas: str = "2") -> Iterator[Fleet]:
         log = tmp_path_factory.mktemp("fleet") / "log"
         bundle = bundles("llama")
-        with Server(fleet.command(PYTHON, bundle, replicas, 1, *more), log) as server:
+        words = command(bundle, "--port", "{port}", "--ray", "--replicas", replicas, *more)
+        with Server(words, log) as server:
             yield Fleet(server, bundle, expected)
 
     return started

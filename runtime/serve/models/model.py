@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import time
 from typing import Any
 
 from ...bundle.manifest import Variant
-from ...bundle.open import Bundle
+from ...bundle.open import Bundle, open_bundle
 from ...bundle.profiles import staleness
+from ...device.variants import choose
 from ...session.session import Session
 from .open_model import OpenModel
 
@@ -21,6 +24,21 @@ class Unopened:
     bundle: Bundle
     variant: Variant
     open: Callable[[], Session]
+
+
+def read_bundles(paths: Mapping[str, str | Path], **settings: Any) -> dict[str, Session | Unopened]:
+    """Bundles by model name, with the settings of Session.open. A single one is opened at once, several for
+    their first requests. Raises BundleError and SessionError.
+    """
+    if len(paths) == 1:
+        return {name: Session.open(path, **settings) for name, path in paths.items()}
+    bundles: dict[str, Session | Unopened] = {}
+    device, variant = settings.get("device", "cpu"), settings.get("variant")
+    for name, path in paths.items():
+        bundle = open_bundle(path, safe=settings.get("safe", False))
+        choice = choose(bundle, device) if variant is None else bundle.variant(variant)
+        bundles[name] = Unopened(bundle, choice, partial(Session.open, path, **settings))
+    return bundles
 
 
 class Model:

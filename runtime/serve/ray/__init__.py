@@ -1,1 +1,1 @@
-"""Replicas of bundles on Ray Serve, and a front that speaks for all of them."""
+"""Replicas of a server on Ray Serve."""

@@ -14,7 +14,7 @@ from ...bundle.open import open_bundle
 from ...errors import MarsError
 from ...machine import cores
 from ..logs import listen
-from .fleet import Fleet
+from .fleet import Fleet, read_replicas
 
 LOG = logging.getLogger("mars_export.serve")
 NAME = "mars"
@@ -41,19 +41,19 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
         from .application import application
     except ModuleNotFoundError as error:
         raise MarsError(f"{error.name} is not installed: pip install 'mars-export[ray]'") from error
-    num_cores = cores()
-    if address is None and fleet.most_threads > num_cores:
-        raise MarsError(
-            f"all replicas need {fleet.most_threads} threads, and this machine has {num_cores} cores; lower"
-            " --replicas or --threads, or set --address to a cluster"
-        )
     if address is None:
-        for share in fleet.shares:
-            open_bundle(share.path)  # report problems here, not in the log of a replica
+        num_threads = read_replicas(fleet.replicas)[1] * fleet.threads
+        if num_threads > cores():
+            raise MarsError(
+                f"all replicas need {num_threads} threads, and this machine has {cores()} cores; lower"
+                " --replicas or --threads, or set --address to a cluster"
+            )
+        for path in fleet.bundles.values():
+            open_bundle(path)  # report problems here, not in the log of a replica
     listen(fleet.log_level, fleet.log_format)
     try:
         if address is None:
-            ray.init(num_cpus=num_cores, include_dashboard=False)
+            ray.init(num_cpus=cores(), include_dashboard=False)
         else:
             ray.init(address=address)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -79,7 +79,7 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
 
 
 def _drain(serve: Any, seconds: float) -> None:
-    """End replicas and fronts after their answers. Ray's own shutdown ends its proxy, and every connection,
+    """End replicas after their answers. Ray's own shutdown ends its proxy, and every connection,
     first.
     """
     until = monotonic() + seconds

@@ -1,0 +1,47 @@
+"""What clients ask of a server that only all replicas together can answer: metrics, and a running stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import chain
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..answer.answering import Service
+from ..answer.steering import steer
+from ..door import CLIENT
+from ..metrics import CONTENT_TYPE, exposition
+from ..refusals import Refused, encoded
+from ..routes import Routes
+
+Everyone = Callable[..., Awaitable[list[Any]]]
+"""Calls a method of every replica, by its name and arguments."""
+
+
+class SharedRoutes(Routes):
+    """The routes of a replica."""
+
+    def __init__(self, service: Service, everyone: Everyone) -> None:
+        super().__init__(service)
+        self._everyone = everyone
+
+    async def metrics(self, _: Request) -> Response:
+        pages = await self._everyone("metrics")
+        return Response(exposition(chain.from_iterable(pages)), media_type=CONTENT_TYPE)
+
+    async def steer(self, request: Request) -> Response:
+        """Only one replica has the stream; the others answer 404."""
+        body = await self._bodies.read(request)
+        answers = await self._everyone("steer", request.path_params["id"], request.scope[CLIENT], body)
+        status, answer = min(answers, key=lambda answer: answer[0])
+        return Response(encoded(answer), status, media_type="application/json")
+
+
+def steered(service: Service, name: str, client: int | None, body: Any) -> tuple[int, dict[str, Any]]:
+    """Status and body of one replica's answer."""
+    try:
+        return 200, steer(service.streams, name, client, body)
+    except Refused as refusal:
+        return refusal.status, refusal.body
