@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +12,15 @@ import typer
 
 from ..runtime.errors import CheckpointError, PrecisionError
 from ..runtime.terminal.console import advance, err, out, print_json, progress_bars
-from ..runtime.terminal.options import Json, Size, option, takes_options
-from .options import WEIGHTS, CheckpointOptions, GraphOptions
+from ..runtime.terminal.options import Json, takes_options
+from .options import (
+    CheckpointOptions,
+    EngineFlags,
+    EnginePrecision,
+    GraphOptions,
+    OnnxOptions,
+    OnnxPrecision,
+)
 
 if TYPE_CHECKING:
     from ..runtime.bundle.manifest import Drift
@@ -22,10 +29,6 @@ if TYPE_CHECKING:
     from .tensorrt.engines import EngineResult
 
 app = typer.Typer()
-
-# Panels of --help
-SHAPES = "Shapes"
-ENGINE = "Engine"
 
 
 @app.command()
@@ -43,50 +46,15 @@ def onnx(
     ] = Path("mars.bundle"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
-    block: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Slots of a decode step: the block the checkpoint was tuned with; by default that of"
-            " config.json (I-DLM), else 8.",
-        ),
-    ] = None,
-    precision: Annotated[
-        str,
-        option(
-            WEIGHTS,
-            "Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto.",
-        ),
-    ] = "fp32",
-    device: Annotated[
-        str, option(WEIGHTS, "The device that --precision auto chooses for: cpu or cuda.")
-    ] = "cpu",
-    activations: Annotated[
-        str, option(WEIGHTS, "What quantized weights are computed in: fp32, fp16 or bf16.")
-    ] = "fp32",
-    asymmetric: Annotated[bool, option(WEIGHTS, "int4 and int8: store zero points.", "--asymmetric")] = False,
-    head: Annotated[
-        str, option(WEIGHTS, "How a quantized bundle stores lm_head: float, int8 or int4.")
-    ] = "int8",
-    embedding: Annotated[
-        str, option(WEIGHTS, "How a quantized bundle stores the embedding: float or int8.")
-    ] = "int8",
-    kv_layout: Annotated[
-        str, option(SHAPES, "static, or delta: plain operators for TensorRT before 10.15.")
-    ] = "static",
-    fixed: Annotated[
-        bool, option(SHAPES, "Also write graphs with fixed shapes, which share the weights.", "--fixed")
-    ] = False,
-    batch: Annotated[int, option(SHAPES, "Rows of the --fixed graphs.", min=1)] = 1,
-    capacity: Annotated[int, option(SHAPES, "KV entries of a row in the --fixed graphs.", min=1)] = 1024,
-    prefill: Annotated[int, option(SHAPES, "Slots of the --fixed prefill graph.", min=1)] = 128,
     *,
+    precisions: OnnxPrecision,
+    onnx_options: OnnxOptions,
     graph_options: GraphOptions,
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .export_options import choose_precision
+    from .export_options import ExportOptions, choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -95,17 +63,14 @@ def onnx(
             f" `mars-export generate {checkpoint} -p ...`; to add an engine: `mars-export trt {checkpoint}`;"
             " for another precision, export its checkpoint again"
         )
-    is_auto = precision == "auto"
+    precision, is_auto = precisions.precision, precisions.precision == "auto"
     if is_auto:
-        precision, reason = choose_precision(device)
+        precision, reason = choose_precision(precisions.device)
         err.print(f"precision: {precision} ({reason})")
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
-        options = graph_options.with_options(
-            block=block or opened.block, precision=precision, activations=activations, asymmetric=asymmetric,
-            head=head, embedding=embedding, kv_layout=kv_layout, fixed=fixed, batch=batch, capacity=capacity,
-            prefill=prefill,
-        )  # fmt: skip
+        block = precisions.block or opened.block
+        options = ExportOptions(block, precision, **asdict(onnx_options), **asdict(graph_options))
         _print_quantizer(options, opened)
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
@@ -165,85 +130,32 @@ def trt(
         bool, typer.Option("--dry-run", help="Print what would be built, and build nothing.")
     ] = False,
     as_json: Json = False,
-    block: Annotated[
-        int | None,
-        typer.Option(min=1, help="Slots of a decode step; by default as for `onnx`, or the bundle's."),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        option(
-            WEIGHTS, "Of the weights: fp16 (default), bf16, fp32, int8 or int4; a bundle already has its own."
-        ),
-    ] = None,
-    activations: Annotated[
-        str, option(WEIGHTS, "What quantized weights are computed in: fp16, bf16 or fp32.")
-    ] = "fp16",
-    head: Annotated[
-        str, option(WEIGHTS, "How a quantized bundle stores lm_head: float, int8 or int4.")
-    ] = "float",
-    target: Annotated[
-        str, option(ENGINE, "rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")
-    ] = "rtx",
-    kv_layout: Annotated[
-        str | None, option(ENGINE, "static or delta; by default what the target's TensorRT supports.")
-    ] = None,
-    tf32: Annotated[
-        bool, option(ENGINE, "Round float32 products to TF32: faster, but less exact.", "--tf32")
-    ] = False,
-    workspace: Annotated[
-        int | None,
-        option(
-            ENGINE,
-            "GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most"
-            " of it.",
-            **Size,
-        ),
-    ] = None,
-    build: Annotated[
-        bool,
-        option(
-            ENGINE,
-            "Build the engine if this machine can, or only write the graph and a recipe.",
-            "--build/--no-build",
-        ),
-    ] = True,
-    batch: Annotated[int, option(SHAPES, "Maximum batch size.", min=1)] = 1,
-    capacity: Annotated[
-        int | None,
-        option(SHAPES, "KV entries of a row: 1024, or the model's context if that is less.", min=1),
-    ] = None,
-    prefill: Annotated[
-        int | None, option(SHAPES, "Most slots of a prefill step: 128 by default.", min=1)
-    ] = None,
-    fixed: Annotated[
-        bool, option(SHAPES, "An engine for exactly --batch rows of --block slots.", "--fixed")
-    ] = False,
     *,
+    precision: EnginePrecision,
+    flags: EngineFlags,
     graph_options: GraphOptions,
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Build a TensorRT engine, or write a recipe to build it on the target if this machine cannot."""
     from ..runtime.bundle.open import open_bundle
+    from .export_options import ExportOptions
     from .tensorrt.engines import add_engine, export_engine, is_bundle
     from .tensorrt.plan import EngineOptions
 
-    engine = EngineOptions(
-        target=target, kv_layout=kv_layout, batch=batch, capacity=capacity,
-        prefill=prefill, fixed=fixed, build=build, tf32=tf32, workspace=workspace,
-    )  # fmt: skip
+    engine = EngineOptions(**asdict(flags))
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
             written = output or Path(source)
             outcome = add_engine(
-                open_bundle(source), written, engine, precision=precision, block=block, force=force,
-                dry_run=dry_run, progress=advance(bars),
+                open_bundle(source), written, engine, precision=precision.precision, block=precision.block,
+                force=force, dry_run=dry_run, progress=advance(bars),
             )  # fmt: skip
         else:
             written = output or Path("mars.bundle")
             opened = checkpoint_options.open(source)
-            options = graph_options.with_options(
-                block=block or opened.block, precision=precision or "fp16", activations=activations,
-                head=head, embedding="float",
+            options = ExportOptions(
+                precision.block or opened.block, precision.precision or "fp16", precision.activations,
+                head=precision.head, embedding="float", **asdict(graph_options),
             )  # fmt: skip
             if not dry_run:
                 _print_quantizer(options, opened)

@@ -1,80 +1,52 @@
-"""Options that `onnx` and `trt` share, as dataclasses."""
+"""The options of `onnx` and `trt`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ..runtime.errors import CheckpointError
 from ..runtime.terminal.console import err
-from ..runtime.terminal.options import option
+from ..runtime.terminal.options import MostBytes
 
 if TYPE_CHECKING:
     from .checkpoint.open import Checkpoint
-    from .export_options import ExportOptions
 
 DEFAULT = "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
-# Panels of --help
-WEIGHTS = "Weights"
-OUTPUTS = "Outputs of the graph"
-READING = "How the checkpoint is read"
-CHECKS = "Checks"
+AtLeastOne = typer.Option(min=1)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How a checkpoint is read."""
+    """How a checkpoint is read.
 
-    mask_token: Annotated[
-        str | None,
-        option(READING, "The mask token (text or id), instead of the one that the tokenizer names."),
-    ] = None
-    tokenizer: Annotated[
-        str | None, option(READING, "Tokenizer files to use instead of the checkpoint's.", metavar="DIR")
-    ] = None
-    tied: Annotated[
-        bool | None,
-        option(
-            READING,
-            "Whether lm_head is the embedding, if config.json and the weights disagree.",
-            "--tied/--untied",
-        ),
-    ] = None
-    long_context: Annotated[
-        bool,
-        option(
-            READING, "Longrope: use the frequencies for long texts, and the whole context.", "--long-context"
-        ),
-    ] = False
-    draft_adapter: Annotated[
-        list[str] | None,
-        option(
-            READING,
-            "A draft adapter, which acts at draft slots only: the text is CHECKPOINT's. Repeatable, for"
-            " requests to choose.",
-            "--draft-adapter",
-            metavar="[NAME=]DIR",
-        ),
-    ] = None
-    draft_ids: Annotated[
-        str, option(READING, "What draft slots feed, as in the adapter's training: mask or noise.")
-    ] = "mask"
-    masks: Annotated[
-        bool,
-        option(
-            READING,
-            "--no-masks: a model that was not tuned with masks; exact mode with --lookup.",
-            "--masks/--no-masks",
-        ),
-    ] = True
-    causal: Annotated[
-        bool, option(READING, "An `sdar` checkpoint is I-DLM's, with causal attention.", "--causal")
-    ] = False
-    revision: Annotated[str | None, option(READING, "The hub revision to use.")] = None
-    base: Annotated[
-        str | None, option(READING, "The adapter's base model, instead of the one that it names.")
-    ] = None
+    How the checkpoint is read:
+    mask_token: The mask token (text or id), instead of the one that the tokenizer names.
+    tokenizer: Tokenizer files to use instead of the checkpoint's.
+    tied: Whether lm_head is the embedding, if config.json and the weights disagree.
+    long_context: Longrope: use the frequencies for long texts, and the whole context.
+    draft_adapter: A draft adapter, which acts at draft slots only: the text is CHECKPOINT's. Repeatable, for
+        requests to choose.
+    draft_ids: What draft slots feed, as in the adapter's training: mask or noise.
+    masks: --no-masks: a model that was not tuned with masks; exact mode with --lookup.
+    causal: An `sdar` checkpoint is I-DLM's, with causal attention.
+    revision: The hub revision to use.
+    base: The adapter's base model, instead of the one that it names.
+    """
+
+    mask_token: str | None = None
+    tokenizer: Annotated[str | None, typer.Option(metavar="DIR")] = None
+    tied: Annotated[bool | None, typer.Option("--tied/--untied")] = None
+    long_context: bool = False
+    draft_adapter: Annotated[list[str] | None, typer.Option(metavar="[NAME=]DIR")] = None
+    draft_ids: str = "mask"
+    masks: bool = True
+    causal: bool = False
+    revision: str | None = None
+    base: str | None = None
 
     def open(self, source: str | None) -> Checkpoint:
         """Open the checkpoint, or without a source the default one."""
@@ -82,11 +54,9 @@ class CheckpointOptions:
 
         if source is None:
             err.print(DEFAULT)
-        checkpoint = open_checkpoint(
-            source, revision=self.revision, base=self.base, mask_token=self.mask_token, tied=self.tied,
-            tokenizer=self.tokenizer, long_context=self.long_context, masks=self.masks, causal=self.causal,
-            draft_adapters=_named(self.draft_adapter or []), draft_ids=self.draft_ids,
-        )  # fmt: skip
+        options = asdict(self)
+        drafts = _named(options.pop("draft_adapter") or [])
+        checkpoint = open_checkpoint(source, draft_adapters=drafts, **options)
         vocabulary = checkpoint.vocabulary
         if self.mask_token is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
             err.print(
@@ -118,59 +88,125 @@ def _named(adapters: list[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """How weights are stored, what the graph returns, and how it is checked."""
+    """How weights are stored, what the graph returns, and how it is checked: fields of ExportOptions.
 
-    group: Annotated[
-        int, option(WEIGHTS, "int4 and int8: group size, the number of inputs that share a scale.")
-    ] = 32
-    quantizer: Annotated[
-        str,
-        option(
-            WEIGHTS,
-            "How codes are chosen: gptq (needs a calibration text), round, or auto: gptq for int4 if"
-            " there is a text.",
-        ),
-    ] = "auto"
-    calibration_text: Annotated[
-        Path | None,
-        option(
-            WEIGHTS,
-            "Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has its own.",
-            metavar="FILE",
-        ),
-    ] = None
-    metrics: Annotated[bool, option(OUTPUTS, "Also return margin and entropy.", "--metrics")] = False
-    logits: Annotated[
-        bool,
-        option(
-            OUTPUTS,
-            "Return logits too: sampling, repetition penalty and structured answers need them. Without them a"
-            " step is 1 to 2 % faster.",
-            "--logits/--no-logits",
-        ),
-    ] = True
-    top_k: Annotated[
-        int,
-        option(
-            OUTPUTS,
-            "Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.",
-            min=0,
-            metavar="K",
-        ),
-    ] = 0
-    allow_drift: Annotated[
-        bool, option(CHECKS, "Keep a bundle that fails the self-check.", "--allow-drift")
-    ] = False
-    no_oracle: Annotated[
-        bool, option(CHECKS, "Do not compare the checkpoint with transformers and peft.", "--no-oracle")
-    ] = False
+    Weights:
+    group: int4 and int8: group size, the number of inputs that share a scale.
+    quantizer: How codes are chosen: gptq (needs a calibration text), round, or auto: gptq for int4 if there
+        is a text.
+    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has
+        its own.
 
-    def with_options(self, **options: Any) -> ExportOptions:
-        """These and the command's own as the options of an export."""
-        from .export_options import ExportOptions
+    Outputs of the graph:
+    metrics: Also return margin and entropy.
+    logits: Return logits too: sampling, repetition penalty and structured answers need them. Without them a
+        step is 1 to 2 % faster.
+    top_k: Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.
 
-        return ExportOptions(
-            group=self.group, quantizer=self.quantizer,
-            calibration_text=self.calibration_text, metrics=self.metrics, logits=self.logits,
-            top_k=self.top_k, allow_drift=self.allow_drift, oracle=not self.no_oracle, **options,
-        )  # fmt: skip
+    Checks:
+    allow_drift: Keep a bundle that fails the self-check.
+    oracle: Whether to compare the checkpoint with transformers and peft.
+    """
+
+    group: int = 32
+    quantizer: str = "auto"
+    calibration_text: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    metrics: bool = False
+    logits: bool = True
+    top_k: Annotated[int, typer.Option(min=0, metavar="K")] = 0
+    allow_drift: bool = False
+    oracle: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxOptions:
+    """The graph for ONNX Runtime: fields of ExportOptions.
+
+    Weights:
+    activations: What quantized weights are computed in: fp32, fp16 or bf16.
+    asymmetric: int4 and int8: store zero points.
+    head: How a quantized bundle stores lm_head: float, int8 or int4.
+    embedding: How a quantized bundle stores the embedding: float or int8.
+
+    Shapes:
+    kv_layout: static, or delta: plain operators for TensorRT before 10.15.
+    fixed: Also write graphs with fixed shapes, which share the weights.
+    batch: Rows of the --fixed graphs.
+    capacity: KV entries of a row in the --fixed graphs.
+    prefill: Slots of the --fixed prefill graph.
+    """
+
+    activations: str = "fp32"
+    asymmetric: bool = False
+    head: str = "int8"
+    embedding: str = "int8"
+    kv_layout: str = "static"
+    fixed: bool = False
+    batch: Annotated[int, AtLeastOne] = 1
+    capacity: Annotated[int, AtLeastOne] = 1024
+    prefill: Annotated[int, AtLeastOne] = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxPrecision:
+    """The precision of a bundle for ONNX Runtime.
+
+    block: Slots of a decode step: the block the checkpoint was tuned with; by default that of config.json
+        (I-DLM), else 8.
+
+    Weights:
+    precision: Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto.
+    device: The device that --precision auto chooses for: cpu or cuda.
+    """
+
+    block: Annotated[int | None, AtLeastOne] = None
+    precision: str = "fp32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrecision:
+    """The precision of an engine.
+
+    block: Slots of a decode step; by default as for `onnx`, or the bundle's.
+
+    Weights:
+    precision: Of the weights: fp16 (default), bf16, fp32, int8 or int4; a bundle already has its own.
+    activations: What quantized weights are computed in: fp16, bf16 or fp32.
+    head: How a quantized bundle stores lm_head: float, int8 or int4.
+    """
+
+    block: Annotated[int | None, AtLeastOne] = None
+    precision: str | None = None
+    activations: str = "fp16"
+    head: str = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """How an engine is built: the fields of EngineOptions.
+
+    Engine:
+    target: rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.
+    kv_layout: static or delta; by default what the target's TensorRT supports.
+    tf32: Round float32 products to TF32: faster, but less exact.
+    workspace: GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most of
+        it.
+    build: Build the engine if this machine can, or only write the graph and a recipe.
+
+    Shapes:
+    batch: Maximum batch size.
+    capacity: KV entries of a row: 1024, or the model's context if that is less.
+    prefill: Most slots of a prefill step: 128 by default.
+    fixed: An engine for exactly --batch rows of --block slots.
+    """
+
+    target: str = "rtx"
+    kv_layout: str | None = None
+    tf32: bool = False
+    workspace: MostBytes = None
+    build: bool = True
+    batch: Annotated[int, AtLeastOne] = 1
+    capacity: Annotated[int | None, AtLeastOne] = None
+    prefill: Annotated[int | None, AtLeastOne] = None
+    fixed: bool = False

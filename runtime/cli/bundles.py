@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,15 +138,16 @@ def doctor(
     """
     from .doctor import examine
 
-    report = examine(bundle, device, safe=safe)
+    findings = examine(bundle, device, safe=safe)
+    is_good = all(finding.state != "bad" for finding in findings)
     if as_json:
-        print_json(report.to_dict())
+        print_json({"good": is_good, "findings": [asdict(finding) for finding in findings]})
     else:
-        for finding in report.findings:
+        for finding in findings:
             mark = {"good": "[green]ok[/]  ", "absent": "[dim]--[/]  ", "bad": "[red]no[/]  "}[finding.state]
             out.print(mark, end="")
             say(f"{finding.subject}: {finding.detail}")
-    if not report.is_good:
+    if not is_good:
         raise typer.Exit(1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,16 +13,16 @@ import typer
 from ..errors import MarsError
 from ..terminal.console import err, print_error, print_json, uninterrupted, visible
 from ..terminal.options import BundleArgument, takes_options
-from .generate import MaxNewTokens, Quiet, Runs, calls_of, completion_json, print_summary, show
+from .generate import MaxNewTokens, PrintOptions, calls_of, completion_json, print_summary, show
 from .options import AnswerOptions, SessionOptions, tau_warning
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
+    from ..session.answer import Stream
     from ..session.conversation import Conversation
     from ..session.session import Session
 
 app = typer.Typer()
-Message = dict[str, str]
 HELP = """\
 /exact            verify every token (the default)
 /tau 0.9          faster and riskier: accept predictions with at least this confidence
@@ -35,7 +36,7 @@ A \\ at the end of a line continues it on the next one."""
 
 
 class Talk:
-    """The messages so far, and the settings of the next answer.
+    """A conversation, the settings of its next answer, and results for the calls of its last one.
 
     `has_window` says that the user chose the window, so that it stays even for repeatable draws. `names`
     returns the names of the calls in an answer; it is None without tools.
@@ -43,16 +44,15 @@ class Talk:
 
     def __init__(
         self,
-        system: str | None,
+        conversation: Conversation,
         config: GenerationConfig,
         *,
         runs: bool = False,
         has_window: bool = False,
         names: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
-        self.messages: list[Message] = [] if system is None else [_message("system", system)]
-        self.config, self.runs, self._has_window = config, runs, has_window
-        self._names, self._results = names, list[str]()
+        self.conversation, self.config, self.runs = conversation, config, runs
+        self._has_window, self._names, self._results = has_window, names, list[str]()
 
     def obey(self, line: str) -> str:
         """Run the command in a line, and return the reply. Raises MarsError if the command fails."""
@@ -72,13 +72,13 @@ class Talk:
                 self.runs = not self.runs
                 return f"runs {'on' if self.runs else 'off'}"
             case "/undo":
-                questions = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
-                del self.messages[questions[-1] if questions else len(self.messages) :]
-                return "last turn removed" if questions else "there is no turn to remove"
+                turns = self.conversation.turns
+                self.conversation.undo(1 + sum(1 for _ in takewhile(lambda t: t.results, reversed(turns))))
+                return "last turn removed" if turns else "there is no turn to remove"
             case "/system":
                 return self._set_system(value)
             case "/reset":
-                self.messages = self._opening
+                self.conversation.reset()
                 return "chat reset"
             case "/help":
                 return HELP
@@ -88,21 +88,23 @@ class Talk:
     @property
     def calls(self) -> tuple[str, ...]:
         """The names of the last answer's calls without a result."""
-        if self._names is None or not self.messages or self.messages[-1]["role"] != "assistant":
+        turns = self.conversation.turns
+        if self._names is None or not turns:
             return ()
-        return tuple(self._names(self.messages[-1]["content"])[len(self._results) :])
+        return tuple(self._names(turns[-1].answer)[len(self._results) :])
 
-    def results(self) -> tuple[str, ...]:
-        """The results of all calls of the last answer, returned once; empty while one is missing."""
-        if self.calls:
-            return ()
-        results, self._results = tuple(self._results), []
-        return results
-
-    def answered(self, before: Sequence[Message], new: Sequence[Message], answer: str) -> None:
-        """Set the messages: those before, a question or results, and the answer."""
+    def ask(self, line: str) -> Stream:
+        """The answer to a question."""
+        reply = self.conversation.send(line, self.config)
         self._results = []
-        self.messages = [*before, *new, _message("assistant", answer)]
+        return reply
+
+    def give_results(self) -> Stream | None:
+        """The answer to the results of all calls of the last answer; None while one is missing."""
+        if self.calls or not self._results:
+            return None
+        results, self._results = self._results, []
+        return self.conversation.give(results, self.config)
 
     def _note(self, result: str) -> str:
         if not self.calls:
@@ -113,17 +115,12 @@ class Talk:
         rest = f"; next is {self.calls[0]}" if self.calls else ""
         return f"result of {name}{rest}"
 
-    @property
-    def _opening(self) -> list[Message]:
-        return [m for m in self.messages[:1] if m["role"] == "system"]
-
     def _set_system(self, value: str) -> str:
-        opening = self._opening
+        system = self.conversation.system
         if not value:
-            return opening[0]["content"] if opening else "no system message; /system TEXT sets one"
-        messages = [] if value == "-" else [_message("system", value)]
-        self.messages = [*messages, *self.messages[len(opening) :]]
-        return "system message set" if messages else "system message removed"
+            return "no system message; /system TEXT sets one" if system is None else system
+        self.conversation.system = None if value == "-" else value
+        return "system message removed" if value == "-" else "system message set"
 
     def _set_tau(self, value: str) -> str:
         try:
@@ -148,10 +145,6 @@ def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
         yield "\n".join([*parts, *([] if line is None else [line])])
 
 
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
 @app.command()
 @takes_options
 def chat(
@@ -163,8 +156,7 @@ def chat(
     drop_oldest: Annotated[
         bool, typer.Option("--drop-oldest", help="Forget the oldest turns when the context is full.")
     ] = False,
-    runs: Runs = False,
-    quiet: Quiet = False,
+    printed: PrintOptions,
     as_json: Annotated[
         bool, typer.Option("--json", help="Read one message a line, print one JSON object per answer.")
     ] = False,
@@ -174,23 +166,15 @@ def chat(
     Type a message. /help lists the commands, such as /undo and /system. Ctrl-C ends an answer, Ctrl-D or
     /quit ends the chat.
     """
-
     config = answers.config(max_new_tokens)
     session = model.open(bundle)
     config = answers.with_profile(session, config)
-
-    def names(answer: str) -> list[str]:
-        return [call["name"] for call in calls_of(session, answer)["tool_calls"]]
-
     talk = Talk(
-        answers.system,
-        config,
-        runs=runs,
+        session.conversation(answers.system, drop_oldest=drop_oldest), config, runs=printed.runs,
         has_window=answers.has_window,
-        names=names if config.tools is not None else None,
-    )
-    chat = _Chat(session, talk, session.conversation(answers.system, drop_oldest=drop_oldest), quiet, as_json)
-    if sys.stdin.isatty() and not (quiet or as_json):
+        names=None if config.tools is None else lambda answer: [c["name"] for c in calls_of(session, answer)],
+    )  # fmt: skip
+    if sys.stdin.isatty() and not (printed.quiet or as_json):
         print_greeting(session)
 
     def read(continues: bool) -> str | None:
@@ -201,7 +185,7 @@ def chat(
             for line in iter(lambda: read(False), None) if as_json else questions(read):
                 if line.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
                     return
-                chat.obey_or_answer(line)
+                _obey_or_answer(session, talk, line, is_quiet=printed.quiet, as_json=as_json)
             return
         except KeyboardInterrupt:  # between two answers
             if not sys.stdin.isatty():
@@ -222,60 +206,35 @@ def print_greeting(session: Session) -> None:
     err.print(visible("\n".join(lines)), style="dim", markup=False)
 
 
-class _Chat:
-    """A talk, and the session that answers it."""
-
-    def __init__(
-        self, session: Session, talk: Talk, conversation: Conversation, quiet: bool, as_json: bool
-    ) -> None:
-        self._session, self._talk, self._conversation = session, talk, conversation
-        self._quiet, self._as_json = quiet, as_json
-
-    def obey_or_answer(self, line: str) -> None:
-        """Do what a line says: a command, a question, or the result of a call."""
-        talk = self._talk
-        try:
-            if line.startswith("/"):
-                reply = talk.obey(line)
-                if results := talk.results():
-                    self._answer(results)
-                else:
-                    err.print(visible(reply), style="dim", markup=False)
-            elif line.strip():
-                self._answer(line)
-        except MarsError as error:
-            print_error(error, as_json=self._as_json)
-
-    def _answer(self, new: str | tuple[str, ...]) -> None:
-        """Answer a question, or the results of calls, . A turn that fails leaves the talk unchanged."""
-        session, talk, conversation = self._session, self._talk, self._conversation
-        conversation.resume(talk.messages)
-        has_tools = talk.config.tools is not None
-        if isinstance(new, str):
-            role, reply = "user", conversation.send(new, talk.config)
+def _obey_or_answer(session: Session, talk: Talk, line: str, *, is_quiet: bool, as_json: bool) -> None:
+    """Do what a line says: a command, a question, or the result of a call."""
+    try:
+        if line.startswith("/"):
+            said = talk.obey(line)
+            reply = talk.give_results()
+            if reply is None:
+                err.print(visible(said), style="dim", markup=False)
+                return
+        elif line.strip():
+            reply = talk.ask(line)
         else:
-            role, reply = "tool", conversation.give(new, talk.config)
-        if conversation.dropped:
-            err.print(
-                f"the context is full: the oldest {conversation.dropped} turn(s) are forgotten", style="dim"
-            )
-        messages: list[Message] = [dict(message) for message in conversation.messages]
-        reader = session.tool_stream() if has_tools else None
-        completion = show(reply, runs=talk.runs, quiet=self._as_json, reader=reader)
-        texts = [new] if isinstance(new, str) else new
-        talk.answered(messages, [{"role": role, "content": text} for text in texts], completion.text)
-        if self._as_json:
-            calls = calls_of(session, completion.text) if has_tools else {}
-            print_json(completion_json(completion, talk.config) | calls)
             return
-        with uninterrupted():
-            if not self._quiet:
-                print_summary(completion)
-            if names := talk.calls:
-                text = (
-                    f"calls: {', '.join(names)}; enter the result of each, in this order, with /result TEXT"
-                )
-                err.print(visible(text), style="dim", markup=False)
+        if dropped := talk.conversation.dropped:
+            err.print(f"the context is full: the oldest {dropped} turn(s) are forgotten", style="dim")
+        reader = session.tool_stream() if talk.config.tools is not None else None
+        completion = show(reply, runs=talk.runs, quiet=as_json, reader=reader)
+    except MarsError as error:
+        print_error(error, as_json=as_json)
+        return
+    if as_json:
+        print_json(completion_json(session, completion, talk.config))
+        return
+    with uninterrupted():
+        if not is_quiet:
+            print_summary(completion)
+        if names := talk.calls:
+            text = f"calls: {', '.join(names)}; enter the result of each, in this order, with /result TEXT"
+            err.print(visible(text), style="dim", markup=False)
 
 
 def _read_line(prompt: str) -> str | None:

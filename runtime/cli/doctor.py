@@ -6,11 +6,11 @@ import operator
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
@@ -52,19 +52,7 @@ class Finding:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    findings: tuple[Finding, ...]
-
-    @property
-    def is_good(self) -> bool:
-        return all(f.state != "bad" for f in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"good": self.is_good, "findings": [asdict(f) for f in self.findings]}
-
-
-def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = True) -> Diagnosis:
+def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = True) -> list[Finding]:
     """Check the installation, and `bundle` on `device` if there is one: each variant opens and decodes; on a
     GPU also the place of its KV rows, its tokens and its step times. `safe` opens the bundle in safe mode.
     """
@@ -72,31 +60,29 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         Finding("cpu", "good", f"{processor() or 'unknown'}, byte products: {byte_products()}"),
-        _package("mars-export", None),
+        _package("mars-export", _version("mars-export"), "export", "everything"),
         _onnxruntime(),
         _kernels(),
         *(_device(name) for name in PROVIDERS),
-        *(_package(name, hint) for name, hint in OPTIONAL.items()),
-        *(_tensorrt(name, hint, host) for name, hint in TENSORRT.items()),
+        *(_package(name, _version(name), *hint) for name, hint in OPTIONAL.items()),
+        *(_package(name, host.tensorrt.get(name), *hint) for name, hint in TENSORRT.items()),
         _gpu(host),
     ]
     if bundle is not None:
         findings += _bundle(bundle, device, host, safe=safe)
-    return Diagnosis(tuple(findings))
+    return findings
 
 
-def _package(name: str, hint: tuple[str, str] | None) -> Finding:
+def _version(package: str) -> str | None:
     try:
-        return Finding(name, "good", version(name))
+        return version(package)
     except PackageNotFoundError:
-        extra, purpose = hint or ("export", "everything")
-        return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
+        return None
 
 
-def _tensorrt(name: str, hint: tuple[str, str], host: Host) -> Finding:
-    if name in host.tensorrt:
-        return Finding(name, "good", host.tensorrt[name])
-    extra, purpose = hint
+def _package(name: str, installed: str | None, extra: str, purpose: str) -> Finding:
+    if installed is not None:
+        return Finding(name, "good", installed)
     return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +12,14 @@ import typer
 
 from ..errors import MarsError
 from ..terminal.console import err, out, print_error, print_json, progress_bars, visible
-from ..terminal.options import BundleArgument, Json, option, takes_options
+from ..terminal.options import BundleArgument, Count, Json, takes_options
 from ..text.toolcalls import ToolCall
-from .options import DECODING, FORM, AnswerOptions, SessionOptions
+from .options import AnswerOptions, SessionOptions
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
     from ..session.answer import Completion, Stream
-    from ..session.session import Commit, Session
+    from ..session.session import Session
     from ..text.toolcalls import ToolStream
 
 
@@ -89,31 +90,29 @@ class Page:
             self._is_begun = not text.endswith("\n")
 
 
-def calls_of(session: Session, answer: str) -> dict[str, Any]:
+def calls_of(session: Session, answer: str) -> list[dict[str, str]]:
     """The calls in an answer, as JSON."""
     reader = session.tool_stream()
     reader.push(answer)
     reader.finish()
-    calls = [{"name": call.name, "arguments": call.arguments} for call in reader.answer.calls]
-    return {"tool_calls": calls}
+    return [{"name": call.name, "arguments": call.arguments} for call in reader.answer.calls]
 
 
 def print_summary(completion: Completion, prefix: str = "") -> None:
     """Print the statistics of an answer. At a terminal, lines break between words only."""
-    err.print(f"{prefix}{summary(completion)}", style="dim", soft_wrap=not err.is_terminal)
-
-
-def summary(completion: Completion) -> str:
     stats = completion.stats
-    return (
-        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens,"
-        f" {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
-        f" first token after {stats.time_to_first_token:.2f} s, ended by {completion.finish_reason}"
+    err.print(
+        f"{prefix}{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache,"
+        f" {stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward,"
+        f" {stats.tokens_per_second:.1f} tokens/s, first token after {stats.time_to_first_token:.2f} s,"
+        f" ended by {completion.finish_reason}",
+        style="dim",
+        soft_wrap=not err.is_terminal,
     )
 
 
-def completion_json(completion: Completion, config: GenerationConfig) -> dict[str, Any]:
-    return {
+def completion_json(session: Session, completion: Completion, config: GenerationConfig) -> dict[str, Any]:
+    value = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "confidences": [round(c, 6) for c in completion.confidences],
@@ -123,6 +122,7 @@ def completion_json(completion: Completion, config: GenerationConfig) -> dict[st
         "window": config.window,
         "stats": completion.stats.to_dict(),
     }
+    return value if config.tools is None else value | {"tool_calls": calls_of(session, completion.text)}
 
 
 app = typer.Typer()
@@ -130,19 +130,76 @@ app = typer.Typer()
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens",
-        "-n",
-        metavar="N",
-        min=1,
-        help="Most tokens to generate. Also --max-tokens.",
+        "--max-new-tokens", "-n", metavar="N", min=1, help="Most tokens to generate. Also --max-tokens."
     ),
 ]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="End the answer before this text. Repeatable."),
-]
-Runs = Annotated[bool, typer.Option("--runs", help="Mark tokens that were accepted together.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print answers only, no statistics.")]
+
+
+@dataclass(frozen=True, slots=True)
+class PrintOptions:
+    """What is printed of an answer.
+
+    runs: Mark tokens that were accepted together.
+    quiet: Print answers only, no statistics.
+    """
+
+    runs: bool = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions:
+    """What is asked once.
+
+    prompt: Prompt. By default, or with -, read standard input.
+    file: Read the prompt from a file.
+    raw: Continue the prompt as it is, without the chat template.
+    stop: End the answer before this text. Repeatable.
+    number: Number of answers; their seeds count up.
+    """
+
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p")] = None
+    file: Annotated[Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False)] = None
+    raw: bool = False
+    stop: list[str] | None = None
+    number: Annotated[int, typer.Option("--n", metavar="N", min=1, max=64)] = 1
+
+    @property
+    def text(self) -> str:
+        """The prompt. Raises MarsError."""
+        if self.prompt is not None and self.file is not None:
+            raise MarsError("use either --prompt or --file, not both")
+        try:
+            if self.file is not None:
+                return self.file.read_text(encoding="utf-8")
+            if self.prompt is not None and self.prompt != "-":
+                return self.prompt
+            if sys.stdin.isatty():
+                err.print("Reading the prompt from standard input; Ctrl-D ends it.", style="dim")
+            if not (text := sys.stdin.buffer.read().decode("utf-8")):
+                raise MarsError(
+                    "standard input is empty; give the prompt with -p TEXT or -f FILE, or pipe it in"
+                )
+            return text
+        except UnicodeDecodeError as error:
+            raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class OnceOptions:
+    """Settings of an answer that a conversation does not have.
+
+    Decoding:
+    commit: Cache loop: cursor, or block (of the paper).
+    cache_block: Tokens of a cache block, with --commit block.
+
+    Structured answers:
+    grammar: The answer follows this grammar of the bundle (`mars-export grammar`).
+    """
+
+    commit: Annotated[str, typer.Option(metavar="cursor|block")] = "cursor"
+    cache_block: Count = 32
+    grammar: Annotated[str | None, typer.Option(metavar="NAME")] = None
 
 
 @app.command(context_settings={"allow_extra_args": True})  # so that their error says -p
@@ -151,38 +208,12 @@ def generate(
     bundle: BundleArgument,
     *,
     context: typer.Context,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Prompt. By default, or with -, read standard input.")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file."),
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
-    ] = False,
+    ask: AskOptions,
     max_new_tokens: MaxNewTokens = 256,
     answers: AnswerOptions,
-    grammar: Annotated[
-        str | None,
-        option(
-            FORM, "The answer follows this grammar of the bundle (`mars-export grammar`).", metavar="NAME"
-        ),
-    ] = None,
-    stop: Stop = None,
-    commit: Annotated[
-        str, option(DECODING, "Cache loop: cursor, or block (of the paper).", metavar="cursor|block")
-    ] = "cursor",
-    cache_block: Annotated[
-        int, option(DECODING, "Tokens of a cache block, with --commit block.", metavar="N", min=1)
-    ] = 32,
-    number: Annotated[
-        int,
-        typer.Option("--n", metavar="N", min=1, max=64, help="Number of answers; their seeds count up."),
-    ] = 1,
+    once: OnceOptions,
     model: SessionOptions,
-    runs: Runs = False,
-    quiet: Quiet = False,
+    printed: PrintOptions,
     as_json: Json = False,
 ) -> None:
     """Generate an answer to a prompt.
@@ -194,23 +225,31 @@ def generate(
     if context.args:
         words = quote(" ".join(context.args))
         raise typer.BadParameter(f"give the prompt with -p: mars-export generate {bundle} -p {words}")
-    config = answers.config(max_new_tokens, tuple(stop or ()), grammar)
-    if number > 1 and config.is_greedy:
-        raise MarsError(f"--n {number}: greedy answers are all equal; add --temp")
-    loop = Commit(commit, cache_block)
-    text = _prompt_text(prompt, file)
+    config = answers.config(max_new_tokens, tuple(ask.stop or ()), once.grammar)
+    if ask.number > 1 and config.is_greedy:
+        raise MarsError(f"--n {ask.number}: greedy answers are all equal; add --temp")
+    loop, text = Commit(once.commit, once.cache_block), ask.text
     session = model.open(bundle)
     config = answers.with_profile(session, config)
-    messages = text if raw else _messages(answers.system, text)
-    if number > 1:
-        _generate_several(session, messages, config, number, loop, quiet=quiet, as_json=as_json)
+    prompt: Any = text
+    if not ask.raw:
+        system = [] if answers.system is None else [{"role": "system", "content": answers.system}]
+        prompt = [*system, {"role": "user", "content": text}]
+    if ask.number > 1:
+        configs = [config.with_values(seed=(config.seed + i) % 2**64) for i in range(ask.number)]
+        completions = session.generate_batch([prompt] * ask.number, configs, commit=loop)
+        for completion, config in zip(completions, configs, strict=True):
+            if as_json:
+                print_json({"seed": config.seed} | completion_json(session, completion, config))
+                continue
+            out.print(completion.text, markup=False)
+            if not printed.quiet:
+                print_summary(completion, f"seed {config.seed}: ")
         return
-    stream = session.stream(messages, config, commit=loop)
-    completion = show(stream, runs=runs, quiet=as_json)
+    completion = show(session.stream(prompt, config, commit=loop), runs=printed.runs, quiet=as_json)
     if as_json:
-        calls = calls_of(session, completion.text) if answers.tools else {}
-        print_json(completion_json(completion, config) | calls)
-    elif not quiet:
+        print_json(completion_json(session, completion, config))
+    elif not printed.quiet:
         print_summary(completion)
     if completion.finish_reason == "cancelled":
         raise typer.Exit(130)
@@ -221,48 +260,3 @@ def generate(
         )
         print_error(error)  # in JSON, finish_reason says so
         raise typer.Exit(1)
-
-
-def _generate_several(
-    session: Session,
-    prompt: Any,
-    config: GenerationConfig,
-    number: int,
-    loop: Commit,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Generate answers to one prompt in one batch, with consecutive seeds."""
-    configs = [config.with_values(seed=(config.seed + i) % 2**64) for i in range(number)]
-    completions = session.generate_batch([prompt] * number, configs, commit=loop)
-    for completion, config in zip(completions, configs, strict=True):
-        if as_json:
-            calls = calls_of(session, completion.text) if config.tools is not None else {}
-            print_json({"seed": config.seed} | completion_json(completion, config) | calls)
-            continue
-        out.print(completion.text, markup=False)
-        if not quiet:
-            print_summary(completion, f"seed {config.seed}: ")
-
-
-def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return messages if text is None else [*messages, {"role": "user", "content": text}]
-
-
-def _prompt_text(prompt: str | None, file: Path | None) -> str:
-    if prompt is not None and file is not None:
-        raise MarsError("use either --prompt or --file, not both")
-    try:
-        if file is not None:
-            return file.read_text(encoding="utf-8")
-        if prompt is not None and prompt != "-":
-            return prompt
-        if sys.stdin.isatty():
-            err.print("Reading the prompt from standard input; Ctrl-D ends it.", style="dim")
-        if not (text := sys.stdin.buffer.read().decode("utf-8")):
-            raise MarsError("standard input is empty; give the prompt with -p TEXT or -f FILE, or pipe it in")
-        return text
-    except UnicodeDecodeError as error:
-        raise MarsError(f"the prompt is not UTF-8 text ({error})") from error

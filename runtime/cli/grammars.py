@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..terminal.console import print_json, print_list, print_table, say, text_of
-from ..terminal.options import BundleArgument, Json, Name, with_default
+from ..terminal.options import BundleArgument, File, Json, Name, takes_options, with_default
 
 grammar_app = typer.Typer(
     cls=with_default("store"),
@@ -20,39 +21,31 @@ app = typer.Typer()
 app.add_typer(grammar_app, name="grammar")
 
 
+@dataclass(frozen=True, slots=True)
+class LanguageOptions:
+    """What answers look like.
+
+    schema: Answers are JSON that satisfies this schema.
+    tools: Answers call these functions: a JSON file in the form of OpenAI's API.
+    regex: Answers match this regular expression.
+    choice: Answers are one of these texts. Repeatable.
+    separators: Item and key separator of JSON answers, by default ', ' and ': '.
+    """
+
+    schema: File = None
+    tools: File = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    separators: tuple[str, str] | None = None
+
+
 @grammar_app.command("store")
+@takes_options
 def store_grammar(
     bundle: BundleArgument,
     name: Annotated[str, typer.Option("--name", help="Name of the grammar; replaces one of this name.")],
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            "--schema", exists=True, dir_okay=False, help="Answers are JSON that satisfies this schema."
-        ),
-    ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            "--tools",
-            exists=True,
-            dir_okay=False,
-            help="Answers call these functions: a JSON file in the form of OpenAI's API.",
-        ),
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option("--regex", help="Answers match this regular expression.")
-    ] = None,
-    choice: Annotated[
-        list[str] | None,
-        typer.Option("--choice", help="Answers are one of these texts. Repeatable."),
-    ] = None,
-    separators: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            "--separators",
-            help="Item and key separator of JSON answers, by default ', ' and ': '.",
-        ),
-    ] = None,
+    *,
+    language: LanguageOptions,
     as_json: Json = False,
 ) -> None:
     """Compile a grammar and store it in a bundle.
@@ -63,17 +56,17 @@ def store_grammar(
     from ..structured.compiler import compile_into
 
     config = GenerationConfig(
-        schema=text_of(schema),
-        tools=text_of(tools),
-        regex=regex,
-        choice=tuple(choice) if choice else None,
-        separators=separators,
-    )
-    files = {option: file.name for option, file in (("schema", schema), ("tools", tools)) if file is not None}
-    stored = compile_into(bundle, name, config, files | ({"regex": regex} if regex is not None else {}))
+        schema=text_of(language.schema), tools=text_of(language.tools), regex=language.regex,
+        choice=tuple(language.choice) if language.choice else None, separators=language.separators,
+    )  # fmt: skip
+    values = {"schema": language.schema, "tools": language.tools, "regex": language.regex}
+    sources = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    stored = compile_into(bundle, name, config, sources)
     if as_json:
-        from dataclasses import asdict
-
         print_json(asdict(stored))
         return
     say(f"{name}: {stored.kind}, {stored.states} states, {stored.file}")

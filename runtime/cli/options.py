@@ -12,169 +12,81 @@ import typer
 from ..errors import MarsError, MarsWarning
 from ..terminal.console import text_of
 from ..terminal.options import (
-    MODEL,
     Device,
+    File,
     Level,
+    MostBytes,
     ParseSpecial,
     Safe,
     Size,
     Strict,
     Threads,
     VariantName,
-    option,
 )
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig, Window
     from ..session.session import Session
 
-# Panels of --help
-DECODING = "Decoding"
-SAMPLING = "Sampling"
-FORM = "Structured answers"
+X = typer.Option(metavar="X")
+NotNegative = typer.Option(metavar="X", min=0.0)
+Name = Annotated[str | None, typer.Option(metavar="NAME")]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How answers are generated."""
+    """How answers are generated.
 
-    system: Annotated[str | None, typer.Option(help="System message.")] = None
-    exact: Annotated[
-        bool | None,
-        option(DECODING, "The text of one token a step, several tokens at a time. The default.", "--exact"),
-    ] = None
-    tau: Annotated[
-        float | None,
-        option(
-            DECODING,
-            "Accept predictions with at least this confidence, without verification. Lower is faster and"
-            " riskier; the paper uses 0.95; 1 is one token a step.",
-            "--tau",
-            metavar="X",
-            min=0.0,
-        ),
-    ] = None
-    metric: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy"
-            " (nats). The last two need a bundle exported with --metrics.",
-        ),
-    ] = None
-    profile: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "Use tau, metric and window, or the draft adapter, of this calibrated profile.",
-            "--profile",
-            metavar="NAME",
-        ),
-    ] = None
-    window: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "Most tokens to predict in a step: auto (the default) tunes it for speed, full is the bundle's"
-            " block size. In exact mode it never changes the text; with --tau, auto may give other texts in"
-            " other runs.",
-            "--window",
-            metavar="auto|full|N",
-        ),
-    ] = None
-    lookup: Annotated[
-        int,
-        option(
-            DECODING,
-            "Prompt lookup: if the last N tokens occurred before, propose the text that followed them. Exact"
-            " mode only; 0 is off.",
-            "--lookup",
-            min=0,
-            metavar="N",
-        ),
-    ] = 0
-    draft: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "The draft adapter of the bundle that proposes tokens, by name; the text does not depend on it.",
-            "--draft",
-            metavar="NAME",
-        ),
-    ] = None
-    temperature: Annotated[
-        float,
-        option(
-            SAMPLING,
-            "0 is greedy. Above 0 needs a bundle with logits. Also --temp.",
-            "--temperature",
-            metavar="X",
-            min=0.0,
-        ),
-    ] = 0.0
-    top_k: Annotated[
-        int, option(SAMPLING, "Sample from the K most likely tokens; 0 is off.", metavar="K", min=0)
-    ] = 0
-    top_p: Annotated[
-        float,
-        option(
-            SAMPLING, "Sample from the smallest set of tokens with this probability; 1 is off.", metavar="X"
-        ),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        option(
-            SAMPLING,
-            "Sample from tokens with at least this share of the highest probability; 0 is off.",
-            "--min-p",
-            metavar="X",
-        ),
-    ] = 0.0
-    seed: Annotated[
-        int | None,
-        option(
-            SAMPLING,
-            "Seed; 0 by default. The same command gives the same text: with --tau the window is then full,"
-            " unless --window is given.",
-            metavar="N",
-            min=0,
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float,
-        option(
-            SAMPLING,
-            "Above 1 makes repetition less likely; 1 is off.",
-            "--repetition-penalty",
-            metavar="X",
-        ),
-    ] = 1.0
-    schema: Annotated[
-        Path | None,
-        option(
-            FORM,
-            "The answer is JSON that satisfies this JSON schema.",
-            "--schema",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None
-    regex: Annotated[str | None, option(FORM, "The answer matches this regular expression.", "--regex")] = (
-        None
-    )
-    choice: Annotated[
-        list[str] | None, option(FORM, "The answer is one of these texts. Repeatable.", "--choice")
-    ] = None
-    tools: Annotated[
-        Path | None,
-        option(
-            FORM,
-            "The answer calls these functions: a JSON file in the form of OpenAI's API.",
-            "--tools",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None
+    system: System message.
+
+    Decoding:
+    exact: The text of one token a step, several tokens at a time. The default.
+    tau: Accept predictions with at least this confidence, without verification. Lower is faster and
+        riskier; the paper uses 0.95; 1 is one token a step.
+    metric: Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy
+        (nats). The last two need a bundle exported with --metrics.
+    profile: Use tau, metric and window, or the draft adapter, of this calibrated profile.
+    window: Most tokens to predict in a step: auto (the default) tunes it for speed, full is the bundle's
+        block size. In exact mode it never changes the text; with --tau, auto may give other texts in
+        other runs.
+    lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them. Exact
+        mode only; 0 is off.
+    draft: The draft adapter of the bundle that proposes tokens, by name; the text does not depend on it.
+
+    Sampling:
+    temperature: 0 is greedy. Above 0 needs a bundle with logits. Also --temp.
+    top_k: Sample from the K most likely tokens; 0 is off.
+    top_p: Sample from the smallest set of tokens with this probability; 1 is off.
+    min_p: Sample from tokens with at least this share of the highest probability; 0 is off.
+    seed: Seed; 0 by default. The same command gives the same text: with --tau the window is then full,
+        unless --window is given.
+    repetition_penalty: Above 1 makes repetition less likely; 1 is off.
+
+    Structured answers:
+    schema: The answer is JSON that satisfies this JSON schema.
+    regex: The answer matches this regular expression.
+    choice: The answer is one of these texts. Repeatable.
+    tools: The answer calls these functions: a JSON file in the form of OpenAI's API.
+    """
+
+    system: str | None = None
+    exact: Annotated[bool | None, typer.Option("--exact")] = None
+    tau: Annotated[float | None, NotNegative] = None
+    metric: str | None = None
+    profile: Name = None
+    window: Annotated[str | None, typer.Option(metavar="auto|full|N")] = None
+    lookup: Annotated[int, typer.Option(metavar="N", min=0)] = 0
+    draft: Name = None
+    temperature: Annotated[float, NotNegative] = 0.0
+    top_k: Annotated[int, typer.Option(metavar="K", min=0)] = 0
+    top_p: Annotated[float, X] = 1.0
+    min_p: Annotated[float, X] = 0.0
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0)] = None
+    repetition_penalty: Annotated[float, X] = 1.0
+    schema: File = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    tools: File = None
 
     @property
     def has_window(self) -> bool:
@@ -227,38 +139,22 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How a bundle is opened."""
+    """How a bundle is opened: arguments of Session.open.
+
+    Model and device:
+    cache_bytes: Memory of the prefix cache, such as 512M. By default a small share of free memory; 0 is off.
+    prefix_dir: Keep entries of the prefix cache in this directory, for the next start. It has the prompts in
+        clear.
+    prefix_bytes: Most bytes of --prefix-dir; 4G by default.
+    """
 
     device: Device = "cpu"
     variant: VariantName = None
     threads: Threads = None
     accuracy_level: Level = None
-    cache_bytes: Annotated[
-        int | None,
-        option(
-            MODEL,
-            "Memory of the prefix cache, such as 512M. By default a small share of free memory; 0 is off.",
-            "--cache-bytes",
-            **Size,
-        ),
-    ] = None
-    prefix_dir: Annotated[
-        Path | None,
-        option(
-            MODEL,
-            "Keep entries of the prefix cache in this directory, for the next start. It has the prompts in"
-            " clear.",
-            "--prefix-dir",
-            file_okay=False,
-            metavar="DIR",
-        ),
-    ] = None
-    prefix_bytes: Annotated[
-        int,
-        option(
-            MODEL, "Most bytes of --prefix-dir; 4G by default.", "--prefix-bytes", show_default=False, **Size
-        ),
-    ] = 4 << 30
+    cache_bytes: MostBytes = None
+    prefix_dir: Annotated[Path | None, typer.Option(file_okay=False, metavar="DIR")] = None
+    prefix_bytes: Annotated[int, typer.Option(show_default=False, **Size)] = 4 << 30
     safe: Safe = False
     strict: Strict = False
     parse_special: ParseSpecial = False

@@ -66,21 +66,6 @@ def serve(
         ),
     ] = None,
     server: ServerOptions,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Model name in the API instead of the directory's name; once for each bundle, in order.",
-        ),
-    ] = None,
-    adaptive: Annotated[
-        str | None,
-        typer.Option(
-            metavar="exact,NAME,...",
-            help="Profiles for requests that set neither exact nor tau. The server starts with the first and"
-            " moves on to the next while requests wait too long.",
-        ),
-    ] = None,
     access: AccessOptions,
     limits: LimitOptions,
     model: SessionOptions,
@@ -102,13 +87,13 @@ def serve(
         if value not in known:
             raise typer.BadParameter(f"one of {', '.join(known)}, not {value!r}", param_hint=name)
     found = [bundle for path in bundles for bundle in _bundles_in(_pulled(path))]
-    names = _names(found, served_model_name or [])
+    names = _names(found, server.served_model_name or [])
     options = ServeOptions(
         limits=limits.limits, fits_rows=limits.max_rows is None, max_body=limits.max_body,
         request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
         drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
         max_models=limits.max_models, max_model_bytes=limits.max_model_bytes,
-        hosts=access.hosts(server.host), adaptive=listed(adaptive) if adaptive is not None else (),
+        hosts=access.hosts(server.host), adaptive=listed(server.adaptive or ""),
     )  # fmt: skip
     if not options.keys and not is_loopback(server.host):
         warnings.warn(

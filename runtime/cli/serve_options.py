@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..terminal.options import Size, option
+from ..terminal.options import Count, Most, MostBytes, Size
 
 if TYPE_CHECKING:
     from ..decode.schedule import Limits
@@ -49,44 +49,25 @@ def _texts(parameter: Any, value: Any) -> str | list[str]:
     return str(value)
 
 
-# Panels of --help
-ACCESS = "Access"
-LIMITS = "Limits"
-REPLICAS = "Replicas (Ray Serve)"
+Seconds = typer.Option(metavar="SECONDS")
 
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """API keys, and the pages and host names that may send requests."""
+    """API keys, and the pages and host names that may send requests.
 
-    api_key: Annotated[
-        list[str] | None,
-        option(
-            ACCESS,
-            "API key to accept. Repeatable; in the variable MARS_API_KEY, separate keys with spaces. Without"
-            " keys, every request is accepted.",
-            "--api-key",
-            metavar="KEY",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        Path | None,
-        option(
-            ACCESS,
-            "File of API keys, one per line. SIGHUP reads it again.",
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-        ),
-    ] = None
-    cors_origin: Annotated[
-        list[str] | None,
-        option(ACCESS, "Allowed CORS origin, or * for any. Repeatable.", metavar="URL"),
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None,
-        option(ACCESS, "Host name of this server, for example behind a proxy. Repeatable.", metavar="NAME"),
-    ] = None
+    Access:
+    api_key: API key to accept. Repeatable; in the variable MARS_API_KEY, separate keys with spaces. Without
+        keys, every request is accepted.
+    api_key_file: File of API keys, one per line. SIGHUP reads it again.
+    cors_origin: Allowed CORS origin, or * for any. Repeatable.
+    allowed_host: Host name of this server, for example behind a proxy. Repeatable.
+    """
+
+    api_key: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
+    api_key_file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE")] = None
+    cors_origin: Annotated[list[str] | None, typer.Option(metavar="URL")] = None
+    allowed_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -107,69 +88,36 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """How much may be asked of the server at once."""
+    """How much may be asked of the server at once.
 
-    max_rows: Annotated[
-        int | None,
-        option(
-            LIMITS,
-            "Requests of each bundle that run at once: 8, or fewer if its engine has fewer rows.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    max_rows_per_client: Annotated[
-        int | None,
-        option(
-            LIMITS,
-            "Requests that run at once for one API key, or for one address if there are no keys; --max-rows"
-            " by default.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    max_waiting: Annotated[
-        int,
-        option(
-            LIMITS, "Requests of each bundle that may wait; further ones get status 429.", metavar="N", min=1
-        ),
-    ] = 64
-    max_prompt_tokens: Annotated[
-        int | None, option(LIMITS, "Maximum tokens of a prompt; the context by default.", metavar="N", min=1)
-    ] = None
-    max_new_tokens: Annotated[
-        int | None, option(LIMITS, "Maximum tokens of an answer; the context by default.", metavar="N", min=1)
-    ] = None
-    kv_bytes: Annotated[
-        int | None, option(LIMITS, "KV memory of each bundle's batch, such as 2G.", **Size)
-    ] = None
-    max_models: Annotated[
-        int | None,
-        option(LIMITS, "Bundles that are open at once; all by default.", metavar="N", min=1),
-    ] = None
-    max_model_bytes: Annotated[
-        int | None,
-        option(LIMITS, "Graphs and weights of the bundles that are open at once, such as 8G.", **Size),
-    ] = None
-    max_body: Annotated[
-        int, option(LIMITS, "Largest request body; 4M by default.", show_default=False, **Size)
-    ] = 4 << 20
-    request_timeout: Annotated[
-        float,
-        option(LIMITS, "Maximum seconds per request, including the time in the queue.", metavar="SECONDS"),
-    ] = 600
-    queue_timeout: Annotated[float, option(LIMITS, "Seconds that a request may wait.", metavar="SECONDS")] = (
-        60
-    )
-    drain_timeout: Annotated[
-        float,
-        option(
-            LIMITS,
-            "Seconds that running requests have to finish after SIGTERM. A second signal exits at once.",
-            metavar="SECONDS",
-            min=0.0,
-        ),
-    ] = 30
+    Limits:
+    max_rows: Requests of each bundle that run at once: 8, or fewer if its engine has fewer rows.
+    max_rows_per_client: Requests that run at once for one API key, or for one address if there are no keys;
+        --max-rows by default.
+    max_waiting: Requests of each bundle that may wait; further ones get status 429.
+    max_prompt_tokens: Maximum tokens of a prompt; the context by default.
+    max_new_tokens: Maximum tokens of an answer; the context by default.
+    kv_bytes: KV memory of each bundle's batch, such as 2G.
+    max_models: Bundles that are open at once; all by default.
+    max_model_bytes: Graphs and weights of the bundles that are open at once, such as 8G.
+    max_body: Largest request body; 4M by default.
+    request_timeout: Maximum seconds per request, including the time in the queue.
+    queue_timeout: Seconds that a request may wait.
+    drain_timeout: Seconds that running requests have to finish after SIGTERM. A second signal exits at once.
+    """
+
+    max_rows: Most = None
+    max_rows_per_client: Most = None
+    max_waiting: Count = 64
+    max_prompt_tokens: Most = None
+    max_new_tokens: Most = None
+    kv_bytes: MostBytes = None
+    max_models: Most = None
+    max_model_bytes: MostBytes = None
+    max_body: Annotated[int, typer.Option(show_default=False, **Size)] = 4 << 20
+    request_timeout: Annotated[float, Seconds] = 600
+    queue_timeout: Annotated[float, Seconds] = 60
+    drain_timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.0)] = 30
 
     @property
     def limits(self) -> Limits:
@@ -184,42 +132,40 @@ class LimitOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """Replicas of the bundles as processes, with Ray Serve."""
+    """Replicas of the bundles as processes, with Ray Serve.
 
-    ray: Annotated[
-        bool, option(REPLICAS, "Run replicas as separate processes behind one address.", "--ray")
-    ] = False
-    replicas: Annotated[
-        str | None,
-        option(
-            REPLICAS,
-            "Replicas of each bundle; MIN:MAX grows with the load. 1 by default.",
-            metavar="N|MIN:MAX",
-        ),
-    ] = None
-    address: Annotated[
-        str | None,
-        option(
-            REPLICAS,
-            "Deploy to this running Ray cluster and return. By default, Ray runs here until Ctrl-C.",
-        ),
-    ] = None
+    Replicas (Ray Serve):
+    ray: Run replicas as separate processes behind one address.
+    replicas: Number of replicas; MIN:MAX grows with the load. 1 by default.
+    address: Deploy to this running Ray cluster and return. By default, Ray runs here until Ctrl-C.
+    """
+
+    ray: bool = False
+    replicas: Annotated[str | None, typer.Option(metavar="N|MIN:MAX")] = None
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server listens, and its log."""
+    """Where the server listens, its log, and what its models are called.
 
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all network interfaces.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000
-    log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info"
-    log_format: Annotated[str, typer.Option(help="text, or json: one object per line.")] = "text"
-    traces: Annotated[
-        bool,
-        typer.Option("--traces", help="Send OpenTelemetry traces by OTLP, as the variables OTEL_* say."),
-    ] = False
+    host: Address to listen on; 0.0.0.0 is all network interfaces.
+    port: Port; 0 is any free one.
+    log_level: debug, info, warning, error or critical.
+    log_format: text, or json: one object per line.
+    traces: Send OpenTelemetry traces by OTLP, as the variables OTEL_* say.
+    served_model_name: Model name in the API instead of the directory's name; once for each bundle, in order.
+    adaptive: Profiles for requests that set neither exact nor tau. The server starts with the first and moves
+        on to the next while requests wait too long.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8000
+    log_level: str = "info"
+    log_format: str = "text"
+    traces: bool = False
+    served_model_name: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    adaptive: Annotated[str | None, typer.Option(metavar="exact,NAME,...")] = None
 
 
 def is_loopback(host: str) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import fields, is_dataclass
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -104,6 +105,10 @@ def bytes_of(value: str | int) -> int:
 
 
 Size = {"metavar": "SIZE", "parser": bytes_of}  # settings of a byte option
+Count = Annotated[int, typer.Option(metavar="N", min=1)]
+Most = Annotated[int | None, typer.Option(metavar="N", min=1)]
+File = Annotated[Path | None, typer.Option(exists=True, dir_okay=False)]
+MostBytes = Annotated[int | None, typer.Option(**Size)]
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -125,20 +130,19 @@ def with_default(name: str) -> type[TyperGroup]:
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Make each parameter whose type is a dataclass stand for one option per field.
 
+    An option's help is the field's description in the docstring of the dataclass, `name: text`; a line such
+    as `Limits:` begins a panel. An Annotated field adds other settings.
+
     Typer reads signatures, so the command gets a flat one; its values are put back into the dataclasses.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name not in groups:
+        if name in groups:
+            parameters += _options(groups[name])
+        else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-            for field in fields(groups[name])
-        ]
 
     def run(**values: Any) -> None:
         for name, group in groups.items():
@@ -149,3 +153,28 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+DESCRIBED = re.compile(r"^(?P<panel>\S.*):$|^(?P<name>\w+): (?P<text>.*(?:\n +.*)*)$", re.MULTILINE)
+
+
+def _options(group: type[Any]) -> Iterator[Parameter]:
+    """The options of a dataclass."""
+    panel, described = None, dict[str, tuple[str | None, str]]()
+    for match in DESCRIBED.finditer(getdoc(group) or ""):
+        panel = match["panel"] or panel
+        if match["name"]:
+            described[match["name"]] = panel, " ".join(match["text"].split())
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        hint, info = hints[field.name], typer.Option()
+        if get_origin(hint) is Annotated:
+            hint, settings = get_args(hint)
+            info = copy(settings)
+        elif hint is bool and field.default is False:
+            info = typer.Option(f"--{field.name.replace('_', '-')}")  # without a --no- form
+        if field.name in described:
+            info.rich_help_panel, info.help = described[field.name]
+        yield Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[hint, info]
+        )

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.conversations import talk_of
 from support.shell import run
 from support.tiny import Named
 
@@ -47,7 +48,7 @@ def test_lines_make_questions(lines: list[str], expected: list[str]) -> None:
 
 
 def test_commands_change_what_they_name() -> None:
-    talk = Talk(None, GenerationConfig())
+    talk = talk_of()
     assert (talk.obey("/tau 0.8"), talk.config.tau, talk.config.exact) == ("tau 0.8", 0.8, False)
     assert (talk.obey("/exact"), talk.config.exact) == ("exact", True)
     assert (talk.obey("/runs"), talk.runs, talk.obey("/runs"), talk.runs) == (
@@ -66,31 +67,35 @@ def test_commands_change_what_they_name() -> None:
     assert talk.obey("/tau 7").startswith("tau 7: no probability is above 1")
 
 
+def contents(talk: Talk) -> list[str]:
+    return [message["content"] for message in talk.conversation.messages]
+
+
 def test_the_system_message_stands_first_and_survives_a_reset() -> None:
-    talk = Talk("be kind", GenerationConfig())
-    talk.messages += [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    talk = talk_of(system="be kind")
+    talk.ask("hi")
     talk.obey("/system be brief")
-    assert [m["content"] for m in talk.messages] == ["be brief", "hi", "ho"]
+    assert contents(talk) == ["be brief", "hi", "ok"]
     talk.obey("/reset")
-    assert talk.messages == [{"role": "system", "content": "be brief"}]
+    assert contents(talk) == ["be brief"]
     assert talk.obey("/system") == "be brief"
-    assert len(talk.messages) == 1, "without text it only prints"
     assert talk.obey("/system -") == "system message removed"
-    assert talk.messages == []
+    assert contents(talk) == []
     assert "no system message" in talk.obey("/system")
     talk.obey("/system again")
-    assert talk.messages == [{"role": "system", "content": "again"}]
+    assert contents(talk) == ["again"]
 
 
 def test_turns_are_taken_back() -> None:
-    talk = Talk("be kind", GenerationConfig())
+    talk = talk_of(system="be kind")
     assert talk.obey("/undo") == "there is no turn to remove"
-    for question, answer in (("hi", "ho"), ("he", "ha")):
-        talk.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    assert talk.obey("/undo") == "last turn removed"
-    assert [m["content"] for m in talk.messages] == ["be kind", "hi", "ho"]
+    for question in ("hi", "he"):
+        talk.ask(question)
+    talk.conversation.give(["a result"])
+    assert talk.obey("/undo") == "last turn removed", "with the results in it"
+    assert contents(talk) == ["be kind", "hi", "ok"]
     talk.obey("/undo")
-    assert talk.messages == [{"role": "system", "content": "be kind"}]
+    assert contents(talk) == ["be kind"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,7 @@ def test_drawn_texts_at_a_tau_get_full_windows(
     done = repeatable(config, has_window=has_window, has_seed=has_seed)
     assert done == config.with_values(window=window, tau=config.tau, exact=config.exact)
     if config.exact and config.temperature:
-        talk = Talk(None, config, has_window=has_window)
+        talk = talk_of(config, has_window=has_window)
         talk.obey("/tau 0.9")
         assert talk.config.window == "full"
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
-from support import tiny
+from support.conversations import conversation_of, talk_of
 from support.missing import need
 from support.shell import run
 from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError, SessionError
 from mars_export.runtime.cli import generate as display
-from mars_export.runtime.cli.chat import Talk
-from mars_export.runtime.session.conversation import Conversation
-from mars_export.runtime.text.tokenizer import Text
 from mars_export.runtime.text.toolcalls import Dialect, ToolStream
 
 need("llguidance", "grammar")
@@ -84,16 +79,17 @@ def names(answer: str) -> list[str]:
 
 
 def test_results_are_given_in_order_and_once() -> None:
-    talk = Talk(None, GenerationConfig(tools=TOOLS), names=names)
+    talk = talk_of(GenerationConfig(), answer=LIST, names=names)
     with pytest.raises(MarsError, match="no call waits for a result$"):
         talk.obey("/result 3")
-    talk.answered([], [{"role": "user", "content": "hi"}], LIST)
+    talk.ask("hi")
     assert talk.calls == ("set_light", "stop")
     assert talk.obey("/result it is on") == "result of set_light; next is stop"
-    assert (talk.calls, talk.results()) == (("stop",), ())
+    assert (talk.calls, talk.give_results()) == (("stop",), None)
     assert talk.obey("/result") == "result of stop"
-    assert (talk.results(), talk.results()) == (("it is on", ""), ())
-    assert talk.calls == ("set_light", "stop"), "what failed can be given again"
+    assert talk.give_results() is not None and talk.give_results() is None
+    assert talk.conversation.turns[-1].results == ("it is on", "")
+    assert talk.calls == ("set_light", "stop"), "of the next answer"
     talk.obey("/result on")
     for change in ("/system be kind", "/system -"):
         talk.obey(change)
@@ -101,18 +97,11 @@ def test_results_are_given_in_order_and_once() -> None:
     talk.obey("/undo")
     assert talk.calls == ()
     with pytest.raises(MarsError, match="start chat with --tools"):
-        Talk(None, GenerationConfig()).obey("/result 3")
+        talk_of().obey("/result 3")
 
 
 def test_an_answer_behind_results_is_a_turn_like_others() -> None:
-    text, asked = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>"), []
-
-    def ask(ids: list[int], _: GenerationConfig) -> Any:
-        asked.append(text.spelled(ids))
-        reply = SimpleNamespace(text="ok", token_ids=(5, tiny.IM_END), finish_reason="eos")
-        return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
-
-    talk: Conversation = Conversation(text, ask, 10_000, None)
+    talk, asked = conversation_of()
     with pytest.raises(SessionError, match="results must follow an answer with calls"):
         talk.give(["none"])
     talk.send("hi")
@@ -134,15 +123,7 @@ def test_an_answer_behind_results_is_a_turn_like_others() -> None:
 
 
 def test_the_oldest_turns_go_with_the_results_behind_them() -> None:
-    text = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>")
-    asked: list[str] = []
-
-    def ask(ids: list[int], _: GenerationConfig) -> Any:
-        asked.append(text.spelled(ids))
-        reply = SimpleNamespace(text="ok", token_ids=(5, tiny.IM_END), finish_reason="eos")
-        return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
-
-    talk: Conversation = Conversation(text, ask, 160, None, drop_oldest=True)
+    talk, asked = conversation_of(capacity=160, drop_oldest=True)
     talk.send("a long question " * 2)
     talk.give(["a result"])
     for question in ("one", "two", "three", "four"):

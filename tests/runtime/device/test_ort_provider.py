@@ -119,10 +119,10 @@ def test_doctor_says_what_is_left_to_the_cpu(
     graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = graphs("static", "fp32")
-    details = [f.detail for f in examine(bundle).findings if f.subject == "variant model"]
+    details = [f.detail for f in examine(bundle) if f.subject == "variant model"]
     assert [detail.startswith("opens on cpu and decodes") for detail in details] == [True]
     assert "left to the CPU" not in details[0]
     left = property(lambda self: {"Shape": 2, "Gather": 1}, lambda *_: None)
     monkeypatch.setattr(OrtBackend, "on_cpu", left, raising=False)
-    (detail,) = (f.detail for f in examine(bundle).findings if f.subject == "variant model")
+    (detail,) = (f.detail for f in examine(bundle) if f.subject == "variant model")
     assert detail.endswith("; left to the CPU: 2 Shape, 1 Gather")
