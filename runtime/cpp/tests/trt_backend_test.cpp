@@ -38,6 +38,13 @@ TEST_CASE("both loops accept the same tokens as on other backends, with and with
                 }
 }
 
+TEST_CASE("exact mode gives the one-token text on an engine of few predictions, with fewer proposals and masks") {
+    const Made made; // as many predictions a step as the block has slots
+    mars::TrtBackend backend = made.open();
+    fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+    CHECK(answers(backend, prompts, false, 20, 4, nullptr, std::nullopt) == answers(reference, prompts, false, 20, 4, nullptr, 1.0));
+}
+
 TEST_CASE("an engine's top-k outputs are fetched only for steps that need them, at any size") {
     for (const bool fixed : {false, true}) {
         EngineShape shape;
