@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+from .rules import Rule
 
 MOST_BYTES = 1_000_000  # of a schema, of tools
 MOST_CHARACTERS = 100_000  # of all choices together
@@ -27,106 +31,50 @@ JSON_FORMS: dict[str, tuple[tuple[type, ...], str]] = {
     "schema": ((dict, bool), "a JSON schema, an object or its text"),
     "tools": ((list,), "a list of functions in OpenAI's form, or its text"),
 }
+CACHED = 32  # texts whose problems are known: a copy of a config does not check them again
 
 Json = str | Mapping[str, Any] | bool | Sequence[Mapping[str, Any]]
 
 
-class JsonText(str):
-    """JSON text in canonical form, with its problems: a copy of a config does not check it again."""
-
-    problems: tuple[str, ...] = ()
-
-
 def canonical(name: str, value: Any) -> Any:
-    """A schema or tools as JsonText, the order of keys kept. What is not JSON is returned unchanged."""
-    if value is None or isinstance(value, JsonText):
-        return value
+    """A schema or tools as JSON text in one form, the order of keys kept. What is not JSON is returned
+    unchanged.
+    """
+    if value is None:
+        return None
     try:
-        parsed = json.loads(value) if isinstance(value, str) and len(value) <= MOST_BYTES else value
-        if isinstance(parsed, str):
-            return value
-        text = JsonText(json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return value
-    text.problems = tuple(_problems_of(name, text, json.loads(text)))
-    return text
+    return _read(name, text)[0]
 
 
-def format_problems(
-    schema: Any, regex: Any, choice: Any, tools: Any, separators: Any, grammar: Any = None
-) -> list[tuple[str, str]]:
-    """All problems of these fields of a GenerationConfig, each with the name of its field.
-
-    `schema` and `tools` must be canonical.
-    """
-    fields = {"schema": schema, "regex": regex, "choice": choice, "tools": tools, "grammar": grammar}
-    names = [name for name, value in fields.items() if value is not None]
-    problems = []
-    if len(names) > 1:
-        problems.append((names[0], f"{' and '.join(names)} exclude each other: give one of them"))
-    checks = {
-        "schema": _json_problems("schema", schema),
-        "tools": _json_problems("tools", tools),
-        "regex": _regex_problems(regex),
-        "choice": _choice_problems(choice),
-        "grammar": _grammar_problems(grammar),
-        "separators": _separator_problems(separators),
-    }
-    return problems + [(name, text) for name, texts in checks.items() for text in texts]
+def json_problems(name: str, text: Any) -> Sequence[str]:
+    """All problems of a schema or of tools, which must be canonical."""
+    if text is None:
+        return ()
+    return _read(name, text)[1] if isinstance(text, str) else [f"{name} must be {JSON_FORMS[name][1]}"]
 
 
-def _grammar_problems(grammar: Any) -> list[str]:
-    if grammar is None or (isinstance(grammar, str) and grammar):
-        return []
-    return [f"grammar must be the name of a grammar of the bundle, not {_short(grammar)}"]
-
-
-def _separator_problems(separators: Any) -> list[str]:
-    if separators is None or (
-        isinstance(separators, tuple)
-        and len(separators) == 2
-        and all(isinstance(s, str) and len(s) <= 16 for s in separators)
-        and [s.strip(" \t\r\n") for s in separators] == [",", ":"]
-    ):
-        return []
-    return [
-        'separators must be a comma and a colon, with white space around them, such as (", ", ": "), not'
-        f" {_short(separators)}"
-    ]
-
-
-def _regex_problems(regex: Any) -> list[str]:
-    if regex is None:
-        return []
-    if not (isinstance(regex, str) and 0 < len(regex) <= MOST_REGEX):
-        return [f"regex must be a text of 1 to {MOST_REGEX} characters, not {_short(regex)}"]
-    if _expanded_length(regex) > MOST_EXPANDED:
-        return [f"regex repeats too much: written out it has more than {MOST_EXPANDED} characters"]
-    return []
-
-
-def _json_problems(name: str, text: Any) -> Sequence[str]:
-    if text is None or isinstance(text, JsonText):
-        return () if text is None else text.problems
-    if isinstance(text, str) and len(text) > MOST_BYTES:
-        return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
-    reason = f", not {_short(text)}"
-    if isinstance(text, str):
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError) as error:
-            reason = f": {str(error)[:200]}"
-    return [f"{name} must be {JSON_FORMS[name][1]}{reason}"]
-
-
-def _problems_of(name: str, text: str, value: Any) -> list[str]:
-    if len(text.encode("utf-8", "replace")) > MOST_BYTES:
-        return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
+@lru_cache(CACHED)
+def _read(name: str, text: str) -> tuple[str, Sequence[str]]:
+    """The canonical form of JSON text, and its problems."""
+    if len(text) > MOST_BYTES:
+        return text, [f"{name} has more than {MOST_BYTES} characters; give a smaller one"]
     kinds, form = JSON_FORMS[name]
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        return text, [f"{name} must be {form}: {str(error)[:200]}"]
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if not isinstance(value, kinds):
-        return [f"{name} must be {form}, not {_short(value)}"]
+        return text, [f"{name} must be {form}, not {reprlib.repr(value)}"]
     problems = [f"{name}{problem}" for problem in _size_problems(value)]
-    return problems or (_tool_problems(value) if name == "tools" else [])
+    return text, problems or (_tool_problems(value) if name == "tools" else [])
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _size_problems(value: Any) -> list[str]:
@@ -186,7 +134,9 @@ def _tool_problems(tools: Any) -> list[str]:
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            return [f'tools[{i}] must be {{"type": "function", "function": {{...}}}}, not {_short(tool)}']
+            return [
+                f'tools[{i}] must be {{"type": "function", "function": {{...}}}}, not {reprlib.repr(tool)}'
+            ]
         if not isinstance(function.get("name"), str) or not function["name"]:
             return [f"tools[{i}].function needs a name"]
         if not isinstance(function.get("parameters", {}), dict):
@@ -194,16 +144,6 @@ def _tool_problems(tools: Any) -> list[str]:
         names.append(function["name"])
     repeated = sorted({name for name in names if names.count(name) > 1})
     return [f"tools have the same name twice: {', '.join(repeated)[:200]}"] if repeated else []
-
-
-def _choice_problems(choice: Any) -> list[str]:
-    if choice is None:
-        return []
-    if not (isinstance(choice, tuple) and choice and all(isinstance(c, str) and c for c in choice)):
-        return [f"choice must be a list of one or more non-empty strings, not {_short(choice)}"]
-    if len(choice) > MOST_CHOICES or sum(map(len, choice)) > MOST_CHARACTERS:
-        return [f"choice holds more than {MOST_CHOICES} strings or {MOST_CHARACTERS} characters; give fewer"]
-    return []
 
 
 def _expanded_length(regex: str) -> int:
@@ -226,6 +166,30 @@ def _expanded_length(regex: str) -> int:
     return sum(sums)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
+def _is_separators(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and all(isinstance(s, str) and len(s) <= 16 for s in value)
+        and [s.strip(" \t\r\n") for s in value] == [",", ":"]
+    )
+
+
+def _is_choice(value: Any) -> bool:
+    is_list = isinstance(value, tuple) and 0 < len(value) <= MOST_CHOICES
+    return (
+        is_list and all(isinstance(c, str) and c for c in value) and sum(map(len, value)) <= MOST_CHARACTERS
+    )
+
+
+REGEX = Rule(
+    f"a text of 1 to {MOST_REGEX} characters, at most {MOST_EXPANDED} with its repetitions written out",
+    lambda value: (
+        isinstance(value, str) and 0 < len(value) <= MOST_REGEX and _expanded_length(value) <= MOST_EXPANDED
+    ),
+)
+CHOICE = Rule(
+    f"a list of 1 to {MOST_CHOICES} non-empty strings, at most {MOST_CHARACTERS} characters in all",
+    _is_choice,
+)
+SEPARATORS = Rule('a comma and a colon, with white space around them, such as (", ", ": ")', _is_separators)
+GRAMMAR = Rule("the name of a grammar of the bundle", lambda value: isinstance(value, str) and value != "")

@@ -41,11 +41,6 @@ def peak() -> int:
     return _kilobytes(Path("/proc/self/status"), "VmHWM") or 0
 
 
-def resident() -> int:
-    """Bytes that this process holds now, 0 if unknown."""
-    return _kilobytes(Path("/proc/self/status"), "VmRSS") or 0
-
-
 def trim() -> None:
     """Return freed memory to the system, which glibc otherwise keeps for later allocations."""
     with suppress(AttributeError, OSError):  # another C library

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ def broken(value: Any) -> dict[str, str]:
     for name, (rule, may_be_none) in _rules(kind).items():
         content = getattr(value, name)
         if not (content is None and may_be_none) and not rule.holds(content):
-            problems[name] = f"{name} must be {rule.words}, not {content!r}"
+            problems[name] = f"{name} must be {rule.words}, not {reprlib.repr(content)}"
     return problems
 
 
@@ -51,8 +53,9 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def integer(low: int, words: str = "") -> Rule:
-    return Rule(words or f"an integer of {low} or more", lambda value: is_integer(value, low))
+def integer(low: int, words: str = "", *, high: float = inf) -> Rule:
+    words = words or f"an integer of {low} " + ("or more" if high == inf else f"to {high}")
+    return Rule(words, lambda value: is_integer(value, low) and value <= high)
 
 
 def number(words: str, low: float = 0, high: float = inf, *, above: bool = False) -> Rule:
@@ -60,5 +63,19 @@ def number(words: str, low: float = 0, high: float = inf, *, above: bool = False
     return Rule(words, lambda v: is_number(v) and low <= v <= high and not (above and v == low))
 
 
+def entries(most: int) -> Rule:
+    return Rule(f"a list of at most {most} entries", lambda value: len(value) <= most)
+
+
+def matching(pattern: re.Pattern[str], words: str) -> Rule:
+    return Rule(words, lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None)
+
+
 def one_of(values: Collection[str]) -> Rule:
     return Rule(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
+
+
+WINDOW = Rule(
+    '"auto", "full" or an integer of 1 or more',
+    lambda value: value in ("auto", "full") or is_integer(value, 1),
+)

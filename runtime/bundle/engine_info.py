@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from .fields import Bounds
+from ..rules import entries, integer, one_of
 
 RANGE_NAMES = ("decode", "prefill")
-Dimension = Annotated[int, Bounds(1, 2**20)]
+Dimension = Annotated[int, integer(1, high=2**20)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Extent:
 class Range:
     """Shapes that an engine takes: one optimization profile of TensorRT."""
 
-    name: Annotated[str, Bounds(choices=RANGE_NAMES)]
+    name: Annotated[str, one_of(RANGE_NAMES)]
     batch: Extent
     slots: Extent
     outputs: Extent
@@ -62,7 +62,7 @@ class EngineInfo:
     cuda: str
     platform: str
     compute_capabilities: tuple[str, ...]
-    ranges: Annotated[tuple[Range, ...], Bounds(most=64)]
+    ranges: Annotated[tuple[Range, ...], entries(64)]
     graph: str
     graph_sha256: str
     seconds: float

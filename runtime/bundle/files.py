@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import Annotated
 
 from ..errors import BundleError, listed
 from ..machine import cache_dir
+from ..rules import matching
 
 MANIFEST_FILE, CHECKSUM_FILE = "manifest.json", "manifest.sha256"
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -31,14 +33,9 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 class FileEntry:
     """One file of a bundle. `path` is a plain name inside it, `size` in bytes, `sha256` in lower-case hex."""
 
-    path: str
+    path: Annotated[str, matching(SAFE_NAME, "a plain file name")]
     size: int
     sha256: str
-
-
-def is_safe_name(name: str) -> bool:
-    """Whether `name` is a plain file name: no directories, no drive, no leading dot."""
-    return SAFE_NAME.fullmatch(name) is not None
 
 
 def sha256_of(file: BufferedReader) -> str:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 from ..accept import METRICS
 from ..errors import BundleError, listed
+from ..rules import WINDOW, entries, integer, matching, one_of
 from .engine_info import EngineInfo
-from .fields import Bounds, Reader, parse
-from .files import MANIFEST_FILE, FileEntry, is_safe_name
+from .fields import Reader, parse
+from .files import MANIFEST_FILE, FileEntry
 from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
 
@@ -29,14 +30,13 @@ KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NO_NAME = "is not letters, digits, dots, dashes and underscores, 64 at most"
+NAME_WORDS = "a name of letters, digits, dots, dashes and underscores, 64 at most,"
 GRAMMAR_FILE = re.compile(r"grammar-[0-9a-f]{16}\.dfa")
 GRAMMAR_KINDS = ("schema", "tools", "regex", "choice")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 
-Count = Annotated[int, Bounds(1)]
-TokenId = Annotated[int, Bounds(below="model.vocab_size")]
-WindowSize = int | Literal["auto", "full"]
+Name = Annotated[str, matching(NAME, NAME_WORDS)]
+Count = Annotated[int | None, integer(1, high=2**53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class ModelInfo:
     """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits."""
 
     type: str
-    vocab_size: Annotated[int, Bounds(1, 2**24)]
-    hidden_size: Annotated[int, Bounds(1, 2**20)]
-    num_layers: Annotated[int, Bounds(1, 2**12)]
-    num_heads: Annotated[int, Bounds(1, 2**16)]
-    num_kv_heads: Annotated[int, Bounds(1, 2**16)]
-    head_dim: Annotated[int, Bounds(1, 2**16)]
-    context_length: Annotated[int, Bounds(1, 2**31)]
+    vocab_size: Annotated[int, integer(1, high=2**24)]
+    hidden_size: Annotated[int, integer(1, high=2**20)]
+    num_layers: Annotated[int, integer(1, high=2**12)]
+    num_heads: Annotated[int, integer(1, high=2**16)]
+    num_kv_heads: Annotated[int, integer(1, high=2**16)]
+    head_dim: Annotated[int, integer(1, high=2**16)]
+    context_length: Annotated[int, integer(1, high=2**31)]
 
     @property
     def kv_suffixes(self) -> list[str]:
@@ -67,9 +67,9 @@ class ModelInfo:
 class TokenInfo:
     """Special token ids. `mask` is None for a model without a mask token: it may predict every token."""
 
-    mask: Annotated[int | None, Bounds(below="model.vocab_size")]
-    eos: tuple[TokenId, ...]
-    pad: TokenId
+    mask: int | None
+    eos: tuple[int, ...]
+    pad: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,13 @@ class DraftInfo:
     low, high: the token ids that draft slots feed, without `high`
     """
 
-    adapters: Annotated[tuple[str, ...], Bounds(most=64)]
-    low: TokenId
-    high: Annotated[int, Bounds(1)]
+    adapters: Annotated[tuple[Name, ...], entries(64)]
+    low: int
+    high: int
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.adapters or len(set(self.adapters)) != len(self.adapters):
             yield "adapters", "different names are expected, at least one"
-        for name in self.adapters:
-            if NAME.fullmatch(name) is None:
-                yield "adapters", f"`{name[:60]}` {NO_NAME}"
         if not self.low < self.high:
             yield "high", f"more than low, {self.low}, is expected, not {self.high}"
 
@@ -148,16 +145,16 @@ class Variant:
     """
 
     name: str
-    backend: Annotated[str, Bounds(choices=BACKENDS)]
+    backend: Annotated[str, one_of(BACKENDS)]
     file: str
     weights: str | None
-    precision: Annotated[str, Bounds(choices=PRECISIONS)]
-    kv_dtype: Annotated[str, Bounds(choices=KV_DTYPES)]
-    kv_layout: Annotated[str, Bounds(choices=KV_LAYOUTS)]
-    outputs: Annotated[tuple[str, ...], Bounds(most=16)]
-    batch: Annotated[int | None, Bounds(1)] = None
-    slots: Annotated[int | None, Bounds(1)] = None
-    capacity: Annotated[int | None, Bounds(1)] = None
+    precision: Annotated[str, one_of(PRECISIONS)]
+    kv_dtype: Annotated[str, one_of(KV_DTYPES)]
+    kv_layout: Annotated[str, one_of(KV_LAYOUTS)]
+    outputs: Annotated[tuple[str, ...], entries(16)]
+    batch: Count = None
+    slots: Count = None
+    capacity: Count = None
     drift: Drift | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
@@ -210,13 +207,13 @@ class Profile:
 
     name: str
     tau: float | None
-    metric: Annotated[str, Bounds(choices=METRICS)]
+    metric: Annotated[str, one_of(METRICS)]
     variant: str
     variant_sha256: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     weights_sha256: str | None = None
     precision: str | None = None
-    window: Annotated[WindowSize, Bounds(1, absent="full")] = "full"
+    window: Annotated[int | Literal["auto", "full"], WINDOW] = "full"
     accuracy_level: int | None = None
     draft: str | None = None
 
@@ -232,17 +229,11 @@ class StoredGrammar:
     `kind` is what it was compiled from.
     """
 
-    name: str
-    file: str
-    kind: Annotated[str, Bounds(choices=GRAMMAR_KINDS)]
-    states: Annotated[int, Bounds(1, 2**17)]
+    name: Name
+    file: Annotated[str, matching(GRAMMAR_FILE, "grammar-, 16 hexadecimal digits and .dfa")]
+    kind: Annotated[str, one_of(GRAMMAR_KINDS)]
+    states: Annotated[int, integer(1, high=2**17)]
     evidence: Mapping[str, Any] = field(default_factory=dict)
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        if NAME.fullmatch(self.name) is None:
-            yield "name", f"`{self.name[:60]}` {NO_NAME}"
-        if GRAMMAR_FILE.fullmatch(self.file) is None:
-            yield "file", f"`{self.file[:60]}` is not grammar-, 16 hexadecimal digits and .dfa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,14 +260,14 @@ class Manifest:
     source: str
     revision: str | None
     model: ModelInfo
-    block: Annotated[int, Bounds(1, 4096)]
+    block: Annotated[int, integer(1, high=4096)]
     tokens: TokenInfo
     text: TextInfo | None
-    variants: Annotated[tuple[Variant, ...], Bounds(most=64)]
-    files: Annotated[tuple[FileEntry, ...], Bounds(most=1000)]
-    profiles: Annotated[tuple[Profile, ...], Bounds(most=10_000)] = ()
-    grammars: Annotated[tuple[StoredGrammar, ...], Bounds(absent=(), most=256)] = ()
-    masks: Annotated[int | None, Bounds(0, 4096)] = None
+    variants: Annotated[tuple[Variant, ...], entries(64)]
+    files: Annotated[tuple[FileEntry, ...], entries(1000)]
+    profiles: Annotated[tuple[Profile, ...], entries(10_000)] = ()
+    grammars: Annotated[tuple[StoredGrammar, ...], entries(256)] = ()
+    masks: Annotated[int | None, integer(0, high=4096)] = None
     draft: DraftInfo | None = None
     format_version: str = FORMAT_VERSION
 
@@ -311,10 +302,9 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
     _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
-    problems: list[str] = []
-    manifest = Reader(problems).read(Manifest, value, where)
-    if not problems:
-        problems += _contradictions(manifest, where)
+    reader = Reader()
+    manifest: Manifest = reader.read(Manifest, value, where)
+    problems = reader.problems or list(_contradictions(manifest, where))
     if problems:
         raise BundleError(f"{len(problems)} problems in the manifest:{listed(problems)}")
     return manifest
@@ -334,49 +324,44 @@ def _check_version(version: Any, where: str) -> None:
 
 def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
     """The problems that no single field has."""
-    paths = Counter(entry.path for entry in manifest.files)
-    for path, count in sorted(paths.items()):
-        if not is_safe_name(path):
-            yield f"{where}.files: `{path[:80]}` is not a plain file name"
-        if count > 1:
-            yield f"{where}.files: `{path[:80]}` is listed twice"
+    files = [entry.path for entry in manifest.files]
+    variants = [v.name for v in manifest.variants]
+    grammars = [grammar.name for grammar in manifest.grammars]
+    for kind, names in (("files", files), ("variants", variants), ("grammars", grammars)):
+        counts = Counter(names)
+        yield from (f"{where}.{kind}: `{name[:80]}` is listed twice" for name in counts if counts[name] > 1)
     used = {v.file: f"variant {v.name}" for v in manifest.variants}
     used |= {v.weights: f"variant {v.name}" for v in manifest.variants if v.weights}
     used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     used |= {g.file: f"grammar {g.name}" for g in manifest.grammars}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
-    for path, user in used.items():
-        if path not in paths:
-            yield f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
-    variants = Counter(v.name for v in manifest.variants)
-    for name, count in sorted(variants.items()):
-        if count > 1:
-            yield f"{where}.variants: `{name}` is there twice"
+    for path in used.keys() - set(files):
+        yield f"{where}: {used[path]} uses `{path[:80]}`, which `files` does not list"
+    adapters = manifest.draft.adapters if manifest.draft is not None else ()
     for profile in manifest.profiles:
         if profile.variant not in variants:
             yield f"{where}: profile `{profile.name}` is for variant `{profile.variant}`, which is not there"
-        adapters = manifest.draft.adapters if manifest.draft is not None else ()
         if profile.draft is not None and profile.draft not in adapters:
             known = ", ".join(adapters) or "none"
             yield (
                 f"{where}: profile `{profile.name}` is for the draft adapter `{profile.draft[:60]}`, which is"
                 f" not there (there are: {known})"
             )
-    for name, count in sorted(Counter(g.name for g in manifest.grammars).items()):
-        if count > 1:
-            yield f"{where}: grammar `{name[:60]}` is there twice"
-    model = manifest.model
+    model, tokens, draft = manifest.model, manifest.tokens, manifest.draft
     if model.num_heads % model.num_kv_heads:
         yield f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
     if not manifest.variants:
         yield f"{where}.variants: empty: nothing to run"
-    draft, has_mask = manifest.draft, manifest.tokens.mask is not None
+    masks = () if tokens.mask is None else (tokens.mask,)
+    for name, ids in (("mask", masks), ("eos", tokens.eos), ("pad", (tokens.pad,))):
+        if any(i >= model.vocab_size for i in ids):
+            yield f"{where}.tokens.{name}: integers of 0 to {model.vocab_size - 1} are expected"
+    if tokens.mask in tokens.eos:
+        yield f"{where}.tokens: the mask token cannot end a sequence"
     if draft is not None and draft.high > model.vocab_size:
         yield f"{where}.draft.high: at most {model.vocab_size}, the vocabulary, is expected"
-    if draft is not None and has_mask:
+    if draft is not None and masks:
         yield f"{where}.tokens.mask: null is expected in a bundle with draft adapters"
-    if draft is None and not has_mask and manifest.masks != 0:
+    if draft is None and not masks and manifest.masks != 0:
         yield f"{where}.tokens.mask: null needs draft adapters, or masks 0"
-    if manifest.tokens.mask in manifest.tokens.eos:
-        yield f"{where}.tokens: the mask token cannot end a sequence"

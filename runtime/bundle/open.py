@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BundleError
+from ..errors import BundleError, listed
 from .files import CHECKSUM_FILE, MANIFEST_FILE, read_small, stamp, verify, write_whole
 from .manifest import Manifest, Variant, parse_manifest
 from .replace import link_or_copy, replacing
-from .safe import check_sizes
 
 MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
-RETRIES = 10  # of opening a bundle that a writer replaces meanwhile
+# Of safe mode: bytes of the manifest, number of files, bytes of a graph or tokenizer (parsing takes several
+# times that).
+SAFE_MANIFEST, SAFE_FILES, SAFE_PARSED = 1_000_000, 64, 64_000_000
+SAFE_REMEDY = "if you trust its source, open it without safe mode (--trust, or safe=False)"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -49,28 +51,6 @@ def open_bundle(
     directory = Path(path).expanduser()
     if not (directory / MANIFEST_FILE).is_file():
         raise BundleError(_no_bundle(str(path), directory))
-    for _ in range(RETRIES):
-        handle = os.open(directory, os.O_RDONLY)  # keeps the inode, so that a replacement has another one
-        try:
-            bundle = _read(directory, full=full, safe=safe, name=name)
-            if _is_at(handle, directory):
-                return bundle
-        except BundleError:
-            if _is_at(handle, directory):
-                raise
-        finally:
-            os.close(handle)
-    return _read(directory, full=full, safe=safe, name=name)
-
-
-def _is_at(handle: int, directory: Path) -> bool:
-    """Whether an open directory still has its path. A writer replaces the whole directory, so one version may
-    give the manifest and the next one its checksum.
-    """
-    return directory.exists() and os.path.samestat(os.fstat(handle), directory.stat())
-
-
-def _read(directory: Path, *, full: bool, safe: bool, name: Path | None) -> Bundle:
     file = directory / MANIFEST_FILE
     try:
         data = read_small(file, MANIFEST_LIMIT)
@@ -83,12 +63,22 @@ def _read(directory: Path, *, full: bool, safe: bool, name: Path | None) -> Bund
         raise BundleError(
             f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
         )
-    if safe:
-        sizes = {entry.path: entry.size for entry in manifest.files}
-        tokenizer = manifest.text.tokenizer if manifest.text is not None else None
-        check_sizes(len(data), sizes, manifest.graphs, tokenizer, str(directory))
+    if safe and (problems := list(_too_large(manifest, len(data)))):
+        raise BundleError(f"{directory}: more than safe mode takes:{listed(problems)}\n  {SAFE_REMEDY}")
     verify(directory, manifest.files, full=full, safe=safe, name=name)
     return Bundle(directory, manifest)
+
+
+def _too_large(manifest: Manifest, num_bytes: int) -> Iterator[str]:
+    """What is larger than an export needs; docs/security.md says what each limit is for."""
+    if num_bytes > SAFE_MANIFEST:
+        yield f"the manifest has {num_bytes} bytes, {SAFE_MANIFEST} are taken"
+    if len(manifest.files) > SAFE_FILES:
+        yield f"there are {len(manifest.files)} files, {SAFE_FILES} are taken"
+    parsed = manifest.graphs | ({manifest.text.tokenizer} if manifest.text is not None else set())
+    for entry in manifest.files:
+        if entry.path in parsed and entry.size > SAFE_PARSED:
+            yield f"{entry.path} has {entry.size} bytes, {SAFE_PARSED} are taken"
 
 
 def _no_bundle(path: str, directory: Path) -> str:

@@ -80,27 +80,12 @@ class ProfileState:
         return f"stale: {'; '.join(self.stale)}" if self.stale else "good"
 
     @property
-    def settings(self) -> list[tuple[str, str]]:
-        """Its known fields, each as name and text."""
-        fields = asdict(self.profile).items()
-        known = [(name, shown(value)) for name, value in fields if name != "evidence" and value is not None]
-        return [*known, ("state", self.state)]
-
-    @property
-    def evidence(self) -> list[tuple[str, str]]:
-        """Its evidence, each entry as name and text, each note in its own line."""
-        lines: list[tuple[str, str]] = []
-        for name, value in self.profile.evidence.items():
-            notes = value if name == "notes" and isinstance(value, list | tuple) else [value]
-            lines += [(name if i == 0 else "", shown(note)) for i, note in enumerate(notes)]
-        return lines
-
-    @property
     def cells(self) -> tuple[str, ...]:
         """Name, setting, metric, variant, rows, bound, date and state, as text."""
         p = self.profile
         evidence = (str(p.evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
-        return (p.name, setting(p), "-" if p.tau is None else p.metric, p.variant, *evidence, self.state)
+        setting, metric = (f"draft {p.draft}", "-") if p.tau is None else (f"{p.tau:g}", p.metric)
+        return (p.name, setting, metric, p.variant, *evidence, self.state)
 
 
 def states(path: str | Path, name: str | None = None) -> list[ProfileState]:
@@ -115,11 +100,6 @@ def states(path: str | Path, name: str | None = None) -> list[ProfileState]:
         )
         for p in profiles
     ]
-
-
-def setting(profile: Profile) -> str:
-    """Its tau or draft adapter, as text."""
-    return f"draft {profile.draft}" if profile.tau is None else f"{profile.tau:g}"
 
 
 def of_variant(
@@ -140,10 +120,18 @@ def of_variant(
     )
 
 
+def details(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The known fields of a profile or a grammar, then its evidence, each as name and text."""
+    fields = {**entry, **entry["evidence"]}
+    return [
+        (name, shown(value)) for name, value in fields.items() if name != "evidence" and value is not None
+    ]
+
+
 def shown(value: Any) -> str:
     """A JSON value as short text: numbers rounded, lists and objects without brackets."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):

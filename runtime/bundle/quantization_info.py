@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .fields import Bounds
+from ..rules import integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class QuantizationInfo:
     is None if it is unknown.
     """
 
-    group_size: Annotated[int | None, Bounds(1)]
+    group_size: Annotated[int | None, integer(1, high=2**53)]
     symmetric: bool
     head: str
     embedding: str

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from .fields import AnyText
+
 START = "start"  # the role before the first message
 SWITCH = "enable_thinking"  # the usual variable of chat templates
 
@@ -21,8 +23,8 @@ class ThinkingMarks:
 
     open: str
     close: str
-    on: Mapping[str, str] | None = None
-    off: Mapping[str, str] | None = None
+    on: Mapping[str, AnyText] | None = None
+    off: Mapping[str, AnyText] | None = None
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.open or not self.close:
@@ -39,8 +41,8 @@ class ChatTurns:
     space around them. The table does not cover messages with one of the `reserved` strings.
     """
 
-    between: Mapping[str, Mapping[str, str]]
-    after: Mapping[str, str]
+    between: Mapping[str, Mapping[str, AnyText]]
+    after: Mapping[str, AnyText]
     trimmed: tuple[str, ...] = ()
     reserved: tuple[str, ...] = ()
 

@@ -180,15 +180,13 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
 @profiles_app.command("show")
 def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
     """Show a profile and its evidence."""
-    from ..bundle.profiles import states
+    from ..bundle.profiles import details, states
 
     for row in states(bundle, name):
         if as_json:
             print_json(row.to_dict())
             continue
-        print_table(("profile", ""), row.settings)
-        out.print()
-        print_table(("evidence", ""), row.evidence)
+        print_table(("profile", ""), details(row.to_dict()))
         if row.stale:
             say(f"\nrenew it with: {row.renewal}")
 

@@ -84,13 +84,14 @@ def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
 @grammar_app.command("show")
 def show_grammar(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
     """Show a grammar and its source."""
+    from ..bundle.profiles import details
     from ..structured.catalog import entries
 
     [row] = entries(bundle, name)
     if as_json:
         print_json(row.to_dict())
     else:
-        print_table(("grammar", ""), row.settings)
+        print_table(("grammar", ""), details(row.to_dict()))
 
 
 @grammar_app.command("remove")

@@ -7,16 +7,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from ..accept import METRICS, is_one_token, passes
-from ..answer_format import Json, canonical, format_problems
+from ..answer_format import CHOICE, GRAMMAR, REGEX, SEPARATORS, Json, canonical, json_problems
 from ..errors import SessionError
-from ..rules import Rule, broken, integer, is_integer, is_number, number, one_of
+from ..rules import WINDOW, Rule, broken, integer, is_integer, is_number, number, one_of
 
 Window = Literal["auto", "full"] | int
 DEFAULT_TAU = 0.95  # of the paper's tables, for exact=False without a tau
-WINDOW = Rule(
-    '"auto", "full" or an integer of 1 or more',
-    lambda value: value in ("auto", "full") or is_integer(value, 1),
-)
 TOKEN_IDS = Rule(
     "None or a list of token ids", lambda ids: isinstance(ids, tuple) and all(is_integer(i, 0) for i in ids)
 )
@@ -101,11 +97,11 @@ class GenerationConfig:
     cache_salt: Annotated[str, Rule("a text", lambda value: isinstance(value, str))] = ""
     draft: Annotated[str | None, Rule("a text", lambda value: isinstance(value, str))] = None
     schema: Json | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
+    regex: Annotated[str | None, REGEX] = None
+    choice: Annotated[Sequence[str] | None, CHOICE] = None
     tools: Json | None = None
-    separators: tuple[str, str] | None = None
-    grammar: str | None = None
+    separators: Annotated[tuple[str, str] | None, SEPARATORS] = None
+    grammar: Annotated[str | None, GRAMMAR] = None
     presence_penalty: Annotated[float, PENALTY] = 0.0
     frequency_penalty: Annotated[float, PENALTY] = 0.0
     logit_bias: Annotated[Mapping[int, float] | Sequence[tuple[int, float]], LOGIT_BIAS] = ()
@@ -129,9 +125,10 @@ class GenerationConfig:
         for name in ("schema", "tools"):
             put(name, canonical(name, getattr(self, name)))
         problems = list(broken(self).items())
-        problems += format_problems(
-            self.schema, self.regex, self.choice, self.tools, self.separators, self.grammar
-        )
+        for name in ("schema", "tools"):
+            problems += [(name, problem) for problem in json_problems(name, getattr(self, name))]
+        if len(names := self._structures) > 1:
+            problems.append((names[0], f"{' and '.join(names)} exclude each other: give one of them"))
         if self.exact is True and self.tau is not None:
             problem = (
                 "exact and tau exclude each other: exact gives the one-token text whatever is"
@@ -167,8 +164,12 @@ class GenerationConfig:
     @property
     def structure(self) -> str | None:
         """The field that constrains the answer."""
+        return next(iter(self._structures), None)
+
+    @property
+    def _structures(self) -> list[str]:
         names = ("schema", "regex", "choice", "tools", "grammar")
-        return next((name for name in names if getattr(self, name) is not None), None)
+        return [name for name in names if getattr(self, name) is not None]
 
     @property
     def one_token(self) -> bool:

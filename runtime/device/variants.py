@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from .. import machine
 from ..bundle.engine_info import this_platform
 from ..bundle.manifest import Variant
-from ..bundle.open import Bundle
-from ..bundle.safe import REMEDY
+from ..bundle.open import SAFE_REMEDY, Bundle
 from ..decode.backend import Backend
 from ..errors import SessionError
 from .name import DeviceName, GpuOptions
@@ -87,13 +86,13 @@ def _check_safe(bundle: Bundle, variant: Variant) -> None:
     if variant.is_engine:
         raise SessionError(
             f"{bundle.path}: variant {variant.name} is a TensorRT engine, which is machine code in"
-            f" effect: safe mode runs ONNX graphs only; {REMEDY}"
+            f" effect: safe mode runs ONNX graphs only; {SAFE_REMEDY}"
         )
     sizes, free = sum(entry.size for entry in bundle.manifest.files), machine.available()
     if free is not None and sizes > free:
         raise SessionError(
             f"{bundle.path}: its files have {sizes / 1e6:.0f} MB, {free / 1e6:.0f} MB of memory are free:"
-            f" safe mode takes no more; {REMEDY}"
+            f" safe mode takes no more; {SAFE_REMEDY}"
         )
 
 

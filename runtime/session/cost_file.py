@@ -49,10 +49,8 @@ class CostFile:
     def read(self) -> Cost | None:
         """The table; None if there is no valid one, so that it is measured again."""
         try:
-            values = json.loads(read_small(self.path, MOST_BYTES))
-            if not all(type(p) is int and type(s) in (int, float) for p, s in values["points"]):
-                return None
-            return Cost(tuple((p, float(s)) for p, s in values["points"]))
+            points = json.loads(read_small(self.path, MOST_BYTES))["points"]
+            return Cost(tuple((int(slots), float(seconds)) for slots, seconds in points))
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
 

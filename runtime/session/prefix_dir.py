@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
-from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from .. import machine
 from ..decode.prefix import PrefixEntry, Prefixes
@@ -24,21 +25,23 @@ from .prefix_file import NAME, PrefixFormat
 CACHE_SHARE, MOST_CACHE = 16, 1 << 30  # the prefix cache takes 1 / 16 of the free memory, at most 1 GiB
 CACHE_UNKNOWN = 256 << 20  # its bytes if the free memory is unknown
 PREFIX_BYTES = 4 << 30  # of a directory by default
+DROPPED: Any = object()
 LOG = logging.getLogger("mars_export")
 
 
 class PrefixDir:
     """Files of at most `budget` bytes, of any number of models; the least recently used are removed first.
 
-    Opening it adds the latest used entries to `store`, as many as fit, and removes damaged ones. A thread
-    writes new ones as long as there are any; the process waits for it at its end.
+    Opening it adds the latest used entries to `store`, as many as fit, removes damaged ones, and keeps the
+    files those of `store`. A thread writes; the process waits for it at its end.
     """
 
     def __init__(self, path: str | Path, budget: int, form: PrefixFormat, store: Prefixes) -> None:
         self._path, self._budget, self._form = Path(path).expanduser(), budget, form
-        self._lock = threading.Lock()
         self._pending: dict[str, PrefixEntry | None] = {}  # by file; None removes it
-        self._thread: threading.Thread | None = None
+        self._writer = ThreadPoolExecutor(1, "mars-prefixes")
+        if store.budget == 0:
+            raise SessionError(f"the prefix directory {path} needs a prefix cache: cache_bytes is 0")
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             files = self._files()
@@ -51,8 +54,11 @@ class PrefixDir:
             size += state.st_size
             if size <= store.budget:
                 latest.append(file)
-        for file in _load(reversed(latest), form, store):
-            file.unlink(missing_ok=True)
+        for file in reversed(latest):
+            self._load(file, store)
+        if num_entries := store.stats.entries:
+            LOG.info("prefix cache: %d entries loaded, %d bytes", num_entries, store.stats.num_bytes)
+        store.copies = self
 
     def used(self, entry: PrefixEntry) -> None:
         self._put(self._form.name(entry), entry)
@@ -62,38 +68,34 @@ class PrefixDir:
         if replaced:
             self._put(name, None)
         else:
-            with self._lock:
-                self._pending.pop(name, None)
+            self._pending.pop(name, None)
 
     def wait(self) -> None:
         """Wait until everything is written."""
-        while (thread := self._thread) is not None:
-            thread.join()
+        self._writer.submit(lambda: None).result()
+
+    def _load(self, file: Path, store: Prefixes) -> None:
+        try:
+            self._form.load(file, store)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # what zip files and arrays raise
+            LOG.warning("%s: not a valid prefix cache entry (%s)", file, error)
+            file.unlink(missing_ok=True)
 
     def _put(self, name: str, entry: PrefixEntry | None) -> None:
-        with self._lock:
-            self._pending[name] = entry
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mars-prefixes", daemon=False)
-                try:
-                    self._thread.start()
-                except RuntimeError:  # no more threads, or the end of the interpreter
-                    self._thread = None
+        self._pending[name] = entry
+        with suppress(RuntimeError):  # the interpreter ends
+            self._writer.submit(self._write, name)
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._pending:
-                    self._thread = None
-                    return
-                name = next(iter(self._pending))
-                entry = self._pending.pop(name)
-            try:
-                self._write(self._path / name, entry)
-            except Exception as error:  # a full disk, no memory; answers do not depend on the file
-                LOG.warning("a prefix cache entry was not written: %s", error)
+    def _write(self, name: str) -> None:
+        try:
+            if (entry := self._pending.pop(name, DROPPED)) is not DROPPED:
+                self._update(self._path / name, entry)
+        except Exception as error:  # a full disk, no memory; answers do not depend on the file
+            LOG.warning("a prefix cache entry was not written: %s", error)
 
-    def _write(self, path: Path, entry: PrefixEntry | None) -> None:
+    def _update(self, path: Path, entry: PrefixEntry | None) -> None:
         if entry is None:
             path.unlink(missing_ok=True)
         elif path.exists():
@@ -103,7 +105,7 @@ class PrefixDir:
             scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
             try:
                 with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.writelines(self._form.parts(entry))
+                    self._form.write(entry, file)
                 _touch(scratch)
                 scratch.replace(path)
             finally:
@@ -121,13 +123,10 @@ class PrefixDir:
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         """The entries of all models, the least recently used first, with what killed processes left."""
         files = []
-        with os.scandir(self._path) as found:
-            for file in found:
+        for file in self._path.iterdir():
+            with suppress(FileNotFoundError):  # another process has removed it
                 if NAME.fullmatch(file.name):
-                    try:
-                        files.append((Path(file.path), file.stat(follow_symlinks=False)))
-                    except FileNotFoundError:  # another process has removed it
-                        continue
+                    files.append((file, file.lstat()))
         return sorted(files, key=lambda pair: pair[1].st_mtime_ns)
 
 
@@ -135,29 +134,6 @@ def _touch(path: Path) -> None:
     """Note the time of use, more exactly than the file system does by itself."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
-
-
-def load_prefixes(store: Prefixes, form: PrefixFormat, directory: str | Path, budget: int) -> None:
-    """Fill `store` from the files of `directory`, which gets its entries from now on."""
-    if store.budget == 0:
-        raise SessionError(f"the prefix directory {directory} needs a prefix cache: cache_bytes is 0")
-    store.copies = PrefixDir(directory, budget, form, store)
-    if num_entries := store.stats.entries:
-        LOG.info("prefix cache: %d entries loaded, %d bytes", num_entries, store.stats.num_bytes)
-
-
-def _load(files: Iterable[Path], form: PrefixFormat, store: Prefixes) -> list[Path]:
-    """Add the entries of files to `store`. Returns the files that have no valid one."""
-    damaged = []
-    for file in files:
-        try:
-            form.load(file, store)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            LOG.warning("%s: not a valid prefix cache entry (%s)", file, error)
-            damaged.append(file)
-    return damaged
 
 
 def cache_share(device: DeviceName) -> int:

@@ -1,15 +1,14 @@
-"""The file of one prefix cache entry: a line of JSON, the token ids, the KV tensors, and a SHA-256."""
+"""The file of one prefix cache entry: arrays in NumPy's .npz, whose parts have checksums."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,11 +20,10 @@ from ..decode.prefix import PrefixEntry, Prefixes, Saved
 from ..device.kv import KV_TYPES
 from .fingerprint import fingerprint
 
-VERSION = 1
+VERSION = 2
 NAME = re.compile(
-    r"prefix-[0-9a-f]{16}-[0-9a-f]{32}\.kv(\.[0-9a-f]{16})?"
+    r"prefix-[0-9a-f]{16}-[0-9a-f]{32}\.npz(\.[0-9a-f]{16})?"
 )  # with an end, while it is written
-MOST_HEADER = 1 << 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class PrefixFormat:
         """The file's name, the same for equal entries."""
         group = json.dumps(entry.group).encode("ascii")
         of_entry = hashlib.sha256(group + entry.key).hexdigest()
-        return f"prefix-{self.fingerprint[:16]}-{of_entry[:32]}.kv"
+        return f"prefix-{self.fingerprint[:16]}-{of_entry[:32]}.npz"
 
     def is_own(self, name: str) -> bool:
         """Whether a file with this name has an entry that a session with this format can use."""
@@ -68,62 +66,39 @@ class PrefixFormat:
         return match is not None and not match[1] and name.startswith(f"prefix-{self.fingerprint[:16]}-")
 
     def size(self, entry: PrefixEntry) -> int:
-        """Bytes of the file."""
-        return len(_header(self, entry)) + self._size_after_header(entry.saved.length)
-
-    def parts(self, entry: PrefixEntry) -> Iterator[bytes | memoryview]:
-        """The content of the file."""
-        digest = hashlib.sha256()
-        tensors = self.backend.new_cache(1).fetch(entry.saved.data)
-        parts: list[bytes | memoryview] = [_header(self, entry), entry.key, *map(_bytes, tensors)]
-        for part in parts:
-            digest.update(part)
-            yield part
-        yield digest.digest()
-
-    def load(self, path: Path, store: Prefixes) -> None:
-        """Add the entry of a file to `store`. Raises OSError or ValueError if it has no valid one."""
-        with opened(path, NO_LINK) as file:
-            line = file.readline(MOST_HEADER)
-            header = json.loads(line)
-            if not isinstance(header, dict) or header.get("version") != VERSION:
-                raise ValueError("another version")
-            if header["fingerprint"] != self.fingerprint:
-                raise ValueError("entries of another model or machine")
-            salt, grain, length = str(header["salt"]), int(header["grain"]), int(header["length"])
-            size = len(line) + self._size_after_header(length)
-            if length < 1 or os.fstat(file.fileno()).st_size != size:
-                raise ValueError("another size")
-            key, count = file.read(4 * length), self.shape[0]
-            digest = hashlib.sha256(line + key)
-            tensors = [np.empty((self.shape[1], length, self.shape[2]), self.dtype) for _ in range(count)]
-            for tensor in tensors:
-                file.readinto(_bytes(tensor))
-                digest.update(_bytes(tensor))
-            if file.read() != digest.digest():
-                raise ValueError("another hash")
-        ids = np.frombuffer(key, ">u4").tolist()
-
-        def copy() -> Saved:
-            return Saved(self.backend.new_cache(1).bring(tensors), length)
-
-        num_bytes = length * self._entry_bytes
-        store.save((salt, grain), ids, num_bytes, copy, fixed=bool(header["fixed"]))
+        """Bytes of the entry's tensors, a little less than those of its file."""
+        return entry.saved.length * self._token_bytes
 
     @property
-    def _entry_bytes(self) -> int:
+    def _token_bytes(self) -> int:
         return self.shape[0] * self.shape[1] * self.shape[2] * self.dtype.itemsize
 
-    def _size_after_header(self, length: int) -> int:
-        return length * (4 + self._entry_bytes) + hashlib.sha256().digest_size
+    def write(self, entry: PrefixEntry, file: BinaryIO) -> None:
+        header = {
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "group": entry.group,
+            "fixed": entry.fixed,
+        }
+        text = np.frombuffer(json.dumps(header).encode("ascii"), np.uint8)
+        tensors = self.backend.new_cache(1).fetch(entry.saved.data)
+        np.savez(file, *tensors, header=text, ids=np.frombuffer(entry.key, ">u4"))
 
+    def load(self, path: Path, store: Prefixes) -> None:
+        """Add the entry of a file to `store`. Raises an Exception of any kind if it has no valid one."""
+        count, heads, dim = self.shape
+        with opened(path, NO_LINK) as file, np.load(file, allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            if (header["version"], header["fingerprint"]) != (VERSION, self.fingerprint):
+                raise ValueError("entries of another version, model or machine")
+            ids = arrays["ids"].tolist()
+            tensors = [arrays[f"arr_{i}"] for i in range(count)]
+        if any((t.shape, t.dtype) != ((heads, len(ids), dim), self.dtype) for t in tensors):
+            raise ValueError("tensors of another shape")
+        salt, grain = header["group"]
 
-def _header(form: PrefixFormat, entry: PrefixEntry) -> bytes:
-    (salt, grain), length = entry.group, entry.saved.length
-    header = {"version": VERSION, "fingerprint": form.fingerprint, "salt": salt, "grain": grain}
-    return json.dumps(header | {"fixed": entry.fixed, "length": length}).encode("ascii") + b"\n"
+        def copy() -> Saved:
+            return Saved(self.backend.new_cache(1).bring(tensors), len(ids))
 
-
-def _bytes(tensor: np.ndarray) -> memoryview:
-    """The memory of a contiguous array."""
-    return tensor.reshape(-1).view(np.uint8).data
+        num_bytes = len(ids) * self._token_bytes
+        store.save((str(salt), int(grain)), ids, num_bytes, copy, fixed=bool(header["fixed"]))

@@ -37,7 +37,7 @@ from ..text.toolcalls import ToolStream, dialect_of
 from .answer import Completion, Stream
 from .conversation import Conversation
 from .cost_file import CostFile
-from .prefix_dir import PREFIX_BYTES, cache_share, load_prefixes
+from .prefix_dir import PREFIX_BYTES, PrefixDir, cache_share
 from .prefix_file import PrefixFormat
 from .support import check_support
 
@@ -149,7 +149,7 @@ class Session:
         session = cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
         if prefix_dir is not None:
             form = PrefixFormat.of(bundle, choice, backend, str(name), options)
-            load_prefixes(session._prefixes, form, prefix_dir, prefix_bytes)
+            PrefixDir(prefix_dir, prefix_bytes, form, session._prefixes)
         return session
 
     def generate(

@@ -8,19 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.files import FileEntry
-from ..bundle.manifest import NAME, Manifest, StoredGrammar
+from ..bundle.manifest import Manifest, StoredGrammar
 from ..bundle.open import open_bundle, rewrite
 from ..bundle.profiles import shown
 from ..errors import SessionError
-
-
-def check_name(name: str) -> None:
-    """Raise SessionError if `name` cannot name a grammar."""
-    if NAME.fullmatch(name) is None:
-        raise SessionError(
-            "a grammar is named with letters, digits, dots, dashes and underscores, 64 at most, not"
-            f" {name[:80]!r}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +23,6 @@ class CatalogEntry:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self.grammar) | {"bytes": self.num_bytes}
-
-    @property
-    def settings(self) -> list[tuple[str, str]]:
-        """Its fields and its evidence, each as name and text."""
-        known = {"name": self.grammar.name, "kind": self.grammar.kind, "states": self.grammar.states}
-        lines = [*known.items(), ("file", self.grammar.file), ("bytes", self.num_bytes)]
-        return [(name, shown(value)) for name, value in [*lines, *self.grammar.evidence.items()]]
 
     @property
     def cells(self) -> tuple[str, ...]:

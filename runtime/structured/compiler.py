@@ -14,7 +14,7 @@ from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text import toolcalls
 from .automaton_file import file_name, to_bytes
-from .catalog import check_name, store
+from .catalog import store
 from .regular.automaton import Automaton, build
 from .regular.expression import Alternatives, Expression, Interrupted, choice, sequence, text
 from .regular.pattern import pattern_expression
@@ -31,7 +31,6 @@ def compile_into(
     It replaces a grammar of the same name. Raises SessionError if the language is not regular or too large,
     or if the bundle has no tokenizer; BundleError if the bundle cannot be written.
     """
-    check_name(name)
     manifest = open_bundle(path).manifest
     if manifest.text is None:
         raise SessionError(f"{path}: a grammar needs a tokenizer, this bundle has none")

@@ -16,15 +16,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Variables other than settings.
 OWN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
-MOST_SOURCE, MOST_TEXT = 500_000, 64_000_000  # characters of a template, and of what it renders
+MOST_TEXT = 64_000_000  # characters that a template renders
 
 
 class Template:
     """A compiled chat template. Its constructor and `render` may raise any Exception."""
 
     def __init__(self, source: str) -> None:
-        if len(source) > MOST_SOURCE:
-            raise TemplateError(f"it has {len(source)} characters, at most {MOST_SOURCE} are taken")
         self._source, self._template = source, _ENVIRONMENT.from_string(source)
 
     @property

@@ -357,13 +357,9 @@ class TextStream:
 
     def _held(self) -> int:
         """The number of last characters that may begin a stop string."""
-        longest = 0
-        for stop in self._stop:
-            at = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))
-            while at >= 0 and not stop.startswith(self._text[at:]):
-                at = self._text.find(stop[0], at + 1)
-            longest = max(longest, len(self._text) - at if at >= 0 else 0)
-        return longest
+        most = min(len(self._text), max(map(len, self._stop), default=0))
+        ends = (self._text[-count:] for count in range(most, 0, -1))
+        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stop)), 0)
 
     def _up_to(self, end: int) -> str:
         shown, self._shown = self._shown, max(self._shown, end)

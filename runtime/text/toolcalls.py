@@ -262,11 +262,3 @@ def _past(text: str, at: int, characters: str) -> int:
     while text[at] in characters:
         at += 1
     return at
-
-
-def parse(text: str, dialect: Dialect) -> ToolAnswer:
-    """The calls of a whole answer."""
-    stream = ToolStream(dialect)
-    stream.push(text)
-    stream.finish()
-    return stream.answer

@@ -111,12 +111,12 @@ def many(part: str, number: int, **names: str) -> str:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (lambda: many("files", 300_000, path="f"), "files: at most 1000 entries are expected, not 300000"),
-        (lambda: many("variants", 40_000, name="v"), "variants: at most 64 entries are expected, not 40000"),
-        (lambda: many("profiles", 20_000, name="p"), "profiles: at most 10000 entries"),
+        (lambda: many("files", 300_000, path="f"), "files: a list of at most 1000 entries is expected"),
+        (lambda: many("variants", 40_000, name="v"), "variants: a list of at most 64 entries"),
+        (lambda: many("profiles", 20_000, name="p"), "profiles: a list of at most 10000 entries"),
         (lambda: many("files", 1000, path="f"), "which `files` does not list"),
         (lambda: many("files", 1000), "is listed twice"),
-        (lambda: json.dumps(WHOLE | {"files": [3] * 1000}), "4000 problems"),
+        (lambda: json.dumps(WHOLE | {"files": [3] * 1000}), "1000 problems"),
         (lambda: GOOD.to_json().replace('"block": 8', '"block": 8, "block": 9'), "'block' is given twice"),
         (lambda: changed("source", "\ud800"), "not valid JSON"),
         (lambda: changed("format_version", "9" * 5000), "no `format_version`"),
@@ -174,9 +174,7 @@ import sys
 from dataclasses import replace
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.manifest import Profile
-from mars_export.runtime.bundle.open import open_bundle
-path, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
-digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
+path, name, number, digest = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 for i in range(number):
     profiles.store(path, Profile(f"{name}{i}", 0.9, "probability", "model", digest))
 """
@@ -184,8 +182,9 @@ for i in range(number):
 
 def test_two_writers_lose_nothing(path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
     writers = [
-        subprocess.Popen([sys.executable, "-c", STORE, str(path), name, "15"], env=environment)
+        subprocess.Popen([sys.executable, "-c", STORE, str(path), name, "15", digest], env=environment)
         for name in "ab"
     ]
     assert [writer.wait(timeout=120) for writer in writers] == [0, 0]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.fixtures import Sessions
 
-from mars_export import BundleError, GenerationConfig, Session, SessionError
+from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.open import Bundle, open_bundle
 from mars_export.runtime.bundle.turns import START, ChatTurns
 from mars_export.runtime.text.tokenizer import LONGEST_STOP, MOST_STOPS, Text, TextStream
@@ -27,15 +27,9 @@ TOKENIZER = tiny.tokenizer()
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@pytest.mark.parametrize(
-    ("template", "what"),
-    [
-        ("{% for i in range(999) %}" + "x" * 100_000 + "{% endfor %}", "its text has more than 64000000"),
-        ("x" * 1_000_000, "it has 1000000 characters, at most 500000"),
-    ],
-)
-def test_a_template_s_text_has_a_limit(template: str, what: str) -> None:
-    with pytest.raises((SessionError, BundleError), match=what):
+def test_a_template_s_text_has_a_limit() -> None:
+    template = "{% for i in range(999) %}" + "x" * 100_000 + "{% endfor %}"
+    with pytest.raises(SessionError, match="its text has more than 64000000"):
         Text(TOKENIZER, template).render(HELLO)
 
 

@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/errors": (),
     "runtime/accept": (),
     "runtime/rules": (),
-    "runtime/answer_format": (),
+    "runtime/answer_format": ("runtime/rules",),
     "runtime/machine": (),
     "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine", "runtime/rules"),
     "runtime/decode": (  # token ids only

@@ -66,7 +66,6 @@ class Twin:
     ) -> None:
         self.store, self._dtype = Prefixes(memory, 1), dtype
         self.dir = PrefixDir(path, budget, form(fingerprint, dtype), self.store)
-        self.store.copies = self.dir
 
     def save(self, ids: Sequence[int], salt: str = "", *, fixed: bool = False) -> None:
         """Save an entry, and wait for its file."""

@@ -7,15 +7,14 @@ both): properties in the schema's order, one form of white space, and only the e
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from ...errors import SessionError
+from ...rules import is_integer
 from .expression import (
     EMPTY,
-    LAST,
     Expression,
     Literal,
     Repeat,
@@ -25,6 +24,7 @@ from .expression import (
     sequence,
     text,
 )
+from .pattern import pattern_expression
 
 Separators = tuple[str, str]
 
@@ -35,7 +35,7 @@ OWN = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "minItems", "maxItems"},
     "string": {"minLength", "maxLength"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "integer": {"minimum", "maximum"},
     "number": set[str](),
     "boolean": set[str](),
     "null": set[str](),
@@ -44,20 +44,11 @@ MOST_TIMES = 100_000  # of items, of characters
 MOST_BOUND = 2**63 - 1
 
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-PLAIN = characters([(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, LAST)])
 CONTROLS = [*range(0x20), 0x7F]
-NUMBER = sequence(
-    optional(Literal(b"-")),
-    choice([Literal(b"0"), sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), 0, None))]),
-    optional(sequence(Literal(b"."), Repeat(characters([(48, 57)]), 1, None))),
-    optional(
-        sequence(
-            characters([(69, 69), (101, 101)]),
-            optional(characters([(43, 43), (45, 45)])),
-            Repeat(characters([(48, 57)]), 1, None),
-        )
-    ),
-)
+NUMBER = pattern_expression(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+BOOLEAN = pattern_expression("true|false")
+# Any character of a string: the texts of `_written`, with common beginnings.
+CHARACTER = pattern_expression(r'[^"\\\x00-\x1f\x7f]|\\(["\\bfnrt]|u00([01][0-9a-fA-F]|7[fF]))')
 
 
 class Schemas:
@@ -157,7 +148,7 @@ class Schemas:
             return _integers(schema, where)
         if kind == "number":
             return NUMBER
-        return choice([Literal(b"true"), Literal(b"false")]) if kind == "boolean" else Literal(b"null")
+        return BOOLEAN if kind == "boolean" else Literal(b"null")
 
     def _object(self, schema: Mapping[str, Any], where: str) -> Expression:
         if schema.get("additionalProperties", True) is not False:
@@ -224,34 +215,16 @@ def _cases(digit: int) -> list[str]:
     return sorted({f"{digit:x}", f"{digit:X}"})
 
 
-HEX = characters([(48, 57), (65, 70), (97, 102)])
-# Any character of a string: the texts of `_written`, with common beginnings.
-ESCAPED = choice(
-    [
-        characters([(ord(letter),) * 2 for letter in SHORT.values()]),
-        sequence(Literal(b"u00"), choice([sequence(characters([(48, 49)]), HEX), text("7f"), text("7F")])),
-    ]
-)
-CHARACTER = choice([PLAIN, sequence(Literal(b"\\"), ESCAPED)])
-
-
 def _integers(schema: Mapping[str, Any], where: str) -> Expression:
-    low, high = _bound(schema, "minimum", where), _bound(schema, "maximum", where)
-    above, below = _bound(schema, "exclusiveMinimum", where), _bound(schema, "exclusiveMaximum", where)
-    lows = [math.ceil(low)] if low is not None else []
-    lows += [math.floor(above) + 1] if above is not None else []
-    highs = [math.floor(high)] if high is not None else []
-    highs += [math.ceil(below) - 1] if below is not None else []
-    least, most = max(lows, default=None), min(highs, default=None)
+    least, most = (_bound(schema, name, where, -MOST_BOUND, MOST_BOUND) for name in ("minimum", "maximum"))
     if least is not None and most is not None and least > most:
         raise _beyond(where, f"integers from {least} to {most}: there are none")
-    minus = Literal(b"-")
     # As in llguidance, -0 is an integer if both bounds are open, or if it is between them.
     has_minus_zero = (least is None) == (most is None) and (least or -1) < 0 <= (1 if most is None else most)
     ways = []
     if least is None or least < 0:
         first = 0 if has_minus_zero else max(1, 1 if most is None else -most)
-        ways.append(sequence(minus, _numerals(first, None if least is None else -least)))
+        ways.append(sequence(Literal(b"-"), _numerals(first, None if least is None else -least)))
     if most is None or most >= 0:
         ways.append(_numerals(max(0, least or 0), most))
     return choice(ways)
@@ -289,28 +262,20 @@ def _between(low: str, high: str) -> Expression:
     return choice(ways)
 
 
-def _bound(schema: Mapping[str, Any], name: str, where: str) -> int | float | None:
-    value = schema.get(name)
-    if value is None and name not in schema:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MOST_BOUND:
-        raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}")
-    return value
-
-
 def _counts(schema: Mapping[str, Any], least: str, most: str, where: str) -> tuple[int, int | None]:
-    counts: list[int | None] = []
-    for name in (least, most):
-        value = schema.get(name)
-        if name in schema and (
-            isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES
-        ):
-            raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}; it may be 0 to {MOST_TIMES}")
-        counts.append(value)
-    low, high = counts[0] or 0, counts[1]
-    if high is not None and low > high:
+    low, high = (_bound(schema, name, where, 0, MOST_TIMES) for name in (least, most))
+    if high is not None and (low or 0) > high:
         raise _beyond(where, f"`{least}` {low} and `{most}` {high}: nothing satisfies both")
-    return low, high
+    return low or 0, high
+
+
+def _bound(schema: Mapping[str, Any], name: str, where: str, low: int, high: int) -> int | None:
+    value = schema.get(name)
+    if name not in schema:
+        return None
+    if not is_integer(value, low) or value > high:
+        raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}; it may be an integer of {low} to {high}")
+    return value
 
 
 def _kinds_of(value: Any) -> set[str]:

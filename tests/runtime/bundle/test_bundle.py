@@ -8,9 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.manifest import parse_manifest
-from mars_export.runtime.bundle.open import open_bundle, rewrite, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 
 @pytest.fixture
@@ -48,25 +45,6 @@ def test_places_that_are_no_bundle(tmp_path: Path) -> None:
 def test_a_linked_bundle_is_fine(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(directory)
     open_bundle(tmp_path / "elsewhere")
-
-
-@pytest.mark.parametrize("file", ["manifest.json", "weights.bin"])
-def test_a_bundle_replaced_while_it_is_opened_is_opened_again(
-    file: str, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer takes the bundle's place once one file of it is read: nothing of the two versions mixes."""
-    real, replacements = files.opened, []
-
-    @contextmanager
-    def opened(path: Path, flags: int = 0) -> Iterator[Any]:
-        with real(path, flags) as handle:
-            yield handle
-        if path.name == file and not replacements:
-            replacements.append(path)
-            rewrite(directory, lambda manifest: replace(manifest, source="the second"))
-
-    monkeypatch.setattr(files, "opened", opened)
-    assert open_bundle(directory, full=True).manifest.source == "the second"
 
 
 def test_missing_short_and_changed_files_are_listed_at_once(directory: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.manifests import ENGINE, GOOD, changed
 
 from mars_export import BundleError
-from mars_export.runtime.bundle.files import FileEntry, is_safe_name
+from mars_export.runtime.bundle.files import FileEntry
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION, DraftInfo, parse_manifest
 from mars_export.runtime.bundle.quantization_info import QuantizerInfo
 
@@ -73,12 +73,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("block", 0, "block: an integer of 1 to 4096"),
     ("block", 5000, "block: an integer of 1 to 4096"),
     ("tokens", None, "tokens: an object is expected"),
-    ("tokens.mask", 288, "tokens.mask: an integer of 0 to 287"),
-    ("tokens.mask", -1, "tokens.mask: an integer of 0 to 287"),
-    ("tokens.pad", 288, "tokens.pad: an integer of 0 to 287"),
+    ("tokens.mask", 288, "tokens.mask: integers of 0 to 287 are expected"),
+    ("tokens.mask", -1, "tokens.mask: an integer of 0 to"),
+    ("tokens.pad", 288, "tokens.pad: integers of 0 to 287 are expected"),
     ("tokens.eos", 267, "tokens.eos: a list is expected"),
     ("tokens.eos", [288], "tokens.eos: integers of 0 to 287 are expected"),
-    ("tokens.eos", ["267"], "tokens.eos: integers of 0 to 287 are expected"),
+    ("tokens.eos", ["267"], r"tokens.eos\[0\]: an integer of 0 to"),
     ("tokens.eos", [268], "tokens: the mask token cannot end a sequence"),
     ("variants.0.quantization", "int4", r"quantization: an object is expected"),
     (
@@ -115,7 +115,7 @@ WRONG: list[tuple[str, Any, str]] = [
         )
     ],
     *[
-        ("profiles.0.window", value, r"profiles\[0\].window: an integer of 1 to")
+        ("profiles.0.window", value, r"profiles\[0\].window: \"auto\", \"full\" or an integer")
         for value in (0, -1, 1.5, True, "all", "", [])
     ],
     ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
@@ -133,19 +133,19 @@ WRONG: list[tuple[str, Any, str]] = [
     ("variants", [], "variants: empty: nothing to run"),
     ("variants", [3], r"variants\[0\]: an object is expected"),
     ("variants.0.name", None, r"variants\[0\].name: a non-empty string"),
-    ("variants.0.name", "fixed", "variants: `fixed` is there twice"),
+    ("variants.0.name", "fixed", "variants: `fixed` is listed twice"),
     (
         "variants.0.backend",
         "opencl",
-        r"variants\[0\].backend: `opencl` is not one of onnx, tensorrt, tensorrt_rtx",
+        r"variants\[0\].backend: one of onnx, tensorrt, tensorrt_rtx is expected, not 'opencl'",
     ),
     ("variants.0.file", ..., r"variants\[0\].file: a non-empty string"),
     ("variants.0.file", "gone.onnx", "variant model uses `gone.onnx`, which `files` does not list"),
     ("variants.0.weights", "gone.bin", "variant model uses `gone.bin`, which `files` does not list"),
     ("variants.0.weights", 0, r"variants\[0\].weights: a non-empty string"),
-    ("variants.0.precision", "float12", r"variants\[0\].precision: `float12` is not one of"),
-    ("variants.0.kv_dtype", "int8", r"variants\[0\].kv_dtype: `int8` is not one of"),
-    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: `paged` is not one of static, delta"),
+    ("variants.0.precision", "float12", r"variants\[0\].precision: one of"),
+    ("variants.0.kv_dtype", "int8", r"variants\[0\].kv_dtype: one of"),
+    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: one of static, delta"),
     ("variants.0.outputs", ["token_ids"], r"variants\[0\].outputs: token_ids and confidence are needed"),
     (
         "variants.0.outputs",
@@ -157,7 +157,7 @@ WRONG: list[tuple[str, Any, str]] = [
         ["token_ids", "confidence", "topk_ids"],
         r"variants\[0\].outputs: topk_ids and topk_logprobs are there together or not at all",
     ),
-    ("variants.0.outputs", ["token_ids", "confidence", 3], r"variants\[0\].outputs: strings are expected"),
+    ("variants.0.outputs", ["token_ids", "confidence", 3], r"variants\[0\].outputs\[2\]: a non-empty string"),
     ("variants.0.outputs", "token_ids", r"variants\[0\].outputs: a list is expected"),
     *[
         (f"variants.1.{name}", value, rf"variants\[1\].{name}: an integer of 1 to")
@@ -172,18 +172,18 @@ WRONG: list[tuple[str, Any, str]] = [
     ("files", ..., "files: a list is expected"),
     ("files", {}, "files: a list is expected"),
     ("files.0", "model.onnx", r"files\[0\]: an object is expected"),
-    ("files.0.path", ..., r"files\[0\].path: a non-empty string"),
+    ("files.0.path", ..., r"files\[0\].path: a plain file name"),
     ("files.0.size", -1, r"files\[0\].size: an integer of 0 to"),
     ("files.0.size", "3", r"files\[0\].size: an integer of 0 to"),
     ("files.0.sha256", None, r"files\[0\].sha256: a non-empty string"),
     ("files.1", json.loads(GOOD.to_json())["files"][0], "files: `model.onnx` is listed twice"),
-    ("profiles", None, "profiles: a list is expected"),
+    ("profiles", {}, "profiles: a list is expected"),
     ("profiles.0.name", "", r"profiles\[0\].name: a non-empty string"),
     ("profiles.0.tau", None, r"profiles\[0\].tau: a finite number"),
-    ("profiles.0.metric", "luck", r"profiles\[0\].metric: `luck` is not one of"),
+    ("profiles.0.metric", "luck", r"profiles\[0\].metric: one of"),
     ("profiles.0.variant", "gone", "profile `math` is for variant `gone`, which is not there"),
     ("profiles.0.variant_sha256", ..., r"profiles\[0\].variant_sha256: a non-empty string"),
-    ("profiles.0.evidence", ..., r"profiles\[0\].evidence: an object is expected"),
+    ("profiles.0.evidence", 3, r"profiles\[0\].evidence: an object is expected"),
     ("model.num_kv_heads", 3, "model: 4 heads cannot share 3 key/value heads"),
 ]
 
@@ -217,10 +217,10 @@ WRONG_ENGINES: list[tuple[str, Any, str]] = [
     ("engine.cuda", 12, r"engine.cuda: a non-empty string"),
     ("engine.platform", "", r"engine.platform: a non-empty string"),
     ("engine.compute_capabilities", "sm86", r"engine.compute_capabilities: a list is expected"),
-    ("engine.compute_capabilities", [86], r"engine.compute_capabilities: strings are expected"),
+    ("engine.compute_capabilities", [86], r"engine.compute_capabilities\[0\]: a non-empty string"),
     ("engine.ranges", [], r"engine.ranges: at least one is expected"),
     ("engine.ranges", [7], r"engine.ranges\[0\]: an object is expected"),
-    ("engine.ranges.0.name", "warmup", r"ranges\[0\].name: `warmup` is not one of decode, prefill"),
+    ("engine.ranges.0.name", "warmup", r"ranges\[0\].name: one of decode, prefill"),
     ("engine.ranges.0.slots", None, r"ranges\[0\].slots: an object is expected"),
     ("engine.ranges.0.slots.opt", 16, r"ranges\[0\].slots: min 1, opt 16, max 15 are not in order"),
     ("engine.ranges.0.batch.min", 0, r"ranges\[0\].batch.min: an integer of 1 to"),
@@ -263,12 +263,12 @@ WRONG_DRAFTS: list[tuple[str, Any, str]] = [
     ("draft", [1], "draft: an object is expected"),
     ("draft.adapters", [], "draft.adapters: different names are expected, at least one"),
     ("draft.adapters", ["a", "a"], "draft.adapters: different names are expected"),
-    ("draft.adapters", [str(i) for i in range(65)], "draft.adapters: at most 64 entries"),
-    ("draft.adapters", ["a/b"], "draft.adapters: `a/b` is not letters, digits"),
-    ("draft.low", -1, "draft.low: an integer of 0 to 287"),
+    ("draft.adapters", [str(i) for i in range(65)], "draft.adapters: a list of at most 64 entries"),
+    ("draft.adapters", ["a/b"], r"draft.adapters\[0\]: a name of letters, digits"),
+    ("draft.low", -1, "draft.low: an integer of 0 to"),
     ("draft.low", 268, "draft.high: more than low, 268, is expected, not 268"),
     ("draft.high", 289, "draft.high: at most 288, the vocabulary"),
-    ("draft.high", ..., "draft.high: an integer of 1 to"),
+    ("draft.high", ..., "draft.high: an integer of 0 to"),
     ("tokens.mask", 5, "tokens.mask: null is expected in a bundle with draft adapters"),
     ("draft", None, "tokens.mask: null needs draft adapters, or masks 0"),
     ("masks", 4097, "masks: an integer of 0 to 4096"),
@@ -317,8 +317,7 @@ UNSAFE = [
 
 @pytest.mark.parametrize("name", UNSAFE)
 def test_a_file_name_that_leads_elsewhere(name: str) -> None:
-    assert not is_safe_name(name)
-    with pytest.raises(BundleError, match="is not a plain file name"):
+    with pytest.raises(BundleError, match="a plain file name is expected"):
         parse_manifest(changed("files.2.path", name))
 
 
