@@ -66,18 +66,13 @@ def renewal(bundle: Path, profile: Profile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProfileState:
-    """A profile, the reasons why it is stale (empty if it is valid), and the command that renews it."""
+    """A profile, and the reasons why it is stale; none if it is valid."""
 
     profile: Profile
     stale: tuple[str, ...]
-    renewal: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self.profile) | {"stale": list(self.stale)}
-
-    @property
-    def state(self) -> str:
-        return f"stale: {'; '.join(self.stale)}" if self.stale else "good"
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -85,20 +80,16 @@ class ProfileState:
         p = self.profile
         evidence = (str(p.evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
         setting, metric = (f"draft {p.draft}", "-") if p.tau is None else (f"{p.tau:g}", p.metric)
-        return (p.name, setting, metric, p.variant, *evidence, self.state)
+        state = f"stale: {'; '.join(self.stale)}" if self.stale else "good"
+        return (p.name, setting, metric, p.variant, *evidence, state)
 
 
-def states(path: str | Path, name: str | None = None) -> list[ProfileState]:
-    """The profiles of the bundle at `path`, or those named `name`, each checked against its own variant."""
+def states(path: str | Path) -> list[ProfileState]:
+    """The profiles of the bundle at `path`, each checked against its own variant."""
     bundle = open_bundle(path)
-    profiles = [p for p in bundle.manifest.profiles if name in (None, p.name)]
-    if name is not None and not profiles:
-        raise _unknown(bundle.path, bundle.manifest, name)
     return [
-        ProfileState(
-            p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)), renewal(bundle.path, p)
-        )
-        for p in profiles
+        ProfileState(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)))
+        for p in bundle.manifest.profiles
     ]
 
 
@@ -118,27 +109,6 @@ def of_variant(
         accuracy_level=variant.accuracy_level,
         **settings,
     )
-
-
-def details(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The known fields of a profile or a grammar, then its evidence, each as name and text."""
-    fields = {**entry, **entry["evidence"]}
-    return [
-        (name, shown(value)) for name, value in fields.items() if name != "evidence" and value is not None
-    ]
-
-
-def shown(value: Any) -> str:
-    """A JSON value as short text: numbers rounded, lists and objects without brackets."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {shown(inner)}" for name, inner in value.items()) or "-"
-    if isinstance(value, list | tuple):
-        return ", ".join(shown(inner) for inner in value) or "-"
-    return str(value)
 
 
 def store(path: str | Path, profile: Profile) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..terminal.console import out, print_json, print_list, print_table, say, visible
+from ..terminal.console import out, print_json, print_list, say, visible
 from ..terminal.options import BundleArgument, Device, Json, Name, Safe, with_default
 
 app = typer.Typer()
@@ -175,20 +175,6 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     columns = ("profile", "setting", "metric", "variant", "rows", "drop below", "date", "state")
     none = "no profiles; `mars-export calibrate` makes one"
     print_list(states(bundle), columns, none, as_json=as_json)
-
-
-@profiles_app.command("show")
-def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
-    """Show a profile and its evidence."""
-    from ..bundle.profiles import details, states
-
-    for row in states(bundle, name):
-        if as_json:
-            print_json(row.to_dict())
-            continue
-        print_table(("profile", ""), details(row.to_dict()))
-        if row.stale:
-            say(f"\nrenew it with: {row.renewal}")
 
 
 @profiles_app.command("remove")

@@ -1,4 +1,4 @@
-"""The commands `grammar store`, `list`, `show` and `remove`."""
+"""The commands `grammar store`, `list` and `remove`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..terminal.console import print_json, print_list, print_table, say, text_of
+from ..terminal.console import print_json, print_list, say, text_of
 from ..terminal.options import BundleArgument, File, Json, Name, takes_options, with_default
 
 grammar_app = typer.Typer(
@@ -79,19 +79,6 @@ def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
 
     none = "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one"
     print_list(entries(bundle), ("grammar", "kind", "states", "size", "date"), none, as_json=as_json)
-
-
-@grammar_app.command("show")
-def show_grammar(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
-    """Show a grammar and its source."""
-    from ..bundle.profiles import details
-    from ..structured.catalog import entries
-
-    [row] = entries(bundle, name)
-    if as_json:
-        print_json(row.to_dict())
-    else:
-        print_table(("grammar", ""), details(row.to_dict()))
 
 
 @grammar_app.command("remove")

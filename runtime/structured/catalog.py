@@ -10,7 +10,6 @@ from typing import Any
 from ..bundle.files import FileEntry
 from ..bundle.manifest import Manifest, StoredGrammar
 from ..bundle.open import open_bundle, rewrite
-from ..bundle.profiles import shown
 from ..errors import SessionError
 
 
@@ -29,7 +28,7 @@ class CatalogEntry:
         """Name, kind, states, size and date, as text."""
         g = self.grammar
         size = f"{self.num_bytes / 1e3:.1f} kB"
-        return (g.name, g.kind, str(g.states), size, shown(g.evidence.get("date", "?")))
+        return (g.name, g.kind, str(g.states), size, str(g.evidence.get("date", "?")))
 
 
 def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
@@ -43,12 +42,11 @@ def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
     )
 
 
-def entries(path: str | Path, name: str | None = None) -> list[CatalogEntry]:
-    """The grammars of the bundle at `path`, or the one named `name`."""
+def entries(path: str | Path) -> list[CatalogEntry]:
+    """The grammars of the bundle at `path`."""
     manifest = open_bundle(path).manifest
     sizes = {entry.path: entry.size for entry in manifest.files}
-    grammars = manifest.grammars if name is None else (find(manifest, name, path),)
-    return [CatalogEntry(grammar, sizes[grammar.file]) for grammar in grammars]
+    return [CatalogEntry(grammar, sizes[grammar.file]) for grammar in manifest.grammars]
 
 
 def store(path: str | Path, grammar: StoredGrammar, content: bytes) -> None:

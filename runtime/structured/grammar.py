@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text import toolcalls
+from ..text.tokenizer import no_panic
 from .matcher import SIMPLER, TokenMatcher
-from .vocabulary import Vocabulary, no_panic, words_of
+from .vocabulary import Vocabulary, words_of
 
 SEPARATORS = (", ", ": ")
 CACHED_GRAMMARS = 64  # compiled grammars of a session
@@ -57,7 +58,7 @@ class Grammars:
         return TokenMatcher(compiled.deep_copy(), self._vocabulary)
 
     def _compile(self, form: AnswerForm) -> Any:
-        with no_panic("the grammar cannot be compiled", SIMPLER):
+        with no_panic(SessionError, "the grammar cannot be compiled", SIMPLER):
             grammar, tokenizer = self._grammar(form), self._vocabulary.tokenizer
             compiled = self._library.LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
         if compiled.is_error():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..errors import SessionError
+from ..text.tokenizer import no_panic
 
 PER_BYTE = 4  # continuations tried for each first byte
 CACHED_TEXTS = 1024  # texts whose tokens and continuations are cached
@@ -56,7 +56,8 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> None:
         self.library = _import()
         self.size, self.eos_ids = size, list(eos_ids)
-        with no_panic("the grammar library cannot use the bundle's tokenizer", "export the bundle again"):
+        what = "the grammar library cannot use the bundle's tokenizer"
+        with no_panic(SessionError, what, "export the bundle again"):
             self.tokenizer: Any = self.library.LLTokenizer(
                 tokenizer.to_str(), n_vocab=size, eos_token=self.eos_ids or None
             )
@@ -132,17 +133,6 @@ def words_of(message: str) -> str:
     """The part of a library message that concerns the grammar, shortened."""
     words = " ".join(message.replace("<non-verbose/>", "").split())[:300]
     return "nothing satisfies it" if words == "NoExtensionBias" else words
-
-
-@contextmanager
-def no_panic(what: str, remedy: str) -> Iterator[None]:
-    """Turn errors of the Rust library into SessionError."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, SessionError):
-        raise
-    except BaseException as error:  # a panic is not an Exception
-        raise SessionError(f"{what} ({words_of(str(error) or type(error).__name__)}); {remedy}") from error
 
 
 def _import() -> Any:

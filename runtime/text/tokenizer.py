@@ -73,7 +73,7 @@ class Text:
         if info is None:
             raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
         file = bundle.path / info.tokenizer
-        with _no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
+        with no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
             tokenizer = Tokenizer.from_buffer(read_small(file, TOKENIZER_LIMIT, links=True))
         most = most_characters(bundle.manifest.model.context_length)
         names = (info.chat_template, info.bos_token, info.eos_token)
@@ -105,7 +105,7 @@ class Text:
 
     def spelled(self, token_ids: Sequence[int]) -> str:
         """The text of token ids with special tokens."""
-        with _no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
+        with no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _ids(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
@@ -118,7 +118,7 @@ class Text:
                 f"the prompt holds half a character (a lone surrogate, U+{ord(text[error.start]):04X}) at"
                 f" {error.start}; use whole Unicode text"
             ) from error
-        with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "use another one"):
+        with no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "use another one"):
             if plain is not None:
                 return plain.encode(text)
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -196,7 +196,7 @@ class Text:
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
+        with no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
@@ -265,13 +265,11 @@ def _words(error: BaseException) -> str:
 
 
 @contextmanager
-def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
-    """Turn errors of the Rust library into `kind`. A hostile tokenizer can cause panics, which are not
-    Exceptions.
-    """
+def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
+    """Turn errors of a Rust library into `kind`. Hostile input can cause panics, which are not Exceptions."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MarsError):
         raise
     except BaseException as error:
         raise kind(f"{what} ({_words(error)}); {remedy}") from error
@@ -320,7 +318,7 @@ class TextStream:
             # With byte fallback, one invalid byte makes the decoder take back earlier characters of its run,
             # which were shown. Decoding starts again after them.
             self._decoder = DecodeStream(skip_special_tokens=True)
-            with _no_panic(
+            with no_panic(
                 SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"
             ):
                 pieces = [

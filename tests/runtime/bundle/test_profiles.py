@@ -57,22 +57,6 @@ def test_a_stored_profile_is_used(path: Path) -> None:
     assert len((path / CHECKSUM_FILE).read_text().splitlines()) == 1
 
 
-def test_a_profile_in_words_for_people(path: Path) -> None:
-    evidence = {"max_drop": 0.05, "needed": False, "none": None, "nested": {"a": [1, 2.50001], "b": {}}}
-    profiles.store(path, profile(path, evidence=evidence | {"notes": ["one", "two"], "empty": []}))
-    [found] = profiles.states(path)
-    lines = dict(profiles.details(found.to_dict()))
-    assert (lines["max_drop"], lines["needed"], lines["nested"]) == ("0.05", "no", "a 1, 2.5, b -")
-    assert (lines["notes"], lines["empty"], lines["window"], lines["stale"]) == ("one, two", "-", "4", "-")
-    assert not {"accuracy_level", "none"} & lines.keys(), "what is not known is left out"
-    profiles.store(path, profile(path, precision="int8", weights_sha256=None))
-    [stale] = profiles.states(path, "sums")
-    assert stale.state.startswith("stale: it was calibrated in int8")
-    assert stale.renewal.endswith("--task sums --max-drop 0.05 --name sums")
-    shown = CliRunner().invoke(app, ["profiles", "show", str(path), "sums"])
-    assert "renew it with: mars-export calibrate" in shown.output
-
-
 def test_storing_again_replaces_it_and_keeps_the_others(path: Path) -> None:
     for stored in (profile(path), profile(path, name="other"), profile(path, tau=0.8)):
         profiles.store(path, stored)
