@@ -112,8 +112,8 @@ class Session:
 
         threads: compute threads; None for the backend's choice.
         variant: by default the one that fits: on cuda a TensorRT engine if the bundle has one, else the
-        graph. accuracy_level: for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds
-        activations
+            graph.
+        accuracy_level: for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
             to 8-bit blocks and is fast; None is the level the export measured.
         verify: hash all files, even if an earlier session has.
         cache_bytes: memory of the prefix cache (docs/conversations.md); None for a small share of the free
