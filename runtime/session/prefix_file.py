@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,12 +12,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..bundle.files import NO_LINK, opened
-from ..bundle.manifest import Variant
-from ..bundle.open import Bundle
+from ..bundle.manifest import ModelInfo
 from ..decode.backend import Backend
 from ..decode.prefix import PrefixEntry, Prefixes, Saved
 from ..device.kv import KV_TYPES
-from .fingerprint import fingerprint
 
 VERSION = 2
 NAME = re.compile(
@@ -41,18 +38,9 @@ class PrefixFormat:
     backend: Backend
 
     @classmethod
-    def of(
-        cls,
-        bundle: Bundle,
-        variant: Variant,
-        backend: Backend,
-        device: str,
-        options: Mapping[str, str] | None = None,
-    ) -> PrefixFormat:
-        model = bundle.manifest.model
+    def of(cls, fingerprint: str, model: ModelInfo, kv_dtype: str, backend: Backend) -> PrefixFormat:
         shape = (len(model.kv_suffixes), model.num_kv_heads, model.head_dim)
-        bits = fingerprint(bundle, variant, device, options)
-        return cls(bits, shape, KV_TYPES[variant.kv_dtype], backend)
+        return cls(fingerprint, shape, KV_TYPES[kv_dtype], backend)
 
     def name(self, entry: PrefixEntry) -> str:
         """The file's name, the same for equal entries."""

@@ -37,6 +37,7 @@ from ..text.toolcalls import ToolStream, dialect_of
 from .answer import Completion, Stream
 from .conversation import Conversation
 from .cost_file import CostFile
+from .fingerprint import fingerprint
 from .prefix_dir import PREFIX_BYTES, PrefixDir, cache_share
 from .prefix_file import PrefixFormat
 from .support import check_support
@@ -148,7 +149,8 @@ class Session:
         text_options = {"safe": safe, "parse_special": parse_special}
         session = cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
         if prefix_dir is not None:
-            form = PrefixFormat.of(bundle, choice, backend, str(name), options)
+            bits = fingerprint(bundle, choice, str(name), options)
+            form = PrefixFormat.of(bits, bundle.manifest.model, choice.kv_dtype, backend)
             PrefixDir(prefix_dir, prefix_bytes, form, session._prefixes)
         return session
 
