@@ -166,8 +166,7 @@ class Row:
         """
         if not self.feeds_proposals:
             return 0
-        token_ids = self.proposals.token_ids
-        end = next((i for i, token in enumerate(token_ids) if token in self.eos_ids), len(token_ids))
+        end = next((i for i in range(len(self.proposals)) if self.ends_at(i)), len(self.proposals))
         return max(0, min(end, self.remaining - 1))
 
     def max_masks(self, block: int) -> int:
@@ -182,6 +181,19 @@ class Row:
         if self.mask_limit is not None:
             most = min(self.mask_limit, most)
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
+
+    def ends_at(self, i: int) -> bool:
+        """Whether proposal `i` exists and ends the sequence."""
+        return i < len(self.proposals) and self.proposals.token_ids[i] in self.eos_ids
+
+    def widest_feed(self, room: int, block: int) -> Feed:
+        """All pending tokens, all proposals, and as many masks as are allowed and fit in `room` slots."""
+        proposals = max(0, min(self.num_proposals, room))
+        masks = min(self.max_masks(block), room - proposals)
+        if self.config.exact or proposals:
+            left = self.remaining - proposals - (2 if self.config.exact else 1)
+            masks = 0 if self.ends_at(proposals) else min(masks, left)
+        return Feed(self.num_pending, proposals, max(0, masks))
 
     def consult_lookup(self, most: int) -> None:
         """Replace the proposals by looked-up ones if more of these will probably be accepted."""
@@ -199,12 +211,10 @@ class Row:
 
     def forecast(self, block: int, room: int) -> Forecast:
         """What the next step may expect of the row, with `room` slots after its pending tokens."""
-        proposals, num = self.proposals, self.num_proposals
-        probabilities = tuple(self.acceptance_rates.probabilities(proposals))
-        ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
+        num, probabilities = self.num_proposals, self.acceptance_rates.probabilities(self.proposals)
         expected = tuple(self.mask_rates.expected(self.max_masks(block)))
-        ending = probabilities[num] if ends else None
-        return Forecast(self.num_pending, probabilities[:num], ending, expected, room)
+        ending = probabilities[num] if self.ends_at(num) else None
+        return Forecast(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
 
     # --- hooks that GuidedRow overrides ---
 

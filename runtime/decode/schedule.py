@@ -13,7 +13,7 @@ from ..rules import broken, integer, number
 from .backend import Backend, Feed, StepOutput
 from .batch import Batch, KvBudget, error_boundary
 from .config import GenerationConfig
-from .pace.policy import Policy, widest_feeds
+from .pace.policy import Policy
 from .queue import Queue
 from .row import Accepted, Row
 
@@ -270,7 +270,7 @@ class Schedule:
 
     def _first_feed(self, row: Row) -> Feed:
         """The last chunk of a prompt, with a full window: all its tokens are fed anyway."""
-        return widest_feeds([row], [self._batch.room(row)], self.block)[0]
+        return row.widest_feed(self._batch.room(row), self.block)
 
     def _finish_prompt(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         return _accept(row, output, i, feed)
@@ -322,7 +322,7 @@ class Schedule:
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._room(row) for row in rows]
         if self.policy is None:
-            return widest_feeds(rows, rooms, self.block)
+            return [row.widest_feed(room, self.block) for row, room in zip(rows, rooms, strict=True)]
         return self.policy.feeds(rows, rooms, self.block)
 
     # --- forwards and places ---

@@ -34,7 +34,7 @@ class Policy:
 
     def feeds(self, rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
         """The feed of each row, with at most `rooms` slots after its pending tokens."""
-        feeds = widest_feeds(rows, rooms, block)
+        feeds = [row.widest_feed(room, block) for row, room in zip(rows, rooms, strict=True)]
         if not any(feed.masks or row.config.exact for feed, row in zip(feeds, rows, strict=True)):
             return feeds  # nothing to choose, and time between two forwards is short
         with_tau = [i for i, row in enumerate(rows) if not row.config.exact]
@@ -88,16 +88,3 @@ def _rate(cost: Cost, expected: Sequence[Sequence[float]], masks: Sequence[int])
     tokens = [e[m] for e, m in zip(expected, masks, strict=True)]
     slots = max(t + m for t, m in zip(tokens, masks, strict=True))
     return reduce(add, tokens) / cost.of(len(tokens) * slots)
-
-
-def widest_feeds(rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
-    """All pending tokens of each row, all its proposals, and as many masks as allowed and fit in `rooms`."""
-    feeds = []
-    for row, room in zip(rows, rooms, strict=True):
-        proposals = max(0, min(row.num_proposals, room))
-        masks = min(row.max_masks(block), room - proposals)
-        if row.config.exact or proposals:
-            ends = proposals < len(row.proposals) and row.proposals.token_ids[proposals] in row.eos_ids
-            masks = 0 if ends else min(masks, row.remaining - proposals - (2 if row.config.exact else 1))
-        feeds.append(Feed(row.num_pending, proposals, max(0, masks)))
-    return feeds
