@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
+#include <map>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -32,32 +33,19 @@ std::string address_of(int socket) {
 }
 
 const char* reason(int status) {
-    switch (status) {
-    case 200:
-        return "OK";
-    case 401:
-        return "Unauthorized";
-    case 404:
-        return "Not Found";
-    case 405:
-        return "Method Not Allowed";
-    case 408:
-        return "Request Timeout";
-    case 411:
-        return "Length Required";
-    case 413:
-        return "Content Too Large";
-    case 415:
-        return "Unsupported Media Type";
-    case 429:
-        return "Too Many Requests";
-    case 431:
-        return "Request Header Fields Too Large";
-    case 503:
-        return "Service Unavailable";
-    default:
-        return status < 500 ? "Bad Request" : "Internal Server Error";
-    }
+    static const std::map<int, const char*> reasons{{200, "OK"},
+                                                    {401, "Unauthorized"},
+                                                    {404, "Not Found"},
+                                                    {405, "Method Not Allowed"},
+                                                    {408, "Request Timeout"},
+                                                    {411, "Length Required"},
+                                                    {413, "Content Too Large"},
+                                                    {415, "Unsupported Media Type"},
+                                                    {429, "Too Many Requests"},
+                                                    {431, "Request Header Fields Too Large"},
+                                                    {503, "Service Unavailable"}};
+    const auto known = reasons.find(status);
+    return known != reasons.end() ? known->second : status < 500 ? "Bad Request" : "Internal Server Error";
 }
 
 /// An error in OpenAI's form. `message` contains no quotes.

@@ -50,31 +50,6 @@ TEST_CASE("a conversation's answer is valid until the next question") {
     CHECK(talk.turns().empty()); // a running answer is not a turn yet
 }
 
-TEST_CASE("a conversation through C: messages and completion") {
-    const mars_session own(session());
-    mars_conversation* talk = nullptr;
-    mars_stream* reply = nullptr;
-    REQUIRE(mars_conversation_open(&own, nullptr, 0, &talk, nullptr) == MARS_OK);
-    mars_config config;
-    mars_config_init(&config, sizeof config);
-    config.max_new_tokens = 4;
-    config.window = MARS_WINDOW_FULL;
-    REQUIRE(mars_conversation_send(talk, "hi", &config, &reply, nullptr) == MARS_OK);
-    mars_event event;
-    mars_event_init(&event, sizeof event);
-    for (std::int32_t done = 0; done == 0;) REQUIRE(mars_stream_next(reply, &event, &done, nullptr) == MARS_OK);
-    const char* messages = nullptr;
-    REQUIRE(mars_conversation_messages(talk, &messages, nullptr) == MARS_OK);
-    CHECK(std::string(messages).find(R"("content":"hi")") != std::string::npos);
-    mars_completion* completion = nullptr;
-    REQUIRE(mars_stream_completion(reply, &completion, nullptr) == MARS_OK);
-    std::size_t num_tokens = 0;
-    mars_completion_token_ids(completion, &num_tokens);
-    CHECK(num_tokens > 0);
-    mars_completion_free(completion);
-    mars_conversation_close(talk);
-}
-
 TEST_CASE("a call with an invalid argument takes no event from a stream") {
     const mars_session own(session());
     mars_prompt prompt;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from support.agreement import MAIN
 from support.cabi import build
+from support.cpp_service import start
 from support.exchanges import NAMED, check_stream, content, like, named, sent
 from support.fixtures import Named, Sessions
 from support.missing import need
@@ -54,15 +54,8 @@ class Answer:
 
 class Service:
     def __init__(self, bundle: Path, *options: str, key: str | None = None) -> None:
-        program = build() / "examples/cpp_service/service"
         self.key = key
-        self.process = subprocess.Popen(
-            [program, bundle, "0", "1", *options], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        found = re.search(r":(\d+)$", self.process.stdout.readline().strip())
-        assert found is not None, "the service did not start"
-        self.port = int(found[1])
+        self.process, self.port = start(bundle, *options)
         self.model = self.call("/v1/models", None, "GET").json["data"][0]["id"]
 
     def call(self, path: str, body: str | None, method: str = "POST") -> Answer:

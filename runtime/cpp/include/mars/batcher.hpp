@@ -45,9 +45,6 @@ struct MARS_API Limits {
 struct Counts {
     std::int64_t accepted = 0, finished = 0, failed = 0, cancelled = 0, expired = 0, refused = 0, overloaded = 0, prompt_tokens = 0,
                  tokens = 0;
-
-    /// Accepted requests that have ended, however.
-    std::int64_t ended() const { return finished + failed + cancelled + expired; }
 };
 
 struct RequestState;
