@@ -36,12 +36,8 @@ class Library:
         self.c = c.CDLL(str(path))
         self.c.mars_error_message.restype = self.c.mars_version.restype = c.c_char_p
         self.c.mars_error_message.argtypes = self.c.mars_error_free.argtypes = (c.c_void_p,)
-        for name in (
-            *("session_close", "stream_close", "stream_cancel", "completion_free"),
-            *("conversation_close", "conversation_dropped"),
-        ):
+        for name in ("session_close", "completion_free", "conversation_close", "conversation_dropped"):
             getattr(self.c, f"mars_{name}").argtypes = (c.c_void_p,)
-        self.c.mars_stream_tau.argtypes, self.c.mars_stream_tau.restype = (c.c_void_p,), c.c_double
         for name, kind in (
             ("text", c.POINTER(c.c_char)),
             ("token_ids", c.POINTER(c.c_int64)),

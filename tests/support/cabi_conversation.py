@@ -36,7 +36,7 @@ class CConversation:
     def _asked(self, name: str, text: str, config: Mapping[str, Any], *rest: Any) -> CStream:
         stream, given = c.c_void_p(), self.library.config(config)
         self.library.call(name, self.handle, text.encode(), c.byref(given), *rest, c.byref(stream))
-        return CStream(self.session, "", {}, stream)
+        return CStream(self.session, stream)
 
     def undo(self, turns: int = 1) -> None:
         self.library.call("conversation_undo", self.handle, c.c_int64(turns))

@@ -10,10 +10,8 @@ from typing import Any
 
 from support.cabi import Library
 from support.cabi_conversation import CConversation
-from support.cabi_stream import CStream
 from support.cabi_types import (
     LEVELS,
-    ON_EVENT,
     ON_LOG,
     PREFIX_COUNTS,
     REASONS,
@@ -21,7 +19,6 @@ from support.cabi_types import (
     Config,
     CPrefixStats,
     CStats,
-    Event,
     Prompt,
     SessionInfo,
     SessionOptions,
@@ -82,20 +79,14 @@ class CSession:
     def __exit__(self, *_: object) -> None:
         self.library.c.mars_session_close(self.handle)
 
-    def generate(
-        self, prompt: str | Sequence[Any], on_event: Callable[[Event], bool] | None = None, **config: Any
-    ) -> Answer:
-        completion = c.c_void_p()
-        callback = (
-            ON_EVENT(lambda event, _: int(on_event(event.contents))) if on_event else c.cast(None, ON_EVENT)
-        )
-        made = self.library.config(config)
+    def generate(self, prompt: str | Sequence[Any], **config: Any) -> Answer:
+        completion, made = c.c_void_p(), self.library.config(config)
         self.library.call(
             "generate",
             self.handle,
             c.byref(self.library.prompt(prompt)),
             c.byref(made),
-            callback,
+            None,
             None,
             c.byref(completion),
         )
@@ -110,14 +101,11 @@ class CSession:
             (c.POINTER(Prompt) * len(texts))(*map(c.pointer, texts)),
             (c.POINTER(Config) * len(settings))(*map(c.pointer, settings)),
             c.c_size_t(len(texts)),
-            c.cast(None, ON_EVENT),
+            None,
             None,
             completions,
         )
         return [self._taken(c.c_void_p(completion)) for completion in completions]
-
-    def stream(self, prompt: str | Sequence[Any], **config: Any) -> CStream:
-        return CStream(self, prompt, config)
 
     def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> CConversation:
         return CConversation(self, system, drop_oldest)
@@ -136,13 +124,6 @@ class CSession:
         made = self.library.config({})
         self.library.call("config_of_profile", self.handle, name.encode(), c.byref(made))
         return {name: getattr(made, name) for name in ("tau", "metric", "window", "draft")}
-
-    def encode(self, prompt: str | Sequence[Any]) -> list[int]:
-        made, count = self.library.prompt(prompt), c.c_size_t()
-        self.library.call("encode", self.handle, c.byref(made), None, c.c_size_t(0), c.byref(count))
-        ids = (c.c_int64 * count.value)()
-        self.library.call("encode", self.handle, c.byref(made), ids, count, c.byref(count))
-        return list(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         given, size = (c.c_int64 * max(1, len(ids)))(*ids), c.c_size_t()

@@ -127,6 +127,3 @@ PREFIX_COUNTS = (
 
 class CPrefixStats(c.Structure):
     _fields_ = (("struct_size", c.c_size_t), *((name, c.c_int64) for name in PREFIX_COUNTS))
-
-
-ON_EVENT = c.CFUNCTYPE(c.c_int, c.POINTER(Event), c.c_void_p)
