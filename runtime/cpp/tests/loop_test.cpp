@@ -2,7 +2,7 @@
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
-#include "decode/blocks.hpp"
+#include "decode/schedule.hpp"
 #include "fake.hpp"
 
 namespace {

@@ -3,7 +3,6 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
-#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"

@@ -13,7 +13,6 @@
 
 #include <mars/errors.hpp>
 
-#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "device/trt/backend.hpp"

@@ -1,10 +1,11 @@
-#include "decode/blocks.hpp"
-
+// Block commit: whole blocks are committed (runtime/decode/blocks.py).
 #include <algorithm>
 #include <map>
 #include <string>
 
 #include <mars/errors.hpp>
+
+#include "decode/schedule.hpp"
 
 namespace mars {
 

@@ -26,6 +26,17 @@ void append(std::vector<T>& target, const std::vector<T>& source) {
 
 } // namespace
 
+std::int64_t DraftSlots::id(std::int64_t position) const {
+    const auto offset = splitmix64(0, static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(high - low);
+    return first + low + static_cast<std::int64_t>(offset);
+}
+
+void check_tau(double tau, Metric metric) {
+    if (!is_one_token(tau, metric))
+        throw SessionError("this bundle is a stock model with a draft adapter: its drafts were trained to be verified, so that the text is "
+                           "the stock model's. Leave out tau; tau 1 is one token a step");
+}
+
 std::string_view to_string(FinishReason reason) {
     constexpr const char* names[] = {"eos", "stop", "length", "capacity", "cancelled", "deadline"};
     return names[static_cast<std::size_t>(reason)];

@@ -14,7 +14,6 @@
 #include <mars/stats.hpp>
 
 #include "decode/backend.hpp"
-#include "decode/draft.hpp"
 #include "decode/estimates.hpp"
 #include "decode/proposals.hpp"
 #include "decode/split.hpp"
@@ -55,6 +54,18 @@ struct Predictions {
     /// These predictions followed by `later` ones.
     Predictions then(const Predictions& later) const;
 };
+
+/// Draft slots, which take the place of masks if a bundle has draft adapters over a stock model. `first` is the input of token 0 there; token ids are from `low` up to, but
+/// not including, `high`.
+struct DraftSlots {
+    std::int64_t first, low, high;
+
+    /// The input of the slot at `position` of the sequence. It depends on nothing else, so that a text can be repeated.
+    std::int64_t id(std::int64_t position) const;
+};
+
+/// Throws SessionError for a tau that accepts drafts without verification.
+void check_tau(double tau, Metric metric);
 
 /// A sequence being decoded.
 ///

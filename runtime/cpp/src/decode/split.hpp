@@ -1,14 +1,24 @@
 // How a verifying step is split: how many proposals it feeds, and how many masks after them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "decode/cost.hpp"
-#include "decode/feed.hpp"
 
 namespace mars {
+
+/// What one row feeds into a step, from its cursor on: `pending` tokens, then `proposals`, then `masks`.
+///
+/// Outputs are requested for the last pending token, every proposal and every mask, in this order.
+struct Feed {
+    std::int64_t pending = 0, proposals = 0, masks = 0;
+
+    std::int64_t slots() const { return pending + proposals + masks; }
+    std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + proposals + masks; }
+};
 
 /// What one row may feed, and what it may expect of it.
 ///

@@ -5,8 +5,6 @@
 
 #include <mars/errors.hpp>
 
-#include "decode/blocks.hpp"
-
 namespace mars {
 
 Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
