@@ -314,7 +314,7 @@ class Batcher:
     def _run(self) -> None:
         try:
             while self._next():
-                self._step()
+                self._iterate()
             self._schedule.iterate()  # all rows have ended: frees the KV memory
         except BaseException as error:  # a bug, or a library's panic: no reader may wait forever
             LOG.critical("batcher failed: %s", type(error).__name__)
@@ -335,7 +335,7 @@ class Batcher:
                     self._conclude(request, "deadline")
             return not self._stopped
 
-    def _step(self) -> None:
+    def _iterate(self) -> None:
         schedule, lost = self._schedule, None
         room = schedule.num_rows - len(schedule.waiting)
         self._step_began = perf_counter()

@@ -19,7 +19,9 @@ from .prefix import Stem
 from .sample import Draws, Penalties, Top, top_of
 from .stats import Stats
 
-MIN_PROBABILITY = 0.5  # a row with a tau makes no proposals that are all accepted with a lower one
+MIN_PROBABILITY = (
+    0.5  # a row with a tau proposes tokens only while all of them are this likely to be accepted
+)
 LOOKUP_BELOW = 3.0  # nothing is looked up if this many proposals will probably be accepted
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
@@ -89,7 +91,8 @@ class Row:
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     proposals: predicted next tokens that are not verified yet.
     config: may be replaced while the row runs; the next step uses the new one.
-    stop: called with each accepted token; True if the token completes a stop condition.
+    stop: called with each accepted token, which also makes the text grow; True if the token completes a stop
+        string.
     acceptance_rates: shared by the rows of a session.
     lookup: another source of proposals than the row's masks.
     stem: the row's connection to the prefix cache.
@@ -180,7 +183,13 @@ class Row:
             most = min(config.window - 1, most)
         if self.mask_limit is not None:
             most = min(self.mask_limit, most)
-        return max(0, min(most, self.remaining - (2 if config.exact else 1)))
+        return max(0, min(most, self.usable_masks()))
+
+    def usable_masks(self, proposals: int = 0) -> int:
+        """Most masks, after `proposals`, whose predictions fit in the rest of the answer: the step gives one
+        token besides, and in exact mode the step that verifies them gives another.
+        """
+        return max(0, self.remaining - proposals - (2 if self.config.exact else 1))
 
     def ends_at(self, i: int) -> bool:
         """Whether proposal `i` exists and ends the sequence."""
@@ -191,8 +200,7 @@ class Row:
         proposals = max(0, min(self.num_proposals, room))
         masks = min(self.max_masks(block), room - proposals)
         if self.config.exact or proposals:
-            left = self.remaining - proposals - (2 if self.config.exact else 1)
-            masks = 0 if self.ends_at(proposals) else min(masks, left)
+            masks = 0 if self.ends_at(proposals) else min(masks, self.usable_masks(proposals))
         return Feed(self.num_pending, proposals, max(0, masks))
 
     def consult_lookup(self, most: int) -> None:

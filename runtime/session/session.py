@@ -223,6 +223,7 @@ class Session:
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
+        # Each accepted token is pushed: the text grows, and a complete stop string ends the row.
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         tools = tools if config.tools is None else str(config.tools)
         ids = self.encode(prompt, most, tools, template)

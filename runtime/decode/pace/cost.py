@@ -101,8 +101,8 @@ def measure(
     Takes about MAX_SECONDS seconds, and at least two steps of each size: the first is to warm up.
     """
     most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
-    # A full window has 2 x block - 1 slots: the block accepted last step, and masks for all predictions but
-    # the first.
+    # With a tau a full window has 2 x block - 1 slots: the block accepted last step, and masks for all
+    # predictions but the first.
     powers = (2**i for i in range(block.bit_length()))
     sizes = sorted({n for n in (*powers, block, 2 * block - 1, most) if n <= most})
     cursor = min(CONTEXT, backend.max_capacity - most)

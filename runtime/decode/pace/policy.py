@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class Policy:
-    """Chooses the feeds of one batch, step by step, for requests whose window is "auto".
+    """Chooses the feeds of one batch, step by step.
 
-    All rows with a tau get the same number of masks, because a step is a rectangle: rows x the slots of the
-    widest. It is the number with the most expected tokens per second, counting that accepted tokens are fed
-    again. Now and then a step tries more masks, paid from time that is set aside for it; otherwise a row that
-    went down to no masks would never learn that its text has become predictable. Less time is set aside if
-    the next tokens themselves are less certain.
+    Rows in exact mode with the window "auto" are left to a `Splitter`; rows with a fixed window feed the
+    widest. All other rows, those with a tau, get the same number of masks, because a step is a rectangle:
+    rows x the slots of the widest. It is the number with the most expected tokens per second, counting that
+    accepted tokens are fed again. Now and then a step tries more masks, paid from time that is set aside for
+    it; otherwise a row that went down to no masks would never learn that its text has become predictable.
+    Less time is set aside if the next tokens themselves are less certain.
 
     `cost` is called when it is first needed.
     """
@@ -49,9 +50,8 @@ class Policy:
             forecasts = [rows[i].forecast(block, rooms[i]) for i in exact]
             splits = self._splitter.choose(self._cost(), forecasts, len(others), floor)
             for i, feed in zip(exact, splits, strict=True):
-                # No masks whose proposals could not be used any more.
-                most = max(0, rows[i].remaining - feed.proposals - 2)
-                feeds[i] = Feed(feed.pending, feed.proposals, min(feed.masks, most))
+                masks = min(feed.masks, rows[i].usable_masks(feed.proposals))
+                feeds[i] = Feed(feed.pending, feed.proposals, masks)
         return feeds
 
     def masks(self, rows: Sequence[Row], most: Sequence[int]) -> list[int]:
@@ -66,8 +66,8 @@ class Policy:
             number: [min(number, m) if free else m for m, free in zip(most, is_free, strict=True)]
             for number in range(widest + 1)
         }
-        rates = {number: _rate(cost, expected, masks) for number, masks in choices.items()}
-        best = max(choices, key=lambda number: (rates[number], number))
+        speeds = {number: _speed(cost, expected, masks) for number, masks in choices.items()}
+        best = max(choices, key=lambda number: (speeds[number], number))
         best_seconds, most_seconds = [
             cost.of(len(rows) * max(row.num_pending + m for row, m in zip(rows, masks, strict=True)))
             for masks in (choices[best], choices[widest])
@@ -76,14 +76,14 @@ class Policy:
         self._saved = min(self._saved + TRIALS * certainty * best_seconds, most_seconds)
         trial = min(2 * best + 1, widest)
         tokens = reduce(add, (e[m] for e, m in zip(expected, choices[trial], strict=True)))
-        loss = tokens * (1.0 / rates[trial] - 1.0 / rates[best])
+        loss = tokens * (1.0 / speeds[trial] - 1.0 / speeds[best])
         if trial > best and loss <= self._saved:
             self._saved -= loss
             best = trial
         return choices[best]
 
 
-def _rate(cost: Cost, expected: Sequence[Sequence[float]], masks: Sequence[int]) -> float:
+def _speed(cost: Cost, expected: Sequence[Sequence[float]], masks: Sequence[int]) -> float:
     """Tokens per second with `masks`: each row feeds its expected tokens and its masks."""
     tokens = [e[m] for e, m in zip(expected, masks, strict=True)]
     slots = max(t + m for t, m in zip(tokens, masks, strict=True))

@@ -2,7 +2,8 @@
 
 The choice maximizes the expected tokens of this step plus the value of its masks' proposals in the next step,
 less the time of the slots at the speed that the rows have reached (the relative value of an average-reward
-decision process; docs/decoding.md, "How much to feed").
+decision process; docs/decoding.md, "How much to feed"; its T is `tokens`, H `all_accepted`, W `expected`, V
+`mask_values`, R `speed`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Forecast:
 
     pending: tokens that are fed in any case.
     probabilities: the acceptance probability of each proposal if those before it are accepted.
-    ending: the same of an end-of-sequence proposal after them, None if there is none.
+    ending: the acceptance probability of an end-of-sequence token proposed after them, None if none is. Such
+        a token is not fed: the output before it decides already.
     expected: expected[m] is the expected number of accepted proposals of m masks, up to the most masks.
     room: slots after the pending tokens.
     """
@@ -87,6 +89,9 @@ class Splitter:
 def _speed(cost: Cost, rows: Sequence[Forecast], num: int, others: int) -> float:
     """The best tokens per second with a constant number of masks: a step feeds its masks and the proposals of
     the last step; if one of these is wrong, the next step has no proposals.
+
+    So a step without proposals, with 1 token, follows a wrong proposal (probability `failing`). A step with
+    proposals has 1 + expected[m] tokens; the mean over both kinds is divided by the cost of the wider one.
     """
     best = 0.0
     all_expected = [row.expected for row in rows]

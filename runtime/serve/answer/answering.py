@@ -112,8 +112,12 @@ class Answering:
         await write(b"".join(map(_data, reply.opening())))
         data = b""
         try:
-            async for piece in self._pieces():
-                data += PING if piece is None else b"".join(map(_data, reply.chunks(*piece)))
+            async for addition in self._pieces():
+                if addition is None:
+                    data += PING
+                else:
+                    choice, piece = addition
+                    data += b"".join(map(_data, reply.chunks(choice, piece)))
                 if data and not self._events.has_more:  # else it is sent with the next piece
                     await write(data)
                     data = b""
