@@ -50,8 +50,8 @@ class Policy:
             forecasts = [rows[i].forecast(block, rooms[i]) for i in exact]
             splits = self._splitter.choose(self._cost(), forecasts, len(others), floor)
             for i, feed in zip(exact, splits, strict=True):
-                masks = min(feed.masks, rows[i].usable_masks(feed.proposals))
-                feeds[i] = Feed(feed.pending, feed.proposals, masks)
+                usable = min(feed.masks, rows[i].usable_masks(feed.proposals))
+                feeds[i] = Feed(feed.pending, feed.proposals, usable)
         return feeds
 
     def masks(self, rows: Sequence[Row], most: Sequence[int]) -> list[int]:
