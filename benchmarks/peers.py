@@ -2,7 +2,7 @@
 
     # once: virtual environments with pip, 5 to 60 minutes (llama.cpp is compiled)
     python benchmarks/peers.py --setup
-    python benchmarks/peers.py --authors MARS_CHECKOUT    # make the models that are absent, then measure
+    python benchmarks/peers.py                            # make the models that are absent, then measure
     python benchmarks/peers.py --prompts 128 1000 4000    # how fast each reads a prompt
 
 Each peer runs in its own environment under --venvs and answers through benchmarks/peers/; absent ones are
@@ -62,10 +62,8 @@ def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, s
     if problem := models.make(catalog.merged(args.work), args.work):
         sys.exit(f"error: the merged weights of the default checkpoint: {problem}")
     processes: dict[str, Process] = {}
-    absent = (
-        {} if args.authors else {"authors fp32": "no checkout; give --authors PATH (github.com/Xalp/MARS)"}
-    )
-    for program in catalog.programs(args.work, args.venvs, args.authors, args.llama_server):
+    absent: dict[str, str] = {}
+    for program in catalog.programs(args.work, args.venvs, args.llama_server):
         if args.only and not any(word in program.name for word in [*args.only, "ours fp32"]):
             continue
         problem = models.why_absent(program, args.venvs) or models.make(program, args.work)
@@ -168,7 +166,6 @@ def main() -> None:
         metavar="NAME",
         help="create these environments (all) and stop",
     )
-    parser.add_argument("--authors", type=Path, help="a checkout of the authors' code (github.com/Xalp/MARS)")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server, for its speculation")
     parser.add_argument(
         "--only",
@@ -195,10 +192,6 @@ def main() -> None:
     ]
     if wrong:
         parser.error(f"{', '.join(wrong)} must be positive".replace("_", "-"))
-    if args.authors is not None and not (args.authors / "mars" / "samplers").is_dir():
-        parser.error(
-            f"--authors {args.authors}: no mars/samplers there; give a checkout of github.com/Xalp/MARS"
-        )
     # Environments must be named absolutely; resolving links would lead out of a virtual environment.
     args.venvs, args.work = args.venvs.absolute(), args.work.absolute()
     if args.setup is not None:

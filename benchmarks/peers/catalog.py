@@ -17,7 +17,6 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "optimum": (TORCH, "optimum-onnx[onnxruntime]"),
     "openvino": (TORCH, "openvino-genai", "optimum-intel[openvino]"),
     "llama-cpp": ("llama-cpp-python", "gguf", "safetensors"),
-    "authors": (TORCH, "transformers==4.57.0"),
 }
 # Speculation from the text so far, with short drafts that suit short answers. llama-server is asked with its
 # default (ngram-mod, drafts of 48 tokens and more), too.
@@ -48,7 +47,7 @@ class Program:
 class Entry:
     """A line of the table: what `program` is asked with which settings.
 
-    `kind` is ours, peer (one token a step) or authors.
+    `kind` is ours or peer (one token a step).
     """
 
     label: str
@@ -75,7 +74,7 @@ def merged(work: Path) -> Program:
     return Program("merged", None, "", work / "merged", (sys.executable, "-m", "peers.merged", "{out}"))
 
 
-def programs(work: Path, venvs: Path, authors: Path | None, server: Path | None = None) -> Iterator[Program]:
+def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Program]:
     """Everything that can take part, ours first. `server`: llama.cpp's llama-server."""
     weights = work / "merged"
     cli = [sys.executable, "-c", "from mars_export.cli import main; main()", "onnx", "-o", "{out}"]
@@ -112,8 +111,6 @@ def programs(work: Path, venvs: Path, authors: Path | None, server: Path | None 
             yield Program(name, None, "llama_server", model.model, model.make, options)
 
     yield Program("transformers fp32", "transformers", "huggingface", weights, ())
-    if authors is not None:
-        yield Program("authors fp32", "authors", "authors", weights, (), {"path": str(authors)})
 
 
 def gguf(work: Path, venvs: Path, kind: str) -> Program:
@@ -131,10 +128,6 @@ def entries(names: Sequence[str]) -> Iterator[Entry]:
             for tau in (1.0, 0.95):
                 yield Entry(f"{name} tau {tau:g}", name, "ours", {"tau": tau})
             yield Entry(f"{name} exact", name, "ours")
-        elif name.startswith("authors"):
-            for sampler in ("MARSCachedSampler", "MARSBlockCachedSampler"):
-                settings = {"tau": 0.95, "sampler": sampler, "block": BLOCK}
-                yield Entry(f"{sampler} tau 0.95", name, "authors", settings)
         else:
             yield Entry(name, name, "peer")
             if name.startswith("genai"):
