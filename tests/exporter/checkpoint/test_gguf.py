@@ -77,6 +77,13 @@ def write_gguf(
     return model
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where converted files are kept."""
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.mark.parametrize("spec", [LLAMA, TIED, QWEN3], ids=lambda spec: spec.name)
 def test_logits_are_those_of_the_original(spec: tiny.Tiny, tmp_path: Path) -> None:
     original = write_gguf(spec, tmp_path / "model.gguf")
@@ -88,14 +95,11 @@ def test_logits_are_those_of_the_original(spec: tiny.Tiny, tmp_path: Path) -> No
         torch.testing.assert_close(converted(ids).logits, original(ids).logits, atol=1e-4, rtol=0)
 
 
-def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, cache: Path) -> None:
     original = write_gguf(LLAMA, tmp_path / "model.gguf")
     for _ in range(2):  # the second time from the cache
         checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [
-        p.name for p in (tmp_path / "cache").glob("gguf-*-v2")
-    ]
+    assert list(cache.iterdir()) == list(cache.glob("gguf-*-v2"))
     assert checkpoint.vocabulary.mask_token_id == tiny.MASK
     assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END,)
     assert checkpoint.vocabulary.chat_template == tiny.CHAT_TEMPLATE
@@ -117,67 +121,55 @@ def test_the_tokenizer_is_rebuilt(tmp_path: Path) -> None:
         assert rebuilt.decode(rebuilt.encode(text).ids) == original.decode(original.encode(text).ids)
 
 
-def test_an_unknown_architecture(tmp_path: Path) -> None:
-    write_gguf(tiny.Tiny("x", "llama"), tmp_path / "model.gguf")
-    data = (tmp_path / "model.gguf").read_bytes().replace(b"llama", b"gemma")
-    (tmp_path / "model.gguf").write_bytes(data)
-    with pytest.raises(
-        CheckpointError, match=r"GGUF architecture `gemma` is not supported \(known: llama, qwen2, qwen3\)"
-    ):
-        convert(tmp_path / "model.gguf", tmp_path / "model")
-
-
-def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:
-    write_gguf(LLAMA, tmp_path / "model.gguf", pre="tekken")
-    with pytest.raises(CheckpointError, match="GGUF tokenizer `gpt2`/`tekken` cannot be rebuilt exactly"):
-        convert(tmp_path / "model.gguf", tmp_path / "model")
-
-
-def test_scaled_rope_is_refused(tmp_path: Path) -> None:
-    write_gguf(
-        LLAMA,
-        tmp_path / "model.gguf",
+UNREADABLE: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
+    (
         lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(6, np.float32)),
-    )
-    with pytest.raises(CheckpointError, match="scaled rope in a GGUF file is not supported"):
-        convert(tmp_path / "model.gguf", tmp_path / "model")
-
-
-def test_tensors_without_a_known_place(tmp_path: Path) -> None:
-    write_gguf(
-        LLAMA,
-        tmp_path / "model.gguf",
+        "scaled rope in a GGUF file is not supported",
+    ),
+    (
         lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", np.ones((2, 2), np.float32)),
-    )
-    with pytest.raises(CheckpointError, match=r"unknown GGUF tensors: blk.0.ffn_gate_exps.weight"):
-        convert(tmp_path / "model.gguf", tmp_path / "model")
-
-
-def test_a_quantization_that_the_package_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its NotImplementedError is nothing for a user: the tensor, the reason and what to do instead are."""
-    write_gguf(
-        LLAMA,
-        tmp_path / "model.gguf",
+        "unknown GGUF tensors: blk.0.ffn_gate_exps.weight",
+    ),
+    (  # the package's NotImplementedError is nothing for a user
         lambda writer: writer.add_tensor("blk.7.attn_norm.weight", np.ones(32, np.float64)),
-    )
-    words = r"GGUF tensor `blk.7.attn_norm.weight` is not readable \(.*F64.*\); export the original"
-    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match=words):
+        r"GGUF tensor `blk.7.attn_norm.weight` is not readable \(.*F64.*\); export the original",
+    ),
+]
+
+
+@pytest.mark.parametrize(("add", "message"), UNREADABLE, ids=["scaled rope", "unknown place", "float64"])
+def test_tensors_that_are_not_read(
+    add: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path, cache: Path
+) -> None:
+    write_gguf(LLAMA, tmp_path / "model.gguf", add)
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(str(tmp_path / "model.gguf"))
-    assert not list((tmp_path / "cache").glob("*"))
+    assert not list(cache.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"llama", b"gemma", r"GGUF architecture `gemma` is not supported \(known: llama, qwen2, qwen3\)"),
+        (b"<|mask|>", b"<|tusk|>", r"model.gguf: the tokenizer has no mask token"),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_other_words_in_the_header(old: bytes, new: bytes, message: str, tmp_path: Path) -> None:
+    write_gguf(LLAMA, tmp_path / "model.gguf")
+    (tmp_path / "model.gguf").write_bytes((tmp_path / "model.gguf").read_bytes().replace(old, new))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.5, 0.99])
-def test_a_damaged_file_is_refused_and_leaves_nothing(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+def test_a_damaged_file_is_refused_and_leaves_nothing(share: float, tmp_path: Path, cache: Path) -> None:
     write_gguf(LLAMA, tmp_path / "model.gguf")
     data = (tmp_path / "model.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(data[: int(share * len(data))])
     with pytest.raises(CheckpointError, match=r"model.gguf: not a readable GGUF file"):
         open_checkpoint(str(tmp_path / "model.gguf"))
-    assert not list((tmp_path / "cache").glob("*"))
+    assert not list(cache.glob("*"))
 
 
 @pytest.mark.parametrize(
@@ -247,24 +239,15 @@ def test_published_pre_tokenizers(pre: str, tmp_path: Path) -> None:
     assert begins == (pre == "llama-bpe")
 
 
-def test_another_tokenizer_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("cache")
+def test_another_tokenizer_can_be_named(tmp_path: Path) -> None:
     write_gguf(LLAMA, tmp_path / "model.gguf", pre="tekken")
     tiny.write_tokenizer(tmp_path / "words")
-    with pytest.raises(CheckpointError, match="cannot be rebuilt exactly .*--tokenizer"):
+    with pytest.raises(
+        CheckpointError, match="GGUF tokenizer `gpt2`/`tekken` cannot be rebuilt exactly .*--tokenizer"
+    ):
         open_checkpoint(str(tmp_path / "model.gguf"))
     checkpoint = open_checkpoint(str(tmp_path / "model.gguf"), tokenizer=str(tmp_path / "words"))
     assert checkpoint.vocabulary.tokenizer_json == (tmp_path / "words" / "tokenizer.json").read_text()
     with pytest.raises(CheckpointError, match="not a directory with a tokenizer.json"):
         open_checkpoint(str(tmp_path / "model.gguf"), tokenizer=str(tmp_path))
-
-
-def test_a_gguf_without_a_mask_is_called_by_its_own_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
-    write_gguf(LLAMA, tmp_path / "model.gguf")
-    data = (tmp_path / "model.gguf").read_bytes().replace(b"<|mask|>", b"<|tusk|>")
-    (tmp_path / "model.gguf").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model.gguf: the tokenizer has no mask token"):
-        open_checkpoint(str(tmp_path / "model.gguf"))

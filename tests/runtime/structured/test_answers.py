@@ -15,7 +15,7 @@ from support.fixtures import Named
 from support.questions import PROMPT, STOP, WEATHER
 from support.schemas import drawn_schema, wrong_answers
 
-from mars_export import Batcher, Commit, GenerationConfig, Session, SessionError
+from mars_export import Batcher, GenerationConfig, Session, SessionError
 from mars_export.runtime.structured.grammar import Grammars
 
 SETTINGS: dict[str, dict[str, Any]] = {"tau 1": {"tau": 1.0}, "tau 0.5": {"tau": 0.5}, "exact": {}}
@@ -108,11 +108,6 @@ def test_a_limit_and_a_stop_string_end_an_answer_early(session: Session) -> None
     assert (done.text, done.finish_reason) == ("one ", "stop")
     done = session.generate(PROMPT, GenerationConfig(choice=("one two three",), eos_ids=()))
     assert (done.text, done.finish_reason) == ("one two three", "stop")
-
-
-def test_block_commit_says_that_it_takes_no_grammar(session: Session) -> None:
-    with pytest.raises(SessionError, match="cursor commit"):
-        session.generate(PROMPT, GenerationConfig(tau=0.9, choice=("a",)), commit=Commit("block"))
 
 
 def test_a_grammar_is_compiled_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.missing import need
+from support.questions import STOP, WEATHER
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mars_export import GenerationConfig, SessionError
@@ -98,23 +99,7 @@ SCHEMAS: list[Any] = [
     },
     {"anyOf": [{"type": "integer"}, {"type": "number"}]},
 ]  # fmt: skip
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"enum": ["Rome", "Oslo"]},
-                    "days": {"type": "integer", "maximum": 9, "minimum": 0},
-                },
-                "required": ["city"],
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "stop"}},
-]
+TOOLS = [WEATHER, STOP]
 
 
 @cache
