@@ -1,5 +1,5 @@
-"""The loops, the choice of tokens and adaptive windows: exactly what the files in tests/conformance hold, as
-the C++ runtime must too.
+"""The acceptance rule, the loops, the choice of tokens and adaptive windows: exactly what the files in
+tests/conformance hold, as the C++ runtime must too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from support.fake import MASK, FakeBackend
 from support.loops import decode, decode_blocks
 from support.paths import CONFORMANCE
 
+from mars_export.runtime.accept import accept
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.draft import DraftSlots
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.split import Forecast, Splitter
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.sample import Penalties, choose
+from mars_export.runtime.decode.sample import Penalties, choose, uniform
 
 
 def cases(name: str) -> list[dict[str, Any]]:
@@ -35,14 +37,34 @@ def maker(name: str = "make_loops") -> ModuleType:
     return module
 
 
-def row_of(index: int, wanted: dict[str, Any]) -> Row:
+def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Row:
     config = GenerationConfig(
-        tau=wanted["taus"][0],
         max_new_tokens=wanted["max_new_tokens"],
         window=wanted["window"] or "full",
         eos_ids=tuple(wanted["eos_ids"]),
+        **settings,
     )
     return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+
+
+@pytest.mark.parametrize("case", cases("accept.json"), ids=lambda case: case["name"])
+def test_accept_gives_exactly_the_conformance_file(case: dict[str, Any]) -> None:
+    confidences = [float(c) for c in case["confidences"]]
+    assert (
+        accept(case["token_ids"], confidences, case["tau"], case["metric"], case["eos_ids"], case["limit"])
+        == case["accepted"]
+    )
+
+
+def test_uniform_gives_exactly_the_conformance_file() -> None:
+    for case in cases("uniform.json"):
+        assert uniform(int(case["seed"]), case["position"]) == case["numerator"] / 2**53
+
+
+def test_draft_slots_feed_exactly_the_conformance_file() -> None:
+    for case in cases("drafts.json"):
+        slots = DraftSlots.of(case["adapter"], case["vocab_size"], case["low"], case["high"])
+        assert slots.ids(case["position"], case["count"]) == case["ids"], case
 
 
 @pytest.mark.parametrize("case", cases("loops.json"), ids=lambda case: case["name"])
@@ -51,7 +73,7 @@ def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> N
     backend = FakeBackend(
         lambda known, masks: predict(list(known), masks), case["max_capacity"], case["max_slots"]
     )
-    rows = [row_of(i, wanted) for i, wanted in enumerate(case["rows"])]
+    rows = [row_of(i, wanted, tau=wanted["taus"][0]) for i, wanted in enumerate(case["rows"])]
     loop = decode(backend, rows, case["block"], MASK)
     if case["commit"] == "block":
         loop = decode_blocks(backend, rows, case["block"], MASK, case["cache_block"])
@@ -82,11 +104,20 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    for name in ("make_loops", "make_windows", "make_exact", "make_prefix", "make_batcher", "make_places"):
+    parts = ("loops", "windows", "exact", "prefix", "batcher", "places")
+    for name in ("make", *(f"make_{part}" for part in parts)):
         for path, text in maker(name).files().items():
             assert path.read_text(encoding="utf-8") == text, (
                 f"run tests/conformance/{name}.py and read the diff of {path.name}"
             )
+
+
+def test_the_script_s_splitmix64_is_the_published_one() -> None:
+    assert maker("make").splitmix64(1234567, 3) == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
 
 
 @pytest.mark.parametrize("case", cases("windows.json"), ids=lambda case: case["name"])
@@ -115,7 +146,7 @@ def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> Non
     limits = (case["max_capacity"], case["max_slots"], case["max_outputs"])
     for i, wanted in enumerate(case["rows"]):  # alone, so that each forward is this row's
         backend = FakeBackend(lambda known, masks: predict(list(known), masks), *limits)
-        row = exact_row(i, wanted)
+        row = row_of(i, wanted)
         runs = [list(e.token_ids) for events in decode(backend, [row], case["block"], MASK) for e in events]
         expected = wanted["expected"]
         assert (runs, row.finish_reason) == (expected["runs"], expected["finish_reason"])
@@ -125,21 +156,12 @@ def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> Non
         masks = [int((step.input_ids == MASK).sum()) for step in backend.steps[row.stats.prefill_forwards :]]
         assert masks == [feed[2] for feed in expected["fed"]]
     backend = FakeBackend(lambda known, masks: predict(list(known), masks), *limits)
-    together = [exact_row(i, wanted) for i, wanted in enumerate(case["rows"])]
+    together = [row_of(i, wanted) for i, wanted in enumerate(case["rows"])]
     for _ in decode(backend, together, case["block"], MASK):
         pass
     for row, wanted in zip(together, case["rows"], strict=True):
         answer = [token for run in wanted["expected"]["runs"] for token in run]
         assert row.tokens[len(wanted["prompt"]) :] == answer
-
-
-def exact_row(index: int, wanted: dict[str, Any]) -> Row:
-    config = GenerationConfig(
-        max_new_tokens=wanted["max_new_tokens"],
-        window=wanted["window"],
-        eos_ids=tuple(wanted["eos_ids"]),
-    )
-    return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
 
 
 @pytest.mark.parametrize("case", cases("splits.json"), ids=lambda case: case["name"])

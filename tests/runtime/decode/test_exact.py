@@ -185,13 +185,6 @@ def test_sampled_text_is_that_of_one_token_sampling_with_the_same_seed(
         )
 
 
-def test_a_prompt_that_repeats_itself_is_looked_up(sessions: Sessions) -> None:
-    config = GenerationConfig(max_new_tokens=NEW, eos_ids=())
-    prompt = [11, 12, 13, 14, 15, 16] * 4
-    plain, looked = (sessions(MAIN).generate(prompt, config.with_values(lookup=n)) for n in (0, 2))
-    assert plain.token_ids == looked.token_ids
-
-
 def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
     lookup = Lookup(2)
     assert lookup.propose([1, 2, 3], 5).token_ids == ()

@@ -129,25 +129,6 @@ def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
     assert row.stats.forwards == 5
 
 
-def test_a_new_tau_counts_from_the_next_step_on() -> None:
-    for cache_block in (None, 20):
-        backend = FakeBackend(scripted(list(range(11, 31)), [0.9] * 20, 1))
-        row = rows_of([[1]], [GenerationConfig(tau=0.95, max_new_tokens=12)])[0]
-        steps = (
-            decode(backend, [row], BLOCK, MASK)
-            if cache_block is None
-            else decode_blocks(backend, [row], BLOCK, MASK, cache_block)
-        )
-        lengths = []
-        for n, events in enumerate(steps):
-            lengths.append(len(events[0].token_ids))
-            if n == 1:
-                row.config = row.config.with_values(tau=0.8)
-            if n == 2:
-                row.config = row.config.with_values(tau=1.0)
-        assert lengths == [1, 1, 4, 1, 1, 1, 1, 1, 1]
-
-
 def test_a_row_ended_from_outside_takes_part_in_no_further_step() -> None:
     for cache_block in (None, 4):
         backend = FakeBackend(chaotic)

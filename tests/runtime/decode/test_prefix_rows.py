@@ -111,24 +111,6 @@ def test_a_row_with_many_pending_tokens_keeps_its_neighbour_within_the_memory() 
     assert [row.stats.tokens for row in rows] == [200, 200]
 
 
-def test_salts_never_share() -> None:
-    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
-    cached = [
-        spoken(backend, store, [(SYSTEM, greedy(cache_salt=salt))])[0].stats.cached_tokens
-        for salt in ("", "a", "b", "a")
-    ]
-    assert cached == [0, 0, 0, len(SYSTEM) - 1]
-
-
-def test_sizes_of_pieces_never_share_where_entries_depend_on_them() -> None:
-    store, backend = Prefixes(PLENTY, None), Strict(None)
-    cached = [
-        spoken(backend, store, [(SYSTEM, greedy())], piece=piece)[0].stats.cached_tokens
-        for piece in (8, 16, 8, 16, 5)
-    ]
-    assert cached == [0, 0, 32, 32, 0]
-
-
 def test_one_slot_steps_give_no_entries_where_they_are_not_firm() -> None:
     store, backend = Prefixes(PLENTY, 2), Strict(2)
     [first] = spoken(backend, store, [(SYSTEM, greedy(12, tau=1.0))])
