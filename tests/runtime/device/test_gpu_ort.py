@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 import pytest
 from support.agreement import LOOPS, PROMPTS, config
@@ -15,11 +14,10 @@ from mars_export import Batcher, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.device.ort.library import provider_of
-from mars_export.runtime.device.trt.cuda import Device, find_gpu
+from mars_export.runtime.device.trt.cuda import find_gpu
 
 LONG = [(7 * i) % 250 for i in range(300)]
 HEAVY = {
@@ -100,30 +98,3 @@ def test_a_batcher_and_the_prefix_store_give_the_cpus_answers(opened: Opened) ->
         for prompt, answer in zip((*PROMPTS, LONG) * 3, answers, strict=True):
             assert answer.result().token_ids == cpu.generate(prompt, config(None)).token_ids
     assert stored.generate(LONG, config(None)).stats.cached_tokens > 0
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_copies_on_the_gpu_are_copies(dtype: str) -> None:
-    host, device = HostMemory(), CudaMemory(Device())
-    random, kind = np.random.default_rng(0), np.dtype(dtype)
-    values, new = (random.normal(size=shape).astype(kind) for shape in ((3, 2, 128, 8), (2, 2, 3, 8)))
-    results = []
-    for memory in (host, device):
-        buffers = memory.zeros(4, (3, 2, 128, 8), kind)
-        assert not any(buffer.read().any() for buffer in buffers)
-        for buffer in buffers:
-            buffer.write(values)
-        buffers = memory.widen(buffers, 256)
-        entries = [memory.tensor(new.shape, kind) for _ in buffers]
-        for tensor in entries:
-            tensor.write(new)
-        memory.place(buffers, 1, np.array([130, 7]), entries)
-        memory.move(buffers, 2, 0, 256)
-        saved = memory.save(buffers, 1, 133)  # a row's beginning, cut out of it and put into another one
-        memory.load(buffers, 2, saved, 133)
-        if memory is host:
-            for buffer in buffers:
-                buffer.array[2, :, 133:] = 0
-        results.append([buffer.read() for buffer in buffers])
-    for one, other in zip(*results, strict=True):
-        assert (one == other).all()

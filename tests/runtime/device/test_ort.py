@@ -22,8 +22,8 @@ from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
+from mars_export.runtime.device.trt.cuda import Device, find_gpu
 
-FLOAT32 = np.dtype(np.float32)
 LONG, OTHER = ([(7 * i + k) % 250 for i in range(300)] for k in (0, 50))
 Backends = Callable[..., OrtBackend]
 
@@ -40,6 +40,13 @@ def backends(graphs: Callable[[str, str], Path]) -> Backends:
 
 def device_memory() -> CudaMemory:
     return CudaMemory(FakeDevice(size=1 << 24), "cpu")  # type: ignore[arg-type]
+
+
+NO_GPU = gpu if isinstance(gpu := find_gpu(), str) else None
+ON_GPU = pytest.param(
+    lambda: CudaMemory(Device()),
+    marks=[pytest.mark.gpu, pytest.mark.skipif(NO_GPU is not None, reason=f"{NO_GPU}")],
+)
 
 
 def step(backend: OrtBackend, cache_rows: KvRows, start: int = 0, tokens: int = 5) -> np.ndarray:
@@ -178,31 +185,32 @@ def test_a_device_binds_once_and_crosses_with_little(
     assert crossed == [2 * 5 * 8, 2 * 8, 2 * 5 * 8] * 3, "ids, lengths and indices, and nothing else"
 
 
-def test_rows_on_a_device_grow_move_and_take_new_entries() -> None:
-    host, device = HostMemory(), device_memory()
-    random, pairs = np.random.default_rng(0), []
-    for memory in (host, device):
-        buffers = memory.zeros(2, (3, 2, 4, 8), FLOAT32)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("device", [device_memory, ON_GPU], ids=["fake", "gpu"])
+def test_rows_on_a_device_grow_move_and_take_entries(device: Callable[[], CudaMemory], dtype: str) -> None:
+    host = HostMemory()
+    random, kind = np.random.default_rng(0), np.dtype(dtype)
+    values, new = (random.normal(size=shape).astype(kind) for shape in ((3, 2, 128, 8), (2, 2, 3, 8)))
+    results = []
+    for memory in (host, device()):
+        buffers = memory.zeros(4, (3, 2, 128, 8), kind)
         assert not any(buffer.read().any() for buffer in buffers)
-        pairs.append(buffers)
-    for one, other in zip(*pairs, strict=True):
-        values = random.normal(size=one.shape).astype(np.float32)
-        one.write(values)
-        other.write(values)
-    wide = [memory.widen(buffers, 6) for memory, buffers in zip((host, device), pairs, strict=True)]
-    for one, other in zip(*wide, strict=True):
-        assert (one.read() == other.read()).all()
-        assert not other.read()[:, :, 4:].any()
-    new = random.normal(size=(2, 2, 3, 8)).astype(np.float32)
-    for memory, buffers in zip((host, device), wide, strict=True):
-        entries = [memory.tensor(new.shape, FLOAT32) for _ in buffers]
-        for i, tensor in enumerate(entries):
-            tensor.write(new + i)
-        memory.place(buffers, 1, np.array([3, 1]), entries)
-        memory.move(buffers, 2, 0, 4)
-    for one, other in zip(*wide, strict=True):
-        assert (one.read()[:, :, :4] == other.read()[:, :, :4]).all()
-        assert (one.read()[1:] == other.read()[1:]).all()
+        for buffer in buffers:
+            buffer.write(values)
+        buffers = memory.widen(buffers, 256)
+        entries = [memory.tensor(new.shape, kind) for _ in buffers]
+        for tensor in entries:
+            tensor.write(new)
+        memory.place(buffers, 1, np.array([130, 7]), entries)
+        memory.move(buffers, 2, 0, 256)
+        saved = memory.save(buffers, 1, 133)  # a row's beginning, cut out of it and put into another one
+        memory.load(buffers, 2, saved, 133)
+        if memory is host:
+            for buffer in buffers:
+                buffer.array[2, :, 133:] = 0
+        results.append([buffer.read() for buffer in buffers])
+    for one, other in zip(*results, strict=True):
+        assert (one == other).all()
 
 
 class Placed:
