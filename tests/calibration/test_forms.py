@@ -89,11 +89,6 @@ def test_a_row_without_a_form_keeps_its_digest() -> None:
     [
         ({"schema": SCHEMA, "regex": "a"}, "schema and regex exclude each other"),
         ({"schema": 3}, "schema must be a JSON schema"),
-        ({"schema": "{"}, "schema must be a JSON schema"),
-        ({"regex": ""}, "regex must be a text"),
-        ({"choice": []}, "choice must be a list of 1 to"),
-        ({"choice": ["a", 1]}, "choice must be a list of 1 to"),
-        ({"tools": [{"name": "no function"}]}, r"tools\[0\] must be"),
         ({"tools": {}}, "tools must be a list"),
         ({"schemas": {}}, "unknown field 'schemas'.*schema, regex, choice, tools"),
     ],

@@ -77,14 +77,10 @@ def test_all_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
         load(written(tmp_path, "{", GOOD, "}"))
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_empty_file(tmp_path: Path, content: str) -> None:
-    (tmp_path / "tasks.jsonl").write_text(content)
-    with pytest.raises(CalibrationError):
-        load(tmp_path / "tasks.jsonl")
-
-
-def test_missing_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "\n\n", None], ids=["empty", "blank", "missing"])
+def test_a_file_without_rows_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tasks.jsonl").write_text(content)
     with pytest.raises(CalibrationError, match=r"tasks\.jsonl"):
         load(tmp_path / "tasks.jsonl")
 

@@ -254,6 +254,19 @@ def test_large_logits_may_err_more(copied: Named, tmp_path: Path) -> None:
     assert drift.argmax_matches == drift.positions
 
 
+def spoil_logits(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[np.ndarray], None]) -> None:
+    """As if the graph computed something else."""
+    exact: Callable[..., Any] = segments.run
+
+    def spoilt(*arguments: Any) -> list[dict[str, np.ndarray]]:
+        results = exact(*arguments)
+        for result in results:
+            spoil(result["logits"])
+        return results
+
+    monkeypatch.setattr(selfcheck.segments, "run", spoilt)
+
+
 @pytest.mark.parametrize(
     ("precision", "place", "is_seen"),
     [("fp32", 0, True), ("w8a8", 0, False), ("w8a8", 1, True), ("int8", 0, False), ("int8", 1, True)],
@@ -267,15 +280,11 @@ def test_rounded_weights_are_not_judged_by_a_first_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its activations are hundreds of times those of the others, and nobody reads what it alone predicts."""
-    exact: Callable[..., Any] = segments.run
 
-    def spoilt(*arguments: Any) -> list[dict[str, np.ndarray]]:
-        results = exact(*arguments)
-        for result in results:
-            result["logits"][place] += 1000
-        return results
+    def spoil(logits: np.ndarray) -> None:
+        logits[place] += 1000
 
-    monkeypatch.setattr(selfcheck.segments, "run", spoilt)
+    spoil_logits(monkeypatch, spoil)
     options = ExportOptions(block=4, precision=precision, group=16)
     with pytest.raises(ExportError, match="does not agree") if is_seen else nullcontext():
         export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", options)
@@ -286,15 +295,10 @@ def test_rounded_weights_are_not_judged_by_a_first_token(
 def test_logits_that_are_no_numbers_are_seen(
     value: float, share: float, checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact: Callable[..., Any] = segments.run
+    def spoil(logits: np.ndarray) -> None:
+        logits[: max(1, int(share * len(logits)))] = value
 
-    def spoilt(*arguments: Any) -> list[dict[str, np.ndarray]]:
-        results = exact(*arguments)
-        for result in results:
-            result["logits"][: max(1, int(share * len(result["logits"])))] = value
-        return results
-
-    monkeypatch.setattr(selfcheck.segments, "run", spoilt)
+    spoil_logits(monkeypatch, spoil)
     opened = open_checkpoint(str(checkpoints("llama")))
     for precision in ("fp16", "int8"):
         options = ExportOptions(block=4, precision=precision, group=16, allow_drift=True)

@@ -123,7 +123,6 @@ def test_tokens_may_be_objects(directory: Path) -> None:
 
 
 def test_a_chat_template_that_is_none(directory: Path) -> None:
-    settings = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": 5}))
+    settings(directory, chat_template=5)
     with pytest.raises(CheckpointError, match="chat_template is int, a string is expected"):
         vocabulary(directory)

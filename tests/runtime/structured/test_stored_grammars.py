@@ -259,12 +259,6 @@ def test_the_commands(bundle: Path, tmp_path: Path) -> None:
     assert "removed the grammar c" in run("grammar", "remove", bundle, "c").stdout
     failed = run("generate", bundle, "--prompt", "hi", "--grammar", "c")
     assert "no grammar `c`" in failed.stderr
-    odd = _file(tmp_path, {"oneOf": []})
-    assert "`oneOf`" in run("grammar", bundle, "--schema", odd, "--name", "x").stderr
+    schema.write_text(json.dumps({"oneOf": []}))
+    assert "`oneOf`" in run("grammar", bundle, "--schema", schema, "--name", "x").stderr
     assert "no grammar to compile: give a schema" in run("grammar", bundle, "--name", "x").stderr
-
-
-def _file(directory: Path, value: object) -> Path:
-    file = directory / "odd.json"
-    file.write_text(json.dumps(value))
-    return file
