@@ -1,24 +1,24 @@
 """Writes accept.json, uniform.json and drafts.json: what runtime/accept.py, runtime/decode/sample.py,
 runtime/decode/pace/draft.py and their C++ twins must give, exactly.
 
-`python tests/conformance/make.py`, then read the diff. The expected values come from this file's own rules,
-never from ours. A confidence is the decimal form of a float32 (compare it with tau as doubles); NaN and
-infinities are the strings "nan" and "inf". A seed is a string, because it may exceed what a JSON number
-holds; a uniform number is numerator / 2**53.
+`PYTHONPATH=tests python tests/conformance/make.py`, then read the diff. The expected values come from this
+file's own rules, never from ours. A confidence is the decimal form of a float32 (compare it with tau as
+doubles); NaN and infinities are the strings "nan" and "inf". A seed is a string, because it may exceed what a
+JSON number holds; a uniform number is numerator / 2**53.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.makers import GAMMA, MASK64, mix, text_of, write
+from support.paths import CONFORMANCE
 
-HERE = Path(__file__).parent
 METRICS = ("probability", "margin", "entropy")
 JUST_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 NINE = float(np.float32(0.9))  # 0.89999998: below the double 0.9
@@ -124,15 +124,8 @@ def accept_cases() -> list[dict[str, Any]]:
 
 
 def splitmix64(seed: int, count: int) -> list[int]:
-    """The first `count` outputs of Vigna's generator, state and all."""
-    state, outputs = seed, []
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) % 2**64
-        z = state
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-        outputs.append(z ^ (z >> 31))
-    return outputs
+    """The first `count` outputs of Vigna's generator."""
+    return [mix((seed + i * GAMMA) & MASK64) for i in range(count)]
 
 
 def uniform_cases() -> list[dict[str, Any]]:
@@ -166,16 +159,10 @@ def draft_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def text_of(cases: list[dict[str, Any]]) -> str:
-    """One case a line, so that a diff can be read."""
-    return "[\n" + ",\n".join(f"  {json.dumps(case, allow_nan=False)}" for case in cases) + "\n]\n"
-
-
 def files() -> dict[Path, str]:
     made = {"accept": accept_cases(), "uniform": uniform_cases(), "drafts": draft_cases()}
-    return {HERE / f"{name}.json": text_of(cases) for name, cases in made.items()}
+    return {CONFORMANCE / f"{name}.json": text_of(cases) for name, cases in made.items()}
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

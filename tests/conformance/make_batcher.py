@@ -1,34 +1,24 @@
 """Writes batcher.json: who is read, who decodes and what each row gets at which step, when rows come and go.
 
-`python tests/conformance/make_batcher.py`, then read the diff. What a row gets is what it gets alone: the
-simulations of make_loops.py (at a tau) and make_exact.py (null). When it gets it comes from the slow
-simulation here. In step `arrives` a row is added before the step runs; in step `cancelled`, if that is not
-null, it is told to end before it runs. `commits` are [step, tokens], one for each forward that gave the row
-something. `client` is whose turn it takes, null for nobody's; `max_rows_per_client`, if that is not null, is
-how many rows of one are in the batch at most.
+`PYTHONPATH=tests python tests/conformance/make_batcher.py`, then read the diff. What a row gets is what it
+gets alone: the simulations of make_loops.py (at a tau) and make_exact.py (null). When it gets it comes from
+the slow simulation here. In step `arrives` a row is added before the step runs; in step `cancelled`, if that
+is not null, it is told to end before it runs. `commits` are [step, tokens], one for each forward that gave
+the row something. `client` is whose turn it takes, null for nobody's; `max_rows_per_client`, if that is not
+null, is how many rows of one are in the batch at most.
 """
 
 from __future__ import annotations
 
 import random
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-HERE = Path(__file__).parent
+from support.makers import maker, text_of, write
+from support.paths import CONFORMANCE
+
 CAPACITY = 10**6
-
-
-def _maker(name: str) -> ModuleType:
-    spec = spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-loops, exact = _maker("make_loops"), _maker("make_exact")
+loops, exact = maker("make_loops"), maker("make_exact")
 
 
 def alone(case: dict[str, Any], row: dict[str, Any]) -> tuple[list[list[int]], str]:
@@ -200,9 +190,8 @@ def cases() -> list[dict[str, Any]]:
 
 
 def files() -> dict[Path, str]:
-    return {HERE / "batcher.json": loops.text_of(cases())}
+    return {CONFORMANCE / "batcher.json": text_of(cases())}
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

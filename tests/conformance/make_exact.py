@@ -1,32 +1,25 @@
 """Writes exact.json and splits.json: exact mode's loop and its choice of feeds, as every implementation must
 have them.
 
-`python tests/conformance/make_exact.py`, then read the diff. In exact.json the prediction behind known tokens
-and some masks is `predict` of make_loops.py; proposals that are fed count as known. Expected values come from
-this file's own slow simulation of one row (docs/decoding.md): `fed` are [known, proposals, masks] of each
-forward but pieces of a prompt, `runs` what each gave. In splits.json all numbers are doubles, added and
-multiplied in the order written here.
+`PYTHONPATH=tests python tests/conformance/make_exact.py`, then read the diff. In exact.json the prediction
+behind known tokens and some masks is `predict` of make_loops.py; proposals that are fed count as known.
+Expected values come from this file's own slow simulation of one row (docs/decoding.md): `fed` are [known,
+proposals, masks] of each forward but pieces of a prompt, `runs` what each gave. In splits.json all numbers
+are doubles, added and multiplied in the order written here.
 """
 
 from __future__ import annotations
 
 import random
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from support.makers import maker, text_of, write
+from support.paths import CONFORMANCE
+
 TRIALS = 0.015
 
-_spec = spec_from_file_location("make_loops", HERE / "make_loops.py")
-assert _spec is not None and _spec.loader is not None
-loops = module_from_spec(_spec)
-_spec.loader.exec_module(loops)
-
-_spec = spec_from_file_location("make_windows", HERE / "make_windows.py")
-assert _spec is not None and _spec.loader is not None
-windows = module_from_spec(_spec)
-_spec.loader.exec_module(windows)
+loops, windows = maker("make_loops"), maker("make_windows")
 
 
 def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -235,11 +228,10 @@ def split_cases() -> list[dict[str, Any]]:
 
 def files() -> dict[Path, str]:
     return {
-        HERE / "exact.json": loops.text_of(loop_cases()),
-        HERE / "splits.json": loops.text_of(split_cases()),
+        CONFORMANCE / "exact.json": text_of(loop_cases()),
+        CONFORMANCE / "splits.json": text_of(split_cases()),
     }
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

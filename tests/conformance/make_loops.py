@@ -1,34 +1,25 @@
 """Writes loops.json and choices.json: what both cache loops and the host's choice of a token must give in
 every implementation.
 
-`python tests/conformance/make_loops.py`, then read the diff. The loops run over a model without weights: the
-prediction after a known prefix and some masks is `predict` below. The expected values come from this file's
-own slow simulation of one row (docs/decoding.md), never from ours. `taus[n]` holds from the row's event n on,
-until the next one.
+`PYTHONPATH=tests python tests/conformance/make_loops.py`, then read the diff. The loops run over a model
+without weights: the prediction after a known prefix and some masks is `predict` below. The expected values
+come from this file's own slow simulation of one row (docs/decoding.md), never from ours. `taus[n]` holds from
+the row's event n on, until the next one.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.makers import GAMMA, MASK64, mix, text_of, write
+from support.paths import CONFORMANCE
 
-HERE = Path(__file__).parent
 MASK = 0
-MASK64 = 2**64 - 1
 PREFILL_CHUNK = 256
-
-
-def mix(z: int) -> int:
-    """The output function of splitmix64."""
-    z = (z + 0x9E3779B97F4A7C15) & MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
-    return z ^ (z >> 31)
 
 
 def predict(known: list[int], masks: int) -> tuple[int, float]:
@@ -154,7 +145,7 @@ def loop_cases() -> list[dict[str, Any]]:
 
 
 def uniform(seed: int, position: int) -> float:
-    return (mix((seed + position * 0x9E3779B97F4A7C15) & MASK64) >> 11) / 2**53
+    return (mix((seed + position * GAMMA) & MASK64) >> 11) / 2**53
 
 
 def choice(
@@ -223,15 +214,12 @@ def choice_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def text_of(cases: list[dict[str, Any]]) -> str:
-    """One case a line, so that a diff can be read."""
-    return "[\n" + ",\n".join(f"  {json.dumps(case, allow_nan=False)}" for case in cases) + "\n]\n"
-
-
 def files() -> dict[Path, str]:
-    return {HERE / "loops.json": text_of(loop_cases()), HERE / "choices.json": text_of(choice_cases())}
+    return {
+        CONFORMANCE / "loops.json": text_of(loop_cases()),
+        CONFORMANCE / "choices.json": text_of(choice_cases()),
+    }
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

@@ -1,25 +1,20 @@
 """Writes places.json: whom a batcher lets in, beside whom, and why it does not.
 
-`python tests/conformance/make_places.py`, then read the diff. `events` happen in their order: [client, rows,
-held, answer] is a request of `client` (null: nobody's) at a batch of `rows` rows that holds `held` requests
-without one, and its answer, null when it gets a place; [client] is one of `client` that is over. The expected
-answers come from seating requests one by one in the rows, never from our counting.
+`PYTHONPATH=tests python tests/conformance/make_places.py`, then read the diff. `events` happen in their
+order: [client, rows, held, answer] is a request of `client` (null: nobody's) at a batch of `rows` rows that
+holds `held` requests without one, and its answer, null when it gets a place; [client] is one of `client` that
+is over. The expected answers come from seating requests one by one in the rows, never from our counting.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-
-_spec = spec_from_file_location("make_loops", HERE / "make_loops.py")
-assert _spec is not None and _spec.loader is not None
-loops = module_from_spec(_spec)
-_spec.loader.exec_module(loops)
+from support.makers import text_of, write
+from support.paths import CONFORMANCE
 
 
 def num_seated(here: Iterable[str | None], rows: int, most: int | None) -> int:
@@ -66,9 +61,8 @@ def cases() -> list[dict[str, Any]]:
 
 
 def files() -> dict[Path, str]:
-    return {HERE / "places.json": loops.text_of(cases())}
+    return {CONFORMANCE / "places.json": text_of(cases())}
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

@@ -1,9 +1,10 @@
 """Writes prefix.json: what a store of KV entries matches, saves and evicts, in every implementation.
 
-`python tests/conformance/make_prefix.py`, then read the diff. Expected values come from the slow simulation
-here: lists that are searched from end to end. A case has one store: `budget` bytes, `entry_bytes` for each
-token, `firm_slots` of its device (null: entries depend on the step), and `stored`, the bundle's prefixes with
-the `piece` that they belong to (null for firm devices). Requests come one after the other:
+`PYTHONPATH=tests python tests/conformance/make_prefix.py`, then read the diff. Expected values come from the
+slow simulation here: lists that are searched from end to end. A case has one store: `budget` bytes,
+`entry_bytes` for each token, `firm_slots` of its device (null: entries depend on the step), and `stored`, the
+bundle's prefixes with the `piece` that they belong to (null for firm devices). Requests come one after the
+other:
 
     piece, salt, marks   as the row's; `marks` are lengths of the prompt that are entries of their own
     reads                [slots, entries that became final, whether it is a whole piece], of the prompt
@@ -22,7 +23,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from support.makers import write
+from support.paths import CONFORMANCE
+
 Ids = tuple[int, ...]
 
 
@@ -191,9 +194,8 @@ def files() -> dict[Path, str]:
     for case in cases():
         requests = ",\n  ".join(json.dumps(r, separators=(",", ":")) for r in case.pop("requests"))
         lines.append(f'{json.dumps(case)[:-1]}, "requests": [\n  {requests}]}}')
-    return {HERE / "prefix.json": "[\n" + ",\n".join(lines) + "\n]\n"}
+    return {CONFORMANCE / "prefix.json": "[\n" + ",\n".join(lines) + "\n]\n"}
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

@@ -1,21 +1,22 @@
 """Writes windows.json: the number of masks that an adaptive window takes at each step, which every
 implementation must reproduce.
 
-`python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and rows; `passed`
-says for each step which predictions would pass tau, had their masks been fed: the first character is the next
-token's, which is accepted in any case, then one for each mask, "1" for one that passes. The expected masks
-come from this file's own simulation, written from docs/decoding.md. All numbers are doubles, added and
-multiplied in the order written here.
+`PYTHONPATH=tests python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and
+rows; `passed` says for each step which predictions would pass tau, had their masks been fed: the first
+character is the next token's, which is accepted in any case, then one for each mask, "1" for one that passes.
+The expected masks come from this file's own simulation, written from docs/decoding.md. All numbers are
+doubles, added and multiplied in the order written here.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from support.makers import text_of, write
+from support.paths import CONFORMANCE
+
 KEEP, FIRST, BELIEF, MISSED, TRIALS = 0.98, 0.5, 1.0, 0.7, 0.015
 
 
@@ -155,9 +156,8 @@ def cases() -> list[dict[str, Any]]:
 
 
 def files() -> dict[Path, str]:
-    return {HERE / "windows.json": "[\n" + ",\n".join(f"  {json.dumps(case)}" for case in cases()) + "\n]\n"}
+    return {CONFORMANCE / "windows.json": text_of(cases())}
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
+    write(files())

@@ -10,16 +10,7 @@ import numpy as np
 
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from support.fake import FakeBackend
-
-MASK64 = 2**64 - 1
-
-
-def mix(z: int) -> int:
-    """splitmix64's step."""
-    z = (z + 0x9E3779B97F4A7C15) & MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
-    return z ^ (z >> 31)
+from support.makers import mix
 
 
 class Scripted(FakeBackend):

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fake import MASK, FakeBackend
+from support.makers import cases, maker
 
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 
-HERE = Path(__file__).parents[2] / "conformance"
-CASES = json.loads((HERE / "batcher.json").read_text())
-
-_spec = spec_from_file_location("make_loops", HERE / "make_loops.py")
-assert _spec is not None and _spec.loader is not None
-loops = module_from_spec(_spec)
-_spec.loader.exec_module(loops)
+CASES, LOOPS = cases("batcher.json"), maker("make_loops")
 
 
 def row_of(index: int, wanted: dict[str, Any]) -> Row:
@@ -37,7 +29,7 @@ def row_of(index: int, wanted: dict[str, Any]) -> Row:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_every_row_gets_its_tokens_in_the_step_that_is_written(case: dict[str, Any]) -> None:
-    backend = FakeBackend(lambda known, masks: loops.predict(list(known), masks))
+    backend = FakeBackend(lambda known, masks: LOOPS.predict(list(known), masks))
     limits = Limits(
         case["max_rows"],
         prefill_tokens=case["prefill_tokens"],

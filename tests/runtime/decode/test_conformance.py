@@ -4,16 +4,13 @@ tests/conformance hold, as the C++ runtime must too.
 
 from __future__ import annotations
 
-import json
-from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from support.fake import MASK, FakeBackend
 from support.loops import decode, decode_blocks
-from support.paths import CONFORMANCE
+from support.makers import cases, maker
 
 from mars_export.runtime.accept import accept
 from mars_export.runtime.decode.config import GenerationConfig
@@ -23,18 +20,6 @@ from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.split import Forecast, Splitter
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import Penalties, choose, uniform
-
-
-def cases(name: str) -> list[dict[str, Any]]:
-    return json.loads((CONFORMANCE / name).read_text(encoding="utf-8"))
-
-
-def maker(name: str = "make_loops") -> ModuleType:
-    spec = spec_from_file_location(f"conformance_{name}", CONFORMANCE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Row:
@@ -69,7 +54,7 @@ def test_draft_slots_feed_exactly_the_conformance_file() -> None:
 
 @pytest.mark.parametrize("case", cases("loops.json"), ids=lambda case: case["name"])
 def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> None:
-    predict = maker().predict
+    predict = maker("make_loops").predict
     backend = FakeBackend(
         lambda known, masks: predict(list(known), masks), case["max_capacity"], case["max_slots"]
     )
@@ -142,7 +127,7 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
 
 @pytest.mark.parametrize("case", cases("exact.json"), ids=lambda case: case["name"])
 def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> None:
-    predict = maker().predict
+    predict = maker("make_loops").predict
     limits = (case["max_capacity"], case["max_slots"], case["max_outputs"])
     for i, wanted in enumerate(case["rows"]):  # alone, so that each forward is this row's
         backend = FakeBackend(lambda known, masks: predict(list(known), masks), *limits)

@@ -5,24 +5,16 @@ session feeds. docs/format.md tells others to check their runtime by it.
 from __future__ import annotations
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from support.makers import maker
 from support.paths import CONFORMANCE
 
 from mars_export.runtime.bundle.open import open_bundle
 
-
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    spec = spec_from_file_location("conformance_make_trace", CONFORMANCE / "make_trace.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+MAKER = maker("make_trace")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +23,8 @@ def trace() -> dict[str, Any]:
     return found
 
 
-def test_the_graph_answers_what_the_trace_says(trace: dict[str, Any], maker: ModuleType) -> None:
-    answered = maker.replay(trace["steps"])
+def test_the_graph_answers_what_the_trace_says(trace: dict[str, Any]) -> None:
+    answered = MAKER.replay(trace["steps"])
     assert len(answered) == len(trace["steps"]) == 5
     for found, said in zip(answered, trace["steps"], strict=True):
         assert found["token_ids"] == said["token_ids"]
@@ -42,10 +34,10 @@ def test_the_graph_answers_what_the_trace_says(trace: dict[str, Any], maker: Mod
             np.testing.assert_allclose(found["written"][name], entries, atol=trace["tolerance"])
 
 
-def test_a_session_feeds_what_the_trace_says(trace: dict[str, Any], maker: ModuleType) -> None:
-    steps, answers = maker.recorded()
+def test_a_session_feeds_what_the_trace_says(trace: dict[str, Any]) -> None:
+    steps, answers = MAKER.recorded()
     for found, said in zip(steps, trace["steps"], strict=True):
-        assert found == {name: said[name] for name in ("rows_from", *maker.FED)}
+        assert found == {name: said[name] for name in ("rows_from", *MAKER.FED)}
     assert answers == trace["answers"]
 
 
