@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -95,8 +94,7 @@ def test_a_manifest_s_long_names_are_cut_in_messages(path: Path) -> None:
     setting = {"name": "a", "tau": 1.0, "metric": "probability", "evidence": {}}
     manifest["profiles"] = [setting | {"variant": "x" * 90_000, "variant_sha256": "0"}] * 30
     (path / "manifest.json").write_text(json.dumps(manifest))
-    digest = hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()
-    (path / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
+    rehash(path)
     with pytest.raises(BundleError, match="is for variant `xxx.*which is not there") as told:
         open_bundle(path)
     assert len(str(told.value)) < 25_000

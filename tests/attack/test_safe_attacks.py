@@ -5,8 +5,6 @@ is larger than it need be.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +27,7 @@ from mars_export.runtime.bundle.open import (
     write_manifest,
 )
 
-Named = Callable[[str], Path]
 TALK = [{"role": "user", "content": "the inner"}]
-
-
-@pytest.fixture
-def path(bundles: Named, tmp_path: Path) -> Path:
-    return shutil.copytree(bundles("llama"), tmp_path / "foreign.bundle")
 
 
 def rewritten(path: Path, **changes: Any) -> Manifest:
@@ -141,11 +133,6 @@ def test_more_than_the_memory_holds(path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         with pytest.raises(SessionError, match=words):
             Session.open(path, threads=1, cache_bytes=0, safe=is_safe)
-
-
-def test_every_kind_of_graph_that_we_write_is_taken(bundles: Named) -> None:
-    for name in ("llama", "qwen2"):
-        open_bundle(bundles(name), safe=True)
 
 
 def test_the_commands_that_look_are_safe_and_the_others_on_demand(

@@ -50,17 +50,6 @@ def test_ctrl_c_is_130(plain: Path, tmp_path: Path) -> None:
     assert (program.returncode, "Traceback" in said[1]) == (130, False)
 
 
-def test_help_needs_no_heavy_package() -> None:
-    heavy = ("numpy", "torch", "onnx", "onnxruntime", "tokenizers", "transformers")
-    code = (
-        "import sys; from mars_export import cli; sys.argv = ['mars-export', 'generate', '--help']\n"
-        "try: cli.main()\n"
-        f"finally: sys.stderr.write(' '.join(name for name in {heavy} if name in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ("--tau" in done.stdout, done.stderr) == (True, "")
-
-
 def test_what_is_no_bundle_is_named(checkpoints: Named, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for what, message in (

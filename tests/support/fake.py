@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -138,44 +139,17 @@ class Recording:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.outputs, self.max_capacity = backend.outputs, backend.max_capacity
+        self.max_slots, self.max_outputs = backend.max_slots, backend.max_outputs
+        self.firm_slots = backend.firm_slots
         self.steps: list[Step] = []
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return self.backend.outputs
-
-    @property
-    def max_slots(self) -> int | None:
-        return self.backend.max_slots
-
-    @property
-    def max_outputs(self) -> int | None:
-        return self.backend.max_outputs
-
-    @property
-    def max_capacity(self) -> int:
-        return self.backend.max_capacity
-
-    @property
-    def firm_slots(self) -> int | None:
-        return self.backend.firm_slots
 
     def new_cache(self, num_rows: int) -> Cache:
         return self.backend.new_cache(num_rows)
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
-        self.steps.append(
-            Step(first, input_ids.copy(), kv_length.copy(), output_index.copy(), cache.capacity)
-        )
-        return self.backend.step(cache, first, input_ids, kv_length, output_index, want_logits)
+    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:
+        self.steps.append(Step(first, *(array.copy() for array in inputs[:3]), cache.capacity))
+        return self.backend.step(cache, first, *inputs)
 
 
 def scripted(tokens: Sequence[int], confidences: Sequence[float], prompt_length: int) -> Predict:

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from support import tiny
 from support.cabi import Library, MarsStatusError, build
-from support.cabi_conversation import CConversation
+from support.cabi_conversation import CConversation, CStream
 from support.cabi_session import CSession
-from support.cabi_stream import CStream
 from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session, SessionError
