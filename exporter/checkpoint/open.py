@@ -239,6 +239,9 @@ def _directory(
     if path.suffix == ".gguf":
         if not path.is_file():
             raise CheckpointError(f"{location}: no such file")
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":  # checked before the whole file is hashed
+                raise CheckpointError(f"{location}: not a readable GGUF file; download it again")
         return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
         raise CheckpointError(f"{location}: not a directory, a .gguf file or a hub id (owner/name)")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .tensors import shown
+from .tensors import read_text, reading, shown
 
 MODEL_TYPE = "sdar"
 CLASS_FILE = "configuration_sdar.py"
@@ -57,5 +57,6 @@ def trained_masks(
 def _is_causal_by_default(directory: Path) -> bool:
     """Whether the text of the checkpoint's config class sets `use_regular_causal` to True by default."""
     path = directory / CLASS_FILE
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    with reading(path):
+        text = read_text(path) if path.is_file() else ""
     return CAUSAL_BY_DEFAULT.search(re.sub(r"#.*", "", text)) is not None

@@ -17,8 +17,10 @@ from ...runtime.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+TEXT_LIMIT = 128 << 20  # bytes; a tokenizer of 256,000 tokens has 35 MB
 LONGEST_LIST = 12  # problems of one kind in a message
 LONGEST_MESSAGE = 300  # characters of another library's error
+LONGEST_NAME = 255  # bytes of a file name
 LONGEST_VALUE = 80  # characters of a file's value in a message
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -91,7 +93,7 @@ def _open_sharded(directory: Path) -> Tensors:
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
     names = sorted(set(weight_map.values()))
-    if unsafe := [shown(name) for name in names if Path(name).name != name]:
+    if unsafe := [shown(n) for n in names if Path(n).name != n or len(n.encode()) > LONGEST_NAME]:
         raise CheckpointError(
             f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
         )
@@ -109,10 +111,19 @@ def _open_sharded(directory: Path) -> Tensors:
     return StoredTensors({tensor: shards[shard][tensor] for tensor, shard in weight_map.items()})
 
 
+def read_text(path: Path) -> str:
+    """The text of a file of at most TEXT_LIMIT bytes. Raises OSError or ValueError."""
+    with path.open("rb") as file:
+        content = file.read(TEXT_LIMIT + 1)
+    if len(content) > TEXT_LIMIT:
+        raise ValueError(f"more than {TEXT_LIMIT} bytes")
+    return content.decode("utf-8")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
         json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate could not be encoded later
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error

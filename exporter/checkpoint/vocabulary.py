@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .tensors import read_json, reading, shown
+from .tensors import read_json, read_text, reading, shown
 
 AUTHORS_MASK = "<|mask|>"
 
@@ -93,7 +93,7 @@ def _first(directories: Sequence[Path], name: str) -> Path | None:
 
 def _read_text(path: Path) -> str:
     with reading(path):
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
 
 
 def _tokenizer_json(directories: Sequence[Path]) -> str:

@@ -13,7 +13,7 @@ namespace mars {
 namespace {
 
 constexpr std::string_view magic = "MARSDFA";
-constexpr unsigned char version = 1;
+constexpr unsigned char table_version = 1;
 constexpr std::uint64_t most_states = 1U << 17U, most_edges = 1U << 20U, header = 16;
 
 std::vector<std::uint32_t> numbers(std::string_view data, std::size_t at, std::size_t count) {
@@ -86,8 +86,8 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
         throw BundleError(where + ": " + what + "; compile the grammar again with `mars-export grammar`");
     };
     if (content.size() < header || content.substr(0, magic.size()) != magic) fail("not the automaton of a grammar");
-    if (const auto file_version = static_cast<unsigned char>(content[magic.size()]); file_version != version)
-        fail("written as version " + std::to_string(file_version) + ", this runtime reads " + std::to_string(version));
+    if (const auto file_version = static_cast<unsigned char>(content[magic.size()]); file_version != table_version)
+        fail("written as version " + std::to_string(file_version) + ", this runtime reads " + std::to_string(table_version));
     const std::size_t states = numbers(content, 8, 1).front(), edges = numbers(content, 12, 1).front();
     const std::string sizes = std::to_string(states) + " states and " + std::to_string(edges) + " edges";
     if (states < 1 || states > most_states || edges > most_edges)
