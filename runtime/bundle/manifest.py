@@ -68,7 +68,7 @@ class TokenInfo:
     """Special token ids. `mask` is None for a model without a mask token: it may predict every token."""
 
     mask: int | None
-    eos: tuple[int, ...]
+    eos: Annotated[tuple[int, ...], entries(100_000)]
     pad: int
 
 

@@ -40,14 +40,12 @@ def many(name: str, num: int, each: Any) -> Change:
 
 
 TOO_MUCH: dict[str, Change] = {
-    "variants: at most 64 entries are expected, not 65": many("variants", 65, {}),
-    "files: at most 1000 entries are expected, not 1001": many("files", 1001, {}),
-    "profiles: at most 10000 entries are expected, not 10001": many("profiles", 10001, {}),
-    "grammars: at most 256 entries are expected, not 257": many("grammars", 257, {}),
-    "outputs: at most 16 entries are expected, not 17": lambda m: m["variants"][0].update(outputs=["x"] * 17),
-    "tokens.eos: at most 100000 entries are expected, not 1000000": lambda m: m["tokens"].update(
-        eos=[1] * 1_000_000
-    ),
+    "variants: .*at most 64 entries": many("variants", 65, {}),
+    "files: .*at most 1000 entries": many("files", 1001, {}),
+    "profiles: .*at most 10000 entries": many("profiles", 10001, {}),
+    "grammars: .*at most 256 entries": many("grammars", 257, {}),
+    "outputs: .*at most 16 entries": lambda m: m["variants"][0].update(outputs=["x"] * 17),
+    "tokens.eos: .*at most 100000 entries": lambda m: m["tokens"].update(eos=[1] * 1_000_000),
 }
 
 
@@ -56,7 +54,10 @@ def test_lists_of_a_manifest(words: str, library: Library, path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     TOO_MUCH[words](manifest)
     seal(path, json.dumps(manifest))
-    refused(library, path, words)
+    with pytest.raises(BundleError, match=words):
+        open_bundle(path)
+    with pytest.raises(MarsStatusError, match=words):
+        CSession(library, path)
 
 
 def test_a_name_that_is_given_twice(library: Library, path: Path) -> None:
