@@ -180,18 +180,24 @@ def chat(
     def read(continues: bool) -> str | None:
         return _read_line("" if as_json or not sys.stdin.isatty() else "... " if continues else "> ")
 
+    is_terminal, was_interrupted = sys.stdin.isatty(), False
     while True:
         try:
+            if was_interrupted:
+                with uninterrupted():
+                    err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+                was_interrupted = False
             for line in iter(lambda: read(False), None) if as_json else questions(read):
                 if line.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
                     return
                 _obey_or_answer(session, talk, line, is_quiet=printed.quiet, as_json=as_json)
             return
-        except KeyboardInterrupt:  # between two answers
-            if not sys.stdin.isatty():
+        except (
+            KeyboardInterrupt
+        ):  # between two answers; a second one may follow at once, so little is done here
+            if not is_terminal:
                 raise
-            with suppress(KeyboardInterrupt), uninterrupted():
-                err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+            was_interrupted = True
 
 
 def print_greeting(session: Session) -> None:
