@@ -15,9 +15,19 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "transformers": (TORCH, "transformers>=5"),
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
     "optimum": (TORCH, "optimum-onnx[onnxruntime]"),
-    "openvino": (TORCH, "openvino-genai", "optimum-intel[openvino]"),
+    "openvino": (
+        TORCH,
+        "openvino-genai==2026.4.1.0",
+        "openvino==2026.4.1",
+        "nncf==3.4.0",
+        "optimum-intel[openvino]==2.2.0",
+        "transformers==5.5.4",
+    ),
     "llama-cpp": ("llama-cpp-python", "gguf", "safetensors"),
 }
+# optimum-intel requires torchvision and exports language models without it. A wheel of torchvision that was built
+# for another torch, such as one with CUDA, breaks transformers' imports.
+UNUSED: Mapping[str, tuple[str, ...]] = {"openvino": ("torchvision",)}
 # Speculation from the text so far, with short drafts that suit short answers. llama-server is asked with its
 # default (ngram-mod, drafts of 48 tokens and more), too.
 NGRAM = {"ngram_size": 2, "max_draft_tokens": 4}
@@ -63,10 +73,13 @@ def python_of(venvs: Path, environment: str | None) -> str:
 def setup_commands(venvs: Path, environment: str) -> list[list[str]]:
     """What creates an environment, in order."""
     python = python_of(venvs, environment)
-    return [
+    commands = [
         [sys.executable, "-m", "venv", str(venvs / environment)],
         [python, "-m", "pip", "install", *ENVIRONMENTS[environment]],
     ]
+    if unused := UNUSED.get(environment):
+        commands.append([python, "-m", "pip", "uninstall", "--yes", *unused])
+    return commands
 
 
 def merged(work: Path) -> Program:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ...runtime.errors import CheckpointError
-from .adapter import MergedTensors, adapter_tensors, read_adapter_config
+from ...runtime.errors import CheckpointError, MarsWarning
+from .adapter import AdapterConfig, MergedTensors, adapter_tensors, read_adapter_config
 from .architecture import names
 from .architecture.dims import Dims
 from .tensors import Tensors, check_finite, listed
 
 DRAFT_IDS = ("mask", "noise")
-DRAFT_SCALE = 16  # of lora_alpha / r: draft adapters have 16 to 64, adapters that are merged 1 to 4
+DRAFT_SCALE = 16  # draft adapters have a scale of 16 to 64, adapters that are merged mostly 1 to 4
 NEMO_FILE = "automodel_peft_config.json"  # NeMo writes it beside draft adapters
 # What tells other kinds of draft adapters, which need another step than this one.
 FOREIGN = {
@@ -119,15 +120,23 @@ def _open(directory: Path, base: Tensors) -> MergedTensors:
     return adapter
 
 
-def refuse_merge(directory: Path, alpha: float, rank: int) -> None:
-    """Raise CheckpointError for an adapter that is probably a draft adapter: merged it gives nonsense."""
-    reason = f"lora_alpha / r is {alpha / rank:g}" if alpha / rank >= DRAFT_SCALE else ""
+def check_merge(directory: Path, config: AdapterConfig) -> None:
+    """Raise CheckpointError for an adapter that NeMo made as a draft adapter; warn about a large scale, which
+    draft adapters have, too.
+    """
+    advice = (
+        "a draft adapter acts at draft slots only; merged into every slot it gives nonsense. Give it with its"
+        f" base: mars-export onnx BASE --draft-adapter {directory}"
+    )
     if (directory / NEMO_FILE).is_file():
-        reason = f"{NEMO_FILE} is beside it"
-    if reason:
         raise CheckpointError(
-            f"{directory}: {reason}, as for a draft adapter, which acts at draft slots only; merged into"
-            f" every slot it gives nonsense. Give it with its base: mars-export onnx BASE --draft-adapter"
-            f" {directory}. If it was trained without a gate, merge it first:"
-            " `model.merge_and_unload().save_pretrained(path)`"
+            f"{directory}: {NEMO_FILE} is beside it, as for a draft adapter; {advice}. If it was trained"
+            " without a gate, merge it first: `model.merge_and_unload().save_pretrained(path)`"
+        )
+    scale = config.scaling("", config.rank)
+    if scale >= DRAFT_SCALE:
+        warnings.warn(
+            f"{directory}: merged at a scale of {scale:g}, which is usual for draft adapters; {advice}",
+            MarsWarning,
+            stacklevel=3,
         )

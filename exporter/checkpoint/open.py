@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -10,11 +11,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...runtime.errors import CheckpointError
+from ...runtime.errors import CheckpointError, MarsWarning
 from . import adapter, default, sdar
 from .architecture.dims import Dims, check_shapes, dims_from_config, expected_shapes
 from .architecture.names import EMBEDDING, HEAD
-from .drafts import DRAFT_IDS, Drafts, open_drafts, refuse_merge
+from .drafts import DRAFT_IDS, Drafts, check_merge, open_drafts
 from .formats import autogptq, compressed
 from .tensors import Tensors, open_tensors, read_json, reading, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
@@ -87,13 +88,13 @@ def open_checkpoint(
         raise CheckpointError(f"{error}: to read a checkpoint, pip install 'mars-export[export]'") from error
     if location is None:
         location = str(default.adapter_directory())
-    _refuse_other_loops(location)
+    _warn_of_other_loops(location)
     own_tokenizer = [] if tokenizer is None else [_tokenizer_directory(tokenizer)]
     directory = model = _directory(location, revision, rebuild_tokenizer=tokenizer is None)
     config_of_adapter = None
     if (directory / adapter.CONFIG_FILE).is_file():
         config_of_adapter = adapter.read_adapter_config(directory)
-        refuse_merge(directory, config_of_adapter.alpha, config_of_adapter.rank)
+        check_merge(directory, config_of_adapter)
         base = base or config_of_adapter.base
         if base is None:
             raise CheckpointError(
@@ -140,15 +141,16 @@ def open_checkpoint(
     )
 
 
-def _refuse_other_loops(location: str) -> None:
-    """Raise CheckpointError for BD3LM checkpoints of the MARS authors, whose name alone distinguishes them:
-    config, weights and mask are those of a MARS checkpoint.
+def _warn_of_other_loops(location: str) -> None:
+    """Warn about BD3LM checkpoints of the MARS authors, whose name alone distinguishes them: config, weights
+    and mask are those of a MARS checkpoint.
     """
     if "bd3lm" in Path(location).name.lower():
-        raise CheckpointError(
-            f"{location}: by its name a BD3LM checkpoint. Its files look like a MARS checkpoint's, but it was"
-            " trained to fill blocks with attention in both directions, and would answer nonsense in this"
-            " causal loop (docs/families.md). If the name is misleading, rename the directory"
+        warnings.warn(
+            f"{location}: by its name a BD3LM checkpoint, trained to fill blocks with attention in both"
+            " directions; such a checkpoint answers nonsense in this causal loop (docs/families.md)",
+            MarsWarning,
+            stacklevel=3,
         )
 
 

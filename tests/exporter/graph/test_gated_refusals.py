@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mars_export import CheckpointError, ExportError, GenerationConfig, Session,
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
+from mars_export.runtime.errors import MarsWarning
 
 MADE = tiny.TINIES["llama"]
 
@@ -107,16 +109,29 @@ def test_an_adapter_of_another_base(base: Path, tmp_path: Path) -> None:
         open_checkpoint(str(base), draft_adapters={"a": str(other)})
 
 
-def test_what_looks_like_a_draft_adapter_is_not_merged(base: Path, adapter: Path) -> None:
+def test_a_draft_adapter_of_nemo_is_not_merged(base: Path, adapter: Path) -> None:
     open_checkpoint(str(adapter))
     (adapter / "automodel_peft_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"automodel_peft_config.json is beside it.*--draft-adapter"):
         open_checkpoint(str(adapter))
-    (adapter / "automodel_peft_config.json").unlink()
-    tiny.change_config(adapter, "adapter_config.json", lora_alpha=64)
-    with pytest.raises(CheckpointError, match=r"lora_alpha / r is 16.*--draft-adapter"):
-        open_checkpoint(str(adapter))
     open_checkpoint(str(base), draft_adapters={"a": str(adapter)})
+
+
+@pytest.mark.parametrize(
+    ("rank", "alpha", "rslora", "scale"),
+    [(1, 16, False, 16), (2, 32, False, 16), (4, 64, True, 32), (4, 62, False, None), (4, 31, True, None)],
+)
+def test_a_large_scale_only_warns(
+    rank: int, alpha: int, rslora: bool, scale: float | None, base: Path, tmp_path: Path
+) -> None:
+    adapter = gated.write_adapter(
+        base, tmp_path / "a", MADE, rank=rank, alpha=alpha, use_rslora=rslora
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert open_checkpoint(str(adapter)).adapter == adapter
+    found = [str(each.message) for each in caught if each.category is MarsWarning]
+    assert [f"merged at a scale of {scale:g}" in text for text in found] == [True] * (scale is not None)
 
 
 def test_a_bundle_of_base_and_adapter_names_the_option(base: Path, adapter: Path, tmp_path: Path) -> None:
