@@ -25,8 +25,8 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     ),
     "llama-cpp": ("llama-cpp-python", "gguf", "safetensors"),
 }
-# optimum-intel requires torchvision and exports language models without it. A wheel of torchvision that was built
-# for another torch, such as one with CUDA, breaks transformers' imports.
+# optimum-intel requires torchvision but exports language models without it. A wheel of torchvision that was
+# built for another torch, such as one with CUDA, breaks transformers' imports.
 UNUSED: Mapping[str, tuple[str, ...]] = {"openvino": ("torchvision",)}
 # Speculation from the text so far, with short drafts that suit short answers. llama-server is asked with its
 # default (ngram-mod, drafts of 48 tokens and more), too.

@@ -41,7 +41,7 @@ class CostFile:
         if cache is None:
             return None
         more: list[Any] = [VERSION, bundle.manifest.block, threads, machine.cores()]
-        if variant.precision == kernels.PRECISION and (package := kernels.installed()):
+        if package := kernels.used(variant.precision, device):
             more += [package.version, package.instructions]
         name = fingerprint(bundle, variant, device, options, *more)
         return cls(cache / "costs" / f"{name}.json")

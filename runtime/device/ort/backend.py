@@ -100,7 +100,7 @@ class OrtBackend:
             provider_options["user_compute_stream"] = str(int(memory.stream))
         providers, remedy = [(provider, provider_options)], GPU_ADVICE if is_gpu else ""
         threads = threads or machine.default_threads()
-        package = kernels.installed() if variant.precision == kernels.PRECISION and not is_gpu else None
+        package = kernels.used(variant.precision, name.kind)
         operators = None if package is None else package.library
         self._session = library.open_session(
             ort, graph, providers, entries, threads, operators=operators, remedy=remedy

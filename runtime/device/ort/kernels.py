@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from ...errors import SessionError
@@ -12,6 +15,7 @@ from ...errors import SessionError
 VARIABLE = "MARS_EXPORT_KERNELS"
 OFF = "0"
 PRECISION = "w8a8"
+DISTRIBUTION = "mars-export-kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +27,30 @@ class Kernels:
     library: Path
 
 
+def used(precision: str, device: str) -> Kernels | None:
+    """The package for a variant of `precision` on a device: w8a8 on "cpu", if `installed`."""
+    return installed() if precision == PRECISION and device == "cpu" else None
+
+
 def installed() -> Kernels | None:
     """The package if sessions use it: it is installed, not turned off, and has code for this processor.
 
-    Raises SessionError if its library does not load, or if the processor lacks what the variable asks for.
+    Raises SessionError if it is installed and broken, or if the processor lacks what the variable asks for.
     """
     wanted = os.environ.get(VARIABLE)
     if wanted == OFF:
         return None
     try:
         import mars_export_kernels as package
-    except ImportError:
-        return None
-    try:
+
+        _require_whole(package.LIBRARY)
         name = package.instructions()
-    except OSError as error:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "mars_export_kernels":
+            return None
         raise SessionError(
-            f"mars-export-kernels is installed, but its library does not load ({error}); install it again"
-            f" (docs/quantization.md), or set {VARIABLE}={OFF}"
+            f"mars-export-kernels is installed, but does not load ({type(error).__name__}: {error}); install"
+            f" it again (docs/quantization.md), or set {VARIABLE}={OFF}"
         ) from error
     if wanted and name != wanted:
         raise SessionError(
@@ -51,3 +61,21 @@ def installed() -> Kernels | None:
     if name == package.PORTABLE and name != wanted:
         return None
     return Kernels(package.__version__, name, package.LIBRARY)
+
+
+def _require_whole(library: Path) -> None:
+    """Raise OSError for a library that differs from the installed one: a truncated one would kill the process
+    as soon as it is loaded. Packages installed without a record of their files are not checked.
+    """
+    library = library.resolve()
+    try:
+        listed = files(DISTRIBUTION) or ()
+    except PackageNotFoundError:
+        return
+    recorded = next((f for f in listed if Path(str(f.locate())).resolve() == library), None)
+    if recorded is None or recorded.hash is None:
+        return
+    data = library.read_bytes()
+    digest = urlsafe_b64encode(hashlib.new(recorded.hash.mode, data).digest()).rstrip(b"=").decode()
+    if digest != recorded.hash.value:
+        raise OSError(f"{library} is damaged: {len(data)} of {recorded.size} bytes, and another hash")

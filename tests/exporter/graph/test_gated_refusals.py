@@ -124,9 +124,7 @@ def test_a_draft_adapter_of_nemo_is_not_merged(base: Path, adapter: Path) -> Non
 def test_a_large_scale_only_warns(
     rank: int, alpha: int, rslora: bool, scale: float | None, base: Path, tmp_path: Path
 ) -> None:
-    adapter = gated.write_adapter(
-        base, tmp_path / "a", MADE, rank=rank, alpha=alpha, use_rslora=rslora
-    )
+    adapter = gated.write_adapter(base, tmp_path / "a", MADE, rank=rank, alpha=alpha, use_rslora=rslora)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert open_checkpoint(str(adapter)).adapter == adapter

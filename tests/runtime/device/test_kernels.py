@@ -1,0 +1,82 @@
+"""mars-export-kernels as a session finds it: broken and damaged packages, and devices that do not use it. The
+products of the real package: tests/kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.fixtures import Named
+
+from mars_export import Session, SessionError
+from mars_export.runtime.cli import doctor
+from mars_export.runtime.device.ort import kernels
+from mars_export.runtime.session.cost_file import CostFile
+
+CODE = """
+from pathlib import Path
+
+__version__, PORTABLE = "0.1.0", "portable"
+LIBRARY = Path(__file__).with_name("lib.so")
+
+def instructions():
+    (Path(__file__).parent / "loaded").touch()
+    return "avx2"
+"""
+LIBRARY = b"a library" * 100
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package that reports AVX2, as pip records it."""
+    folder, info = tmp_path / "mars_export_kernels", tmp_path / "mars_export_kernels-0.1.0.dist-info"
+    folder.mkdir()
+    info.mkdir()
+    (folder / "__init__.py").write_text(CODE)
+    (folder / "lib.so").write_bytes(LIBRARY)
+    digest = urlsafe_b64encode(hashlib.sha256(LIBRARY).digest()).rstrip(b"=").decode()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mars-export-kernels\nVersion: 0.1.0\n")
+    (info / "RECORD").write_text(f"mars_export_kernels/lib.so,sha256={digest},{len(LIBRARY)}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    sys.modules.pop("mars_export_kernels", None)
+    yield folder
+    sys.modules.pop("mars_export_kernels", None)
+
+
+def test_a_whole_package_is_used(package: Path) -> None:
+    assert kernels.installed() == kernels.Kernels("0.1.0", "avx2", package / "lib.so")
+
+
+@pytest.mark.parametrize("data", [LIBRARY[:500], b"", LIBRARY.replace(b"a", b"b")])
+def test_a_damaged_library_is_an_error_before_it_is_loaded(package: Path, data: bytes) -> None:
+    (package / "lib.so").write_bytes(data)
+    with pytest.raises(SessionError, match=rf"lib.so is damaged: {len(data)} of 900 bytes.*install it again"):
+        kernels.installed()
+    assert not (package / "loaded").exists()
+    assert doctor._kernels().state == "bad"
+
+
+@pytest.mark.parametrize(
+    "code", ["raise ImportError('broken')", "import no_such_module", "1 / 0", "LIBRARY = 'nowhere'"]
+)
+def test_a_broken_package_is_an_error_on_the_cpu_only(
+    package: Path, code: str, bundles: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package / "__init__.py").write_text(code)
+    with pytest.raises(SessionError, match=r"is installed, but does not load .*MARS_EXPORT_KERNELS=0"):
+        kernels.used("w8a8", "cpu")
+    assert kernels.used("w8a8", "cuda") is None
+    assert kernels.used("fp32", "cpu") is None
+    bundle = Session.open(bundles("llama"), threads=1).bundle
+    monkeypatch.setattr(kernels, "PRECISION", bundle.manifest.variants[0].precision)
+    CostFile.of(bundle, bundle.manifest.variants[0], "cuda:1", None)
+    with pytest.raises(SessionError, match="does not load"):
+        CostFile.of(bundle, bundle.manifest.variants[0], "cpu", None)
+    monkeypatch.setenv(kernels.VARIABLE, kernels.OFF)
+    assert kernels.installed() is None
