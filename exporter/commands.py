@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .export_options import ExportOptions
     from .tensorrt.engines import EngineResult
 
+# A variant whose perplexity is this many times the checkpoint's loses much of it.
+MAX_RATIO = 1.25
+
 app = typer.Typer()
 
 
@@ -208,25 +211,33 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
 
 
 def _print_drift(drift: Drift, precision: str) -> None:
-    """Print the verdict of the self-check, then its figures with their bounds; warn near a bound."""
+    """Print the verdict of the self-check and how the variant reads a page of text. Its figures, with their
+    bounds, are printed if it failed; a warning if the page has become much less likely.
+    """
     from .check.selfcheck import BOUNDS
 
     _, confidence_bound, share = BOUNDS[precision]
     positions, matches, error = drift.positions, drift.argmax_matches, drift.max_confidence_error
-    passed = matches >= share * positions and error <= confidence_bound
-    reader = f", as {drift.yardstick} reads it" if drift.yardstick else ""
-    out.print(
-        f"self-check {'passed' if passed else 'failed'}: the next token is the checkpoint's in {matches} of"
-        f" {positions} places (at least {math.ceil(share * positions)}){reader}"
-    )
-    flips = ", ".join(f"{count} at tau {tau}" for tau, count in (drift.acceptance_flips or {}).items())
-    out.print(
-        f"  confidence error {error:.2g} (at most {confidence_bound:g}), logit error"
-        f" {drift.max_logit_error:.2g}" + (f", accepted otherwise: {flips}" if flips else "")
-    )
-    if positions - matches > (1 - share) * positions / 2 or error > confidence_bound / 2:
+    failed = matches < share * positions or error > confidence_bound
+    reader = f" (as {drift.yardstick} reads it)" if drift.yardstick else ""
+    text = drift.text
+    sentence = f"{precision} predicts the checkpoint's next token in {matches} of {positions} places{reader}"
+    if text is not None:
+        sentence = (
+            f"on a page of text, {precision} predicts the checkpoint's next token in {text.matches} of"
+            f" {text.positions} places; perplexity {text.perplexity:.1f}, the checkpoint's"
+            f" {text.checkpoint_perplexity:.1f}{reader}"
+        )
+    out.print(f"self-check {'failed' if failed else 'passed'}: {sentence}")
+    if failed:
+        out.print(
+            f"  short prompts: {matches} of {positions} next tokens (at least"
+            f" {math.ceil(share * positions)}), confidence error {error:.2g} (at most {confidence_bound:g}),"
+            f" logit error {drift.max_logit_error:.2g}"
+        )
+    if failed or (text is not None and text.perplexity > MAX_RATIO * text.checkpoint_perplexity):
         err.print(
-            f"warning: {precision} differs from the checkpoint in many of these places; compare their"
-            " answers on your own task (docs/quantization.md), or choose a wider --precision",
+            f"warning: {precision} loses much of this checkpoint; compare their answers on your own task"
+            " (docs/quantization.md), or choose a wider --precision",
             style="yellow",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from ...runtime.decode.pace.draft import DraftSlots
 from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
 from ..graph.step import NEVER, StepGraph
-from . import oracle, reference, segments
+from . import oracle, page, reference, segments
 from .bfloat16 import widened
 
 PROMPTS = (
@@ -57,7 +58,8 @@ def check(
     with_oracle: bool = True,
     progress: Callable[[], None] | None = None,
 ) -> Drift:
-    """Run `graph` (that of `spec` with logits, weights in `directory`) on a few prompts followed by masks.
+    """Run `graph` (that of `spec` with logits, weights in `directory`) on a few prompts followed by masks,
+    and on a page of text.
 
     Raises ExportError for NaN or Inf in the checkpoint's logits, or if transformers reads the checkpoint in
     another way; PrecisionError for NaN or Inf in the graph's logits, or, with `bounded`, for a drift beyond
@@ -65,7 +67,9 @@ def check(
     """
     mask = checkpoint.vocabulary.mask_token_id
     masks, drafts = [] if mask is None else [mask] * (spec.block - 1), checkpoint.drafts
-    prompts = _prompts(checkpoint, spec.block)
+    prompts = _token_ids(checkpoint, PROMPTS, PROMPT_TOKENS, spec.block)
+    prompts = prompts or [[checkpoint.vocabulary.eos_token_ids[0]]]
+    paragraphs = _token_ids(checkpoint, page.PARAGRAPHS, page.TOKENS, spec.block)
     sequences = [ids + masks for ids in prompts]
     if drafts is not None:
         slots = [
@@ -75,6 +79,7 @@ def check(
         sequences = [
             [*ids, *slots[i % len(slots)].ids(len(ids), spec.block - 1)] for i, ids in enumerate(prompts)
         ]
+    sequences += paragraphs
     expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress, drafts)
     _require_numbers(
         expected, "the checkpoint, computed in fp32,", "Its weights are broken: train or download it again"
@@ -88,10 +93,11 @@ def check(
     remedy = "Use a wider --precision or --activations"
     _require_numbers(logits, f"the {spec.weight_precision} graph", remedy, PrecisionError)
     skipped = 1 if spec.weight_precision in ROUNDED else 0
-    drift, size = _drift(results, expected, mask, yardstick, skipped)
+    first = len(prompts)
+    drift, size = _drift(results[:first], expected[:first], mask, yardstick, skipped)
     if bounded:
         require(drift, spec.weight_precision, size)
-    return drift
+    return replace(drift, text=page.compare(logits[first:], expected[first:], paragraphs, mask))
 
 
 def _drift(
@@ -155,11 +161,12 @@ def require(drift: Drift, precision: str, size: float) -> None:
         )
 
 
-def _prompts(checkpoint: Checkpoint, block: int) -> list[list[int]]:
+def _token_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int, block: int) -> list[list[int]]:
+    """At most `most` tokens of each text that has any, with room for a block after them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(checkpoint.vocabulary.tokenizer_json)
-    room = checkpoint.dims.context_length - block
-    ids = [tokenizer.encode(p).ids[: min(PROMPT_TOKENS, room)] for p in PROMPTS]
-    ids = [[i for i in prompt if i < checkpoint.dims.vocab_size] for prompt in ids]
-    return [prompt for prompt in ids if prompt] or [[checkpoint.vocabulary.eos_token_ids[0]]]
+    most = min(most, checkpoint.dims.context_length - block)
+    ids = [tokenizer.encode(text).ids[:most] for text in texts]
+    ids = [[i for i in each if i < checkpoint.dims.vocab_size] for each in ids]
+    return [each for each in ids if each]

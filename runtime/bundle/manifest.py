@@ -108,6 +108,18 @@ class DraftInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TextDrift:
+    """A variant beside its checkpoint on a page of text: of `positions` next tokens the checkpoint and the
+    variant predict the same for `matches`. Perplexities are of the page's own tokens.
+    """
+
+    positions: int
+    matches: int
+    perplexity: float
+    checkpoint_perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
     """How far a variant is from its checkpoint, as the export's self-check measured it over `positions`
     predictions.
@@ -115,6 +127,7 @@ class Drift:
     `acceptance_flips`: for some taus, how many predictions pass in one of the two and not in the other.
     `yardstick`: the library that the checkpoint's logits were compared with, such as "transformers 5.23.0";
     None if the exporter's own forward is the only reference.
+    `text`: the same comparison on a page of text; None in bundles of earlier releases.
     """
 
     positions: int
@@ -123,6 +136,7 @@ class Drift:
     max_confidence_error: float
     acceptance_flips: Mapping[str, int] | None = None
     yardstick: str | None = None
+    text: TextDrift | None = None
 
 
 @dataclass(frozen=True, slots=True)

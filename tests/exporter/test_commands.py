@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import tiny
 from support.tiny import Named
+from tokenizers import Tokenizer
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from mars_export.exporter import commands
+from mars_export.exporter.check import page
 from mars_export.exporter.commands import app
-from mars_export.runtime.bundle.manifest import Drift, Manifest
+from mars_export.runtime.bundle.manifest import Drift, Manifest, TextDrift
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 
@@ -90,14 +95,42 @@ def test_what_trt_would_build(size: str, workspace: int, checkpoints: Named, tmp
     assert (wrong.exit_code, "4194304" in wrong.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(("same", "error", "warns"), [(96, 0.1, False), (81, 0.1, True), (96, 0.5, True)])
-def test_the_self_check_says_its_bounds_and_warns_before_them(
-    same: int, error: float, warns: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("same", "error", "perplexity", "failed", "warns"),
+    [
+        (81, 0.5, 21.0, False, False),
+        (96, 0.1, 25.1, False, True),
+        (72, 0.5, 21.0, True, True),
+        (96, 0.9, 21.0, True, True),
+    ],
+)
+def test_the_self_check_is_one_sentence_and_warns_of_real_loss_only(
+    same: int, error: float, perplexity: float, failed: bool, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands._print_drift(Drift(97, same, 1.5, error), "w8a8")
+    text = TextDrift(248, 230, perplexity, 20.0)
+    commands._print_drift(Drift(97, same, 1.5, error, text=text), "w8a8")
     printed = capsys.readouterr()
     assert printed.out.startswith(
-        f"self-check passed: the next token is the checkpoint's in {same} of 97 places (at least 73)\n"
+        f"self-check {'failed' if failed else 'passed'}: on a page of text, w8a8 predicts the checkpoint's"
+        f" next token in 230 of 248 places; perplexity {perplexity}, the checkpoint's 20.0\n"
     )
-    assert f"confidence error {error:.2g} (at most 0.8)" in printed.out
-    assert ("warning: w8a8 differs from the checkpoint" in printed.err) == warns
+    bounds = f"short prompts: {same} of 97 next tokens (at least 73), confidence error {error} (at most 0.8)"
+    assert (bounds in printed.out) == failed
+    assert ("warning: w8a8 loses much of this checkpoint" in printed.err) == warns
+
+
+def test_the_page_of_text(checkpoints: Named, tmp_path: Path) -> None:
+    """Perplexities of a graph and of transformers."""
+    drift = exported(checkpoints("llama"), tmp_path / "b").variants[0].drift
+    assert drift is not None and drift.text is not None
+    model = tiny.load(tiny.TINIES["llama"], checkpoints("llama"))
+    tokenizer = Tokenizer.from_file(str(checkpoints("llama") / "tokenizer.json"))
+    losses: list[float] = []
+    for paragraph in page.PARAGRAPHS:
+        ids = torch.tensor(tokenizer.encode(paragraph).ids[: page.TOKENS])
+        logits = model(ids[None]).logits[0].detach()
+        logits[:, tiny.MASK] = -torch.inf
+        losses += F.cross_entropy(logits[1:-1], ids[2:], reduction="none").tolist()
+    assert drift.text.positions == drift.text.matches == len(losses)
+    wanted = pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
+    assert drift.text.perplexity == wanted and drift.text.checkpoint_perplexity == wanted
