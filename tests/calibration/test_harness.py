@@ -108,6 +108,7 @@ def test_wrong_model_arguments(bundles: Named, arguments: dict[str, Any], messag
         Answers.open(**{"bundle": str(bundles("qwen2"))} | arguments)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("task", "model_args", "message"),
     [
@@ -158,7 +159,7 @@ def harness(directory: Path, *arguments: str, **environment: str) -> subprocess.
 
 def evaluate(bundle: Path, directory: Path, kind: str, rest: str) -> subprocess.CompletedProcess[str]:
     """Run the harness on a local task of two rows."""
-    need("lm_eval", "lm-eval")  # half a gigabyte: CI has it, people need not
+    need("lm_eval", "lm-eval")
     rows = directory / "rows.jsonl"
     rows.write_text(
         "".join(
@@ -183,6 +184,7 @@ def evaluate(bundle: Path, directory: Path, kind: str, rest: str) -> subprocess.
     )
 
 
+@pytest.mark.more
 def test_a_local_task(bundles: Named, tmp_path: Path) -> None:
     done = evaluate(bundles("qwen2"), tmp_path, "generate_until", GENERATE)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -192,6 +194,7 @@ def test_a_local_task(bundles: Named, tmp_path: Path) -> None:
         assert sample["resps"][0] == answers.answer([(sample["doc"]["text"], {"until": ["\n"]})])
 
 
+@pytest.mark.more
 def test_multiple_choice_is_refused_with_the_reason(bundles: Named, tmp_path: Path) -> None:
     done = evaluate(bundles("qwen2"), tmp_path, "multiple_choice", CHOOSE)
     assert done.returncode != 0

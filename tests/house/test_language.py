@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-import pytest
 from support import prose
+from support.missing import need
 from support.paths import ROOT
 from support.prose import Passage
 
@@ -146,7 +146,9 @@ def test_comments() -> None:
 
 def test_the_readme_is_easy_to_read() -> None:
     """By the Automated Readability Index, which counts letters, not syllables."""
-    textstat = pytest.importorskip("textstat")
+    need("textstat", "dev")
+    import textstat
+
     text = " ".join(
         passage.text
         for passage in prose.markdown(ROOT / "README.md")

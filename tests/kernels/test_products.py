@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 from support.fixtures import Named
+from support.missing import lacking
 from support.paths import ROOT
 
 from mars_export import GenerationConfig, Session, SessionError
@@ -47,7 +48,7 @@ def instructions(
         except SessionError as error:
             pytest.skip(str(error))  # this processor lacks it
         if package is None:
-            pytest.skip("make kernels has not been run")
+            lacking("make kernels has not been run")
         yield package
     finally:
         sys.modules.pop("mars_export_kernels", None)

@@ -13,7 +13,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def chromium() -> str:
-    """Where it is. Without one, CI fails and people skip."""
+    """Where it is."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         lacking(f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)")
@@ -22,7 +22,7 @@ def chromium() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """One browser process, headless. No sandbox: CI runs as root, and the pages are our own."""
+    """One browser process, headless. No sandbox: root may run it, and the pages are our own."""
     need("playwright", "browser")
     from playwright.sync_api import sync_playwright
 

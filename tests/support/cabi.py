@@ -14,7 +14,7 @@ from support.paths import ROOT
 
 
 def build(preset: str = "release") -> Path:
-    """The build directory of a preset; the test is skipped without it, but under CI it must be there."""
+    """The build directory of a preset; the test is skipped without it (support/missing.py)."""
     directory = ROOT / "build" / "cpp" / preset
     if not (directory / "libmars.so").exists():
         lacking(f"the C++ runtime is not built ({preset}); `make cpp` builds it")

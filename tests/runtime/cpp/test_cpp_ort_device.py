@@ -12,7 +12,7 @@ import pytest
 from support.cabi import build
 
 
-@pytest.mark.parametrize("preset", ["release", "asan"])
+@pytest.mark.parametrize("preset", ["release", pytest.param("asan", marks=pytest.mark.more)])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_rows_on_a_device(precision: str, preset: str, graphs: Callable[[str], Path]) -> None:
     done = subprocess.run(

@@ -10,7 +10,10 @@ from support.cabi import build
 from support.fixtures import Named
 
 
-@pytest.mark.parametrize("preset", ["release", "asan", "tsan"])
+@pytest.mark.parametrize(
+    "preset",
+    ["release", pytest.param("asan", marks=pytest.mark.more), pytest.param("tsan", marks=pytest.mark.more)],
+)
 def test_many_threads_on_one_session(preset: str, bundles: Named) -> None:
     done = subprocess.run(
         [build(preset) / "tests" / "mars-load", bundles("llama"), "4", "5"],

@@ -238,6 +238,7 @@ def test_a_directory_of_bundles_is_served(bundles: Named, tmp_path: Path) -> Non
         assert process.said(f"closing {MAIN}")
 
 
+@pytest.mark.more
 def test_traces(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
     """A span of each request, without its text."""
     need("opentelemetry.instrumentation.asgi", "traces")
