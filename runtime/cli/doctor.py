@@ -180,7 +180,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe:
 
 
 def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
-    """The bundle's graph on the CPU, or None if it does not run thost."""
+    """The bundle's graph on the CPU, or None if it does not run here."""
     try:
         return Session.open(bundle.path, variant=GRAPH, cache_bytes=0, safe=safe)
     except MarsError:

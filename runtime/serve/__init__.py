@@ -1,4 +1,4 @@
-"""The HTTP server, with the API of OpenAI. `app` makes an ASGI application of sessions."""
+"""The HTTP server, with the APIs of OpenAI and Anthropic. `app` makes an ASGI application of sessions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

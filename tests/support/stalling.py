@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from mars_export import Session
 from mars_export.runtime.decode.backend import Backend, StepOutput
+from mars_export.runtime.serve.models.models import Models
 from support.fake import Recording
 
 
@@ -65,3 +70,12 @@ def paced(session: Session) -> tuple[Session, Paced]:
     """The same bundle, with steps that a test counts out."""
     backend = Paced(session.backend)
     return Session(session.bundle, session.variant, backend), backend
+
+
+def close_in_a_step(models: Models, pace: Paced, caplog: pytest.LogCaptureFixture) -> None:
+    """Close a server's models while a step waits; the step ends as soon as the requests are cancelled."""
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(models.close, 0)
+        while "requests cancelled" not in caplog.text and not closing.done():
+            time.sleep(0.01)
+        pace.open()

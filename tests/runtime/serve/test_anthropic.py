@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.missing import need
-from support.stalling import paced
+from support.stalling import close_in_a_step, paced
 
 need("uvicorn", "serve")
 need("anthropic", "dev")
@@ -177,7 +177,7 @@ def test_its_key_is_a_key(session: Session) -> None:
             ask(client)
 
 
-def test_a_stream_that_fails_says_so(session: Session) -> None:
+def test_a_stream_that_fails_says_so(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     slow, pace = paced(session)
     with serving({"tiny": slow}) as server, connected(server) as client:
         pace.hold()
@@ -185,7 +185,7 @@ def test_a_stream_that_fails_says_so(session: Session) -> None:
         pace.let(1)
         try:
             assert next(iter(stream)).type == "message_start"
-            server.door.service.models.close(0)
+            close_in_a_step(server.door.service.models, pace, caplog)
         finally:
             pace.open()
         with pytest.raises(anthropic.APIStatusError, match="closing"):

@@ -101,13 +101,13 @@ def test_both_are_asked_at_once_and_one_is_open(shelf: Shelf) -> None:
     with serving(shelf.both, ServeOptions(max_models=1)) as server:
 
         def client(first: int) -> None:
-            for number in range(first, first + 6):
+            for number in range(first, first + 3):
                 name = "ab"[number % 2]
                 had = answer(server, name)
                 if had.status != 200 or had.json["choices"] != wanted[name]:
                     wrong.append((name, had.status, had.data))
 
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

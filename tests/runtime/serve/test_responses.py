@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.missing import need
-from support.stalling import paced
+from support.stalling import close_in_a_step, paced
 
 need("uvicorn", "serve")
 need("openai", "dev")
@@ -184,7 +184,7 @@ def test_refusals_name_the_field(
     assert (wrong.value.code, wrong.value.param) == (code, param)
 
 
-def test_a_stream_that_fails_says_so(session: Session) -> None:
+def test_a_stream_that_fails_says_so(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     slow, pace = paced(session)
     with serving({"tiny": slow}) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         pace.hold()
@@ -192,7 +192,7 @@ def test_a_stream_that_fails_says_so(session: Session) -> None:
         pace.let(1)
         try:
             assert next(iter(stream)).type == "response.created"
-            server.door.service.models.close(0)
+            close_in_a_step(server.door.service.models, pace, caplog)
         finally:
             pace.open()
         with pytest.raises(openai.APIError, match="closing"):

@@ -104,7 +104,7 @@ class Row {
     virtual bool wants_logits() const { return config_.needs_logits(); }
     virtual bool wants_topk() const { return false; }
 
-    /// Whether a step may verify proposals, and feed one mask more than the block was trained for.
+    /// Whether a step may verify proposals, and feed up to two masks more than the block was trained for.
     virtual bool feeds_proposals() const { return config_.is_exact(); }
 
     /// Whether proposal `i` exists and ends the sequence.
