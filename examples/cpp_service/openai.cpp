@@ -133,7 +133,8 @@ std::vector<mars::Message> messages_of(const std::optional<Json>& value, const L
         if (!each.contains("role") || !each["role"].is_string()) throw Refused(400, where + ".role must be a text", "messages");
         if (each.contains("tool_calls") && !each["tool_calls"].is_null())
             throw Refused(400, where + ": tool calls are not supported here", "messages");
-        messages.push_back({each["role"].get<std::string>(), content_of(where, each.value("content", Json()))});
+        const std::string role = each["role"].get<std::string>();
+        messages.push_back({role == "developer" ? "system" : role, content_of(where, each.value("content", Json()))});
     }
     return messages;
 }

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..bundle.files import CHECKSUM_FILE, MANIFEST_FILE
@@ -16,21 +17,36 @@ from ..errors import BundleError, MarsError, SessionError
 from ..machine import cache_dir
 
 CARD = "README.md"
-OLD_FILES = ["*.onnx", "*.bin", "*.engine", "*.dfa", "*.build.json", "build-on-device.sh"]
 
 
 def push(path: str | Path, repo: str, *, private: bool = False, licence: str | None = None) -> str:
-    """Upload the bundle at `path` to the model repository `repo`, with a model card if it has none.
+    """Upload the bundle at `path` to the model repository `repo`, with a model card if it has none. Of the
+    other files, it deletes those of the bundle that was there before.
 
     Returns the URL of the commit. Raises BundleError.
     """
     hub, bundle = _library(), open_bundle(path, full=True)
     with _hub_errors(f"{repo}: cannot be pushed to"):
         hub.create_repo(repo, private=private, exist_ok=True)
-        commit = hub.upload_folder(repo_id=repo, folder_path=bundle.path, delete_patterns=OLD_FILES)
+        commit = hub.upload_folder(
+            repo_id=repo, folder_path=bundle.path, delete_patterns=_old_files(hub, repo)
+        )
         if not hub.file_exists(repo, CARD):
             card(hub, bundle.manifest, repo, licence).push_to_hub(repo)
     return str(commit.commit_url)
+
+
+def _old_files(hub: Any, repo: str) -> list[str]:
+    """The files of the bundle in `repo`; none if it has no manifest that this version reads."""
+    if not hub.file_exists(repo, MANIFEST_FILE):
+        return []
+    with TemporaryDirectory() as scratch:
+        hub.snapshot_download(repo, local_dir=scratch, allow_patterns=[MANIFEST_FILE])
+        text = (Path(scratch) / MANIFEST_FILE).read_text("utf-8", "replace")
+    try:
+        return [entry.path for entry in parse_manifest(text, f"{repo}/{MANIFEST_FILE}").files]
+    except BundleError:
+        return []
 
 
 def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manifest:

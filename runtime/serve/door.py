@@ -31,7 +31,7 @@ PREFLIGHT = {
 
 class Door:
     """An ASGI application around another one, which serves `service`. `scope["mars.client"]` is the
-    number of the caller's key. `paths` are those that a 404 names.
+    digest of the caller's key. `paths` are those that a 404 names.
     """
 
     def __init__(self, inner: ASGIApp, service: Service, options: ServeOptions, paths: Sequence[str]) -> None:
@@ -99,8 +99,8 @@ class Door:
             message = f"{path} does not take {scope['method']}; use {allowed}"
         return Refused(error.status_code, message, headers=error.headers)
 
-    def _client(self, path: str, headers: Headers) -> int | None:
-        """The number of the caller's key; None on a server without keys."""
+    def _client(self, path: str, headers: Headers) -> str | None:
+        """The digest of the caller's key; None on a server without keys."""
         if self._keys.is_open:
             return None
         named = headers.get("x-api-key")  # as Anthropic's clients send it

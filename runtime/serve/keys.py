@@ -10,12 +10,13 @@ from pathlib import Path
 
 from ..errors import MarsError
 
+CLIENT_DIGITS = 16  # hexadecimal digits of a key's hash that name its client, also in the log
+
 
 class Keys:
     """The accepted keys, as hashes; without keys, everyone may use the server."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._numbers: dict[bytes, int] = {}  # of all keys so far: a number is never used for another key
         self._hashes: list[bytes] = []
         self.replace(keys)
 
@@ -25,20 +26,19 @@ class Keys:
 
     def replace(self, keys: Sequence[str]) -> int:
         """Accept these keys from now on, and return how many they are. Running requests continue."""
-        hashes = [_hash(key) for key in keys]
-        for digest in hashes:
-            self._numbers.setdefault(digest, len(self._numbers))
-        self._hashes = hashes
-        return len(hashes)
+        self._hashes = [_hash(key) for key in keys]
+        return len(self._hashes)
 
-    def find(self, authorization: str | None) -> int | None:
-        """The number of the key in an Authorization header, or None. Every key is compared every time."""
+    def find(self, authorization: str | None) -> str | None:
+        """The client with the key in an Authorization header, or None: a digest of the key, the same in every
+        process. Every key is compared every time.
+        """
         scheme, _, key = (authorization or "").partition(" ")
-        digest, number = _hash(key.strip()), None
+        digest, client = _hash(key.strip()), None
         for known in self._hashes:
             if hmac.compare_digest(digest, known):
-                number = self._numbers[known]
-        return number if scheme.lower() == "bearer" else None
+                client = known.hex()[:CLIENT_DIGITS]
+        return client if scheme.lower() == "bearer" else None
 
 
 def _hash(key: str) -> bytes:

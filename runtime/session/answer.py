@@ -31,7 +31,7 @@ class Completion:
     def of(cls, row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
         """The row's answer so far."""
         if text is not None and row.finish_reason is not None:
-            text.finish()
+            text.complete()
         ids, reason = tuple(row.tokens[row.stats.prompt_tokens :]), row.finish_reason or "cancelled"
         tops = tuple(row.top_logprobs)
         return cls(text.text if text else "", ids, tuple(confidences), reason, row.stats, tops)

@@ -6,6 +6,7 @@ is read.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -80,8 +81,15 @@ class PrefixDir:
         except FileNotFoundError:
             pass
         except Exception as error:  # what zip files and arrays raise
+            is_damage = not isinstance(error, OSError | MemoryError)
+            if (
+                not is_damage and getattr(error, "errno", None) != errno.EINVAL
+            ):  # EINVAL: a wrong offset in it
+                LOG.warning("%s: the prefix cache entry cannot be read now (%s)", file, error)
+                return
             LOG.warning("%s: not a valid prefix cache entry (%s)", file, error)
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
 
     def _put(self, name: str, entry: PrefixEntry | None) -> None:
         self._pending[name] = entry

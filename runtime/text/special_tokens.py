@@ -28,11 +28,14 @@ class PlainText:
         self._hidden = re.compile(f"\ue000{self._secret}-([0-9]+)\ue001")
 
     def hide(self, value: Any) -> Any:
-        """A message or a result of a tool with its special tokens hidden."""
+        """A message or a tool with its special tokens hidden, also those in the keys of objects."""
         if isinstance(value, str):
             return self._pattern.sub(lambda match: self._name("-", match[0]), value)
         if isinstance(value, Mapping):
-            return {key: self.hide(inner) for key, inner in value.items()}
+            return {
+                self.hide(key) if isinstance(key, str) else key: self.hide(inner)
+                for key, inner in value.items()
+            }
         return [self.hide(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def holds(self, text: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError, meta
@@ -25,7 +26,7 @@ class Template:
     def __init__(self, source: str) -> None:
         self._source, self._template = source, _ENVIRONMENT.from_string(source)
 
-    @property
+    @cached_property
     def settings(self) -> list[str]:
         """The variables of `chat_template_kwargs` that the template reads."""
         found = meta.find_undeclared_variables(_ENVIRONMENT.parse(self._source))

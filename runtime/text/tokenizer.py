@@ -148,8 +148,7 @@ class Text:
     ) -> str:
         """`render` with hidden special tokens of messages, for `encode_part`. Raises SessionError.
 
-        If the template does not take tools, a system message lists them, unless the messages have one
-        (docs/structured.md).
+        If the template does not take tools, the system message lists them (docs/structured.md).
         """
         if self._template is None and self._turns is None:
             what = (
@@ -168,8 +167,8 @@ class Text:
         self._check_roles(messages)
         messages = [_joined(i, m) for i, m in enumerate(messages)]
         functions = None if tools is None else json.loads(tools)
-        if functions and not self._takes_tools and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system_text(functions)}, *messages]
+        if functions and not self._takes_tools:
+            messages = _with_tools(messages, system_text(functions))
         extra = {**(template or {})}
         if unknown := sorted(extra.keys() - set(self.settings)):
             known = ", ".join(self.settings) or "none"
@@ -228,6 +227,13 @@ def most_characters(tokens: int) -> int:
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+
+
+def _with_tools(messages: Sequence[Message], tools: str) -> list[Message]:
+    """Messages whose system message ends with the text `tools`."""
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": tools}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{tools}"}, *messages[1:]]
 
 
 def _joined(number: int, message: Message) -> Message:
@@ -332,13 +338,19 @@ class TextStream:
 
     def finish(self) -> str:
         """All remaining text; an incomplete character becomes U+FFFD."""
-        if not self.stopped:
-            whole = self._source.decode(self._token_ids)
-            rest = whole[len(self._text) :]
-            if not whole.startswith(self._text):
-                rest = self._source.decode(self._token_ids[len(self._token_ids) - self._unread :])
-            self._append(rest)
+        self.complete()
         return self._up_to(len(self._text))
+
+    def complete(self) -> None:
+        """Add the text of an incomplete last character, as U+FFFD, to `text`. No token follows."""
+        if self.stopped or not self._unread:
+            return
+        whole = self._source.decode(self._token_ids)
+        rest = whole[len(self._text) :]
+        if not whole.startswith(self._text):
+            rest = self._source.decode(self._token_ids[-self._unread :])
+        self._unread = 0
+        self._append(rest)
 
     @property
     def text(self) -> str:

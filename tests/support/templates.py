@@ -70,6 +70,22 @@ GROUPED_TOOLS = (
 )
 
 
+def large() -> str:
+    """A template as long as those of current models with thinking and tools, about 4,000 characters."""
+    tags = "".join(
+        f"{{% elif m.role == 'note{i}' %}}{{% set content = m.content | trim %}}<note{i}>{{{{ content }}}}"
+        f"{{% if m.reasoning_content is defined %}}{{{{ m.reasoning_content }}}}{{% endif %}}</note{i}>\n"
+        for i in range(20)
+    )
+    return (
+        "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}{% for m in messages %}"
+        "{% if m.role in ('system', 'user', 'assistant') %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n" + tags + "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    )
+
+
 GOOD_ONES = {
     "chatml": (tiny.CHAT_TEMPLATE, ALL, ALL),
     "default-system": (SYSTEM_FIRST, ALL, ALL),

@@ -225,6 +225,15 @@ TEST_CASE("invalid automaton files are refused") {
         }
 }
 
+TEST_CASE("masks of a large vocabulary take bounded memory") {
+    for (const std::int64_t vocab_size : {1, 288, 32'000, 152'000, 1'000'000'000}) {
+        const auto masks = static_cast<std::int64_t>(mars::Walk::most_masks(vocab_size));
+        CHECK(masks >= 1);
+        CHECK(masks <= 4096);
+        CHECK((masks == 1 || masks * (vocab_size / 8) <= 8 << 20));
+    }
+}
+
 TEST_CASE("a state without a possible token is an error") {
     const auto few = std::make_shared<mars::Vocabulary>(kept().tokenizer, 20); // no letters
     const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(kept().content(3), "it"), few);

@@ -184,7 +184,8 @@ class OrtBackend:
             what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {first_line(error)}"
             if is_lasting(str(error)):
                 raise DeviceLost(what + RESTART) from error
-            raise SessionError(what + memory_advice(error), code="failed") from error
+            advice = memory_advice(error)
+            raise SessionError(what + advice, code="out_of_memory" if advice else "failed") from error
 
     def _run(self, cache: KvRows, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
         rows, slots = inputs.input_ids.shape

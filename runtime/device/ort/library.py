@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,16 @@ def load_libraries(ort: Any, folders: Iterable[Path] | None = None) -> None:
     those that PyTorch installed. If one cannot be loaded, the provider's error names what is missing.
     """
     for folder in [None, *(library_folders() if folders is None else folders)]:
-        with redirect_stdout(StringIO()), suppress(RuntimeError, OSError):
-            ort.preload_dlls(directory=None if folder is None else str(folder))
+        with suppress(RuntimeError, OSError):
+            _silent(ort.preload_dlls)(directory=None if folder is None else str(folder))
+
+
+def _silent(function: Any) -> Callable[..., Any]:
+    """A copy of a Python function in which `print` does nothing. Redirecting standard output would silence
+    other threads, too.
+    """
+    values = function.__globals__ | {"print": lambda *_, **__: None}
+    return FunctionType(function.__code__, values, None, function.__defaults__, function.__closure__)
 
 
 def split_options(options: Mapping[str, str], device: DeviceName) -> tuple[dict[str, str], dict[str, str]]:

@@ -112,7 +112,7 @@ def _config(
         level = EXACT
         # Profiles are calibrated on greedy, unstructured answers.
         if not config.host_chooses and not config.is_structured:
-            level = model.adaptive.names[model.level]
+            level = model.adaptive.names[model.choose_level()]
             config = config.with_profile(model.levels[level])
     config = repeatable(config, has_window="window" in ask.knobs, has_seed=ask.has_seed)
     if ask.logprobs and config.metric != "probability":

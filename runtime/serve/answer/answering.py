@@ -49,11 +49,11 @@ class Service:
 
 
 async def begin(
-    service: Service, ask: Ask, client: int | None, address: str | None, receive: Receive
+    service: Service, ask: Ask, client: str | None, address: str | None, receive: Receive
 ) -> Answering:
     """Submit an ask, and wait until it has a row. Raises Refused; then nothing of it runs.
 
-    `client` is the number of its key. Clients take turns by key, or without keys by address.
+    `client` is the digest of its key. Clients take turns by key, or without keys by address.
     """
     came, seconds = perf_counter(), service.options.queue_timeout
 
@@ -82,7 +82,7 @@ class Answering:
     """
 
     def __init__(
-        self, service: Service, admitted: Admitted, events: Events, client: int | None, came: float
+        self, service: Service, admitted: Admitted, events: Events, client: str | None, came: float
     ) -> None:
         self._service, self._admitted, self._events = service, admitted, events
         self._client, self._came = client, came

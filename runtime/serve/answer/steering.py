@@ -12,11 +12,11 @@ from ..refusals import Refused
 from .protocols.reply import Reply
 
 FIELDS = {"tau": Field(setting), "exact": Field(flag)}
-Streams = dict[str, tuple[Reply, int | None]]
-"""The running streams of a server by their ids, each with the number of its client's key."""
+Streams = dict[str, tuple[Reply, str | None]]
+"""The running streams of a server by their ids, each with its client's digest (`Keys.find`)."""
 
 
-def steer(streams: Streams, name: str, client: int | None, body: Mapping[str, Any]) -> dict[str, Any]:
+def steer(streams: Streams, name: str, client: str | None, body: Mapping[str, Any]) -> dict[str, Any]:
     """Set tau or exact mode from the next step on, and return the settings. Clients steer their own streams
     only.
     """

@@ -27,14 +27,19 @@ def read_messages(name: str, value: object) -> list[dict[str, Any]]:
 
 def _message(where: str, message: object) -> dict[str, Any]:
     fields = {name: value for name, value in a_dict(where, message).items() if value is not None}
-    text(f"{where}.role", fields.get("role"))
+    role = role_of(text(f"{where}.role", fields.get("role")))
     content = fields.get("content", "" if "tool_calls" in fields else None)
     if not isinstance(content, str | list):
         raise wrong(f"{where}.content", "a text or a list of parts", content)
     calls = fields.get("tool_calls", [])
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
         raise wrong(f"{where}.tool_calls", "a list of {id, type, function: {name, arguments}}", calls)
-    return {**fields, "content": content}
+    return {**fields, "role": role, "content": content}
+
+
+def role_of(role: str) -> str:
+    """OpenAI's `developer` is its newer name for `system`, the role that chat templates know."""
+    return "system" if role == "developer" else role
 
 
 def _is_call(call: object) -> bool:

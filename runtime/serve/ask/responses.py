@@ -19,7 +19,7 @@ from .fields import (
     unsupported_value,
     wrong,
 )
-from .messages import joined_text, message_list
+from .messages import joined_text, message_list, role_of
 
 LOGPROBS = "message.output_text.logprobs"
 TEXTS = ("input_text", "output_text", "text")
@@ -46,7 +46,7 @@ def _add_item(messages: list[dict[str, Any]], where: str, item: Any) -> None:
     if kind == "reasoning":
         return
     if kind == "message" and isinstance(fields.get("role"), str):
-        role = "system" if fields["role"] == "developer" else fields["role"]
+        role = role_of(fields["role"])
         content = joined_text(f"{where}.content", fields.get("content"), TEXTS)
         if role == "system" and last.get("role") == "system":  # templates take one
             last["content"] += f"\n\n{content}"

@@ -31,20 +31,28 @@ class Adaptive:
 
     def choose(self, waited: float) -> int:
         """The level of a new request, if another one waits, or had to wait, for `waited` seconds."""
-        options = self._options
         with self._lock:
             now = self._clock()
-            if waited >= options.low_queue:
+            level = self._level_at(now, waited)
+            if waited >= self._options.low_queue:
                 self._quiet = now
-            if waited >= options.high_queue:
-                if now - self._changed >= options.hold and self._level + 1 < len(self.names):
-                    self._level, self._changed = self._level + 1, now
-            elif self._level > 0:
-                # Requests may be rare: one level for each quiet period.
-                periods = int((now - max(self._quiet, self._changed)) / options.hold)
-                if periods > 0:
-                    self._level, self._changed = max(0, self._level - periods), now
-            return self._level
+            if level != self._level:
+                self._level, self._changed = level, now
+            return level
+
+    def look(self, waited: float) -> int:
+        """What `choose` would return, without a change."""
+        with self._lock:
+            return self._level_at(self._clock(), waited)
+
+    def _level_at(self, now: float, waited: float) -> int:
+        options = self._options
+        if waited >= options.high_queue:
+            is_next = now - self._changed >= options.hold and self._level + 1 < len(self.names)
+            return self._level + is_next
+        quiet = now if waited >= options.low_queue else self._quiet
+        # Requests may be rare: one level for each quiet period.
+        return max(0, self._level - max(0, int((now - max(quiet, self._changed)) / options.hold)))
 
 
 def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationConfig]:

@@ -6,8 +6,10 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from itertools import count
+from typing import Any, TypeVar
 
 from ... import machine
 from ...errors import MarsError, SessionError
@@ -18,6 +20,7 @@ from .model import Model, Unopened
 from .open_model import OpenModel
 
 LOG = logging.getLogger("mars_export.serve")
+Result = TypeVar("Result")
 LOOK = 0.02  # seconds between looks for a model that no request uses any more
 
 
@@ -106,27 +109,16 @@ class Models:
                     await asyncio.sleep(LOOK)
         finally:
             self._needs_room = False
-        opening = asyncio.ensure_future(self._opened(model))
-        try:
-            return await asyncio.shield(opening)
-        finally:
-            while not opening.done():  # the client has gone; the next turn begins when this one is over
-                await asyncio.wait({opening})
+        return await _to_the_end(self._opened(model))
 
     async def _opened(self, model: Model) -> OpenModel:
         model.state = "loading"
-        while True:
-            try:
-                opened = await asyncio.to_thread(self._new, model)
-                break
-            except MarsError as error:
-                if error.code == "out_of_memory" and await self._close_one():
-                    continue
-                model.state = "failed"
-                LOG.error("%s cannot be opened: %s", model.name, error)
-                raise Refused(
-                    503, f"{model.name} cannot be opened; see the server's log", code="failed"
-                ) from None
+        try:
+            while (opened := await self._attempt(model)) is None:
+                pass
+        except BaseException:
+            model.state = "failed"
+            raise
         with self._lock:
             if not self._is_closed:
                 model.opened, model.state = opened, "loaded"
@@ -135,12 +127,26 @@ class Models:
         await asyncio.to_thread(opened.close, 0)
         raise Refused(503, f"{model.name} takes no more requests", code="closing")
 
+    async def _attempt(self, model: Model) -> OpenModel | None:
+        """Open a model. None if it lacked memory, and another one was closed. Raises Refused."""
+        try:
+            return await asyncio.to_thread(self._new, model)
+        except Exception as error:  # a file system and libraries raise their own
+            reason = str(error) if isinstance(error, MarsError) else f"{type(error).__name__}: {error}"
+            lacks_memory = isinstance(error, MemoryError) or getattr(error, "code", "") == "out_of_memory"
+            LOG.debug("traceback", exc_info=error)
+        await asyncio.to_thread(_free)  # the error referred to the session of a failed first step
+        if lacks_memory and await self._close_one():
+            return None
+        LOG.error("%s cannot be opened: %s", model.name, reason)
+        raise Refused(503, f"{model.name} cannot be opened; see the server's log", code="failed")
+
     def _new(self, model: Model) -> OpenModel:
         assert isinstance(model.source, Unopened), "a session is open from the start"
         opened = OpenModel(model.name, model.source.open(), self._options)
         opened.warm()
         if opened.fault is not None:
-            raise SessionError(f"its first step failed ({type(opened.fault).__name__})")
+            raise opened.fault
         return opened
 
     def _is_over(self, model: Model) -> bool:
@@ -161,9 +167,9 @@ class Models:
         opened, model.opened, model.state = model.opened, None, "unloaded"
         assert opened is not None, "it is open"
         LOG.info("closing %s", model.name)
-        await asyncio.to_thread(opened.close, 0)
+        closing = _close(opened)
         del opened
-        await asyncio.to_thread(_free)
+        await _to_the_end(closing)
         return True
 
     # --- health ---
@@ -191,6 +197,26 @@ class Models:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which goes on if the caller is cancelled. The caller then waits for its end, so
+    that the next turn begins after it.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+
+
+async def _close(opened: OpenModel) -> None:
+    """Close a model and free its memory; the caller has no reference to it."""
+    await asyncio.to_thread(opened.close, 0)
+    del opened
+    await asyncio.to_thread(_free)
 
 
 def _free() -> None:

@@ -104,6 +104,12 @@ class OpenModel:
 
     @property
     def level(self) -> int:
+        """The number of the level of load that a new request would get."""
+        if self.adaptive is None or self.batcher is None:
+            return 0
+        return self.adaptive.look(self.batcher.longest_wait)
+
+    def choose_level(self) -> int:
         """The number of the level of load that a new request gets."""
         if self.adaptive is None or self.batcher is None:
             return 0

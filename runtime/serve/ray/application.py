@@ -53,7 +53,7 @@ class Replica:
     async def metrics(self) -> list[Any]:
         return self._service.metrics.families(serve.get_replica_context().replica_id.unique_id)
 
-    async def steer(self, name: str, client: int | None, body: Any) -> tuple[int, dict[str, Any]]:
+    async def steer(self, name: str, client: str | None, body: Any) -> tuple[int, dict[str, Any]]:
         return steered(self._service, name, client, body)
 
     async def check_health(self) -> None:

@@ -39,7 +39,7 @@ class SharedRoutes(Routes):
         return Response(encoded(answer), status, media_type="application/json")
 
 
-def steered(service: Service, name: str, client: int | None, body: Any) -> tuple[int, dict[str, Any]]:
+def steered(service: Service, name: str, client: str | None, body: Any) -> tuple[int, dict[str, Any]]:
     """Status and body of one replica's answer."""
     try:
         return 200, steer(service.streams, name, client, body)

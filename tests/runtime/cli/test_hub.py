@@ -31,8 +31,9 @@ class Place:
         (self.root / repo).mkdir(parents=True, exist_ok=True)
 
     def upload_folder(self, repo_id: str, folder_path: Path, delete_patterns: list[str]) -> Any:
-        for path in (self.root / repo_id).iterdir():
-            if any(fnmatch(path.name, pattern) for pattern in delete_patterns):
+        root = self.root / repo_id
+        for path in [file for file in root.rglob("*") if file.is_file()]:
+            if any(fnmatch(str(path.relative_to(root)), pattern) for pattern in delete_patterns):
                 path.unlink()
         shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
         return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/1")
@@ -41,10 +42,11 @@ class Place:
         return (self.root / repo / name).exists()
 
     def snapshot_download(
-        self, repo: str, revision: str | None, local_dir: Path, allow_patterns: list[str]
+        self, repo: str, local_dir: Path, allow_patterns: list[str], revision: str | None = None
     ) -> None:
         if revision is not None or not (self.root / repo).is_dir():
             raise ValueError(f"404 for {repo}")
+        local_dir = Path(local_dir)
         (local_dir / ".cache").mkdir(exist_ok=True)
         for name in allow_patterns:
             if (self.root / repo / name).exists():
@@ -79,12 +81,37 @@ def test_there_and_back(there: Path, path: Path, tmp_path: Path) -> None:
     assert "license: apache-2.0" in card
     assert f"mars-export pull {REPO} -o tiny-mars.bundle" in card
     (there / "README.md").write_text("mine")
-    (there / "old.onnx").touch()
     hub.push(path, REPO)
-    assert contents(there) == contents(path) | {"README.md": b"mine"}, "old files go, a card stays"
+    assert contents(there) == contents(path) | {"README.md": b"mine"}, "a card stays"
     hub.pull(REPO, tmp_path / "new" / "other.bundle")
     assert contents(tmp_path / "new" / "other.bundle") == contents(path)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["other.bundle"]
+
+
+def test_a_push_deletes_only_files_of_the_bundle_before(there: Path, path: Path) -> None:
+    foreign = {
+        "pytorch_model.bin": b"p",
+        "other.onnx": b"o",
+        "sub/model.onnx": b"s",
+        "training_args.bin": b"t",
+    }
+    for name, content in foreign.items():
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_bytes(content)
+    hub.push(path, REPO)
+    old = (path / "weights.bin").rename(path / "renamed.bin")
+    manifest = (path / "manifest.json").read_text().replace('"weights.bin"', '"renamed.bin"')
+    (path / "manifest.json").write_text(manifest)
+    assert "renamed.bin" in manifest and old.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "open_bundle", lambda *_, **__: SimpleNamespace(path=path))
+        hub.push(path, REPO)
+    assert not (there / "weights.bin").exists() and (there / "renamed.bin").exists()
+    (there / "manifest.json").write_text("not ours")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "open_bundle", lambda *_, **__: SimpleNamespace(path=path))
+        hub.push(path, REPO)
+    assert {name: (there / name).read_bytes() for name in foreign} == foreign
 
 
 @pytest.mark.usefixtures("there")

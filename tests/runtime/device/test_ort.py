@@ -139,8 +139,9 @@ def test_a_step_that_fails_half_bound_leaves_no_binding(
             broken.setattr(f"mars_export.runtime.device.ort.binding.Binding.{failing}", fail)
             with pytest.raises(
                 seen, match="not enough memory: run fewer rows" if seen is SessionError else None
-            ):
+            ) as caught:
                 step(backend, rows, 5)
+            assert getattr(caught.value, "code", None) == ("out_of_memory" if seen is SessionError else None)
         assert rows.binding is None
     assert (step(backend, rows, 5) == expected[1]).all()
 

@@ -153,6 +153,7 @@ def test_the_load_chooses(slow: tuple[Session, Paced], clock: Clock) -> None:
             waiting.append(pool.submit(server.chat, max_tokens=4))
             until(lambda n=number: server.batcher.num_waiting == n)  # type: ignore[misc]
             until(lambda: server.batcher.longest_wait > options.high_queue)
+            assert server.call("/metrics").status == 200  # which changes nothing
             clock.now += options.hold
         asked = pool.submit(server.chat, max_tokens=4, exact=True)
         drawn = pool.submit(server.chat, max_tokens=4, temperature=1.0)

@@ -182,6 +182,56 @@ def test_short_memory_closes_another(shelf: Shelf) -> None:
         assert states(server) == {"a": "unloaded", "b": "loaded"}
 
 
+def test_a_first_step_that_lacks_memory_closes_another(shelf: Shelf) -> None:
+    both, others = shelf.both, []
+    first_open = both["b"].open
+
+    def needs_room() -> Session:
+        others.append(len(shelf.lives))
+        session = first_open()
+        if others[-1]:
+
+            def no_rows(_: int) -> Any:
+                raise SessionError("not enough memory", code="out_of_memory")
+
+            session.backend.new_cache = no_rows
+        return session
+
+    both["b"] = Unopened(both["b"].bundle, both["b"].variant, needs_room)
+    with serving(both) as server:
+        assert [answer(server, name).status for name in "ab"] == [200, 200]
+        assert states(server) == {"a": "unloaded", "b": "loaded"}
+    assert others == [1, 0], "the session whose first step failed is freed before the next attempt"
+
+
+def test_any_error_ends_the_loading(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR), serving(shelf.both) as server:
+        shelf.error = PermissionError(13, "Permission denied", "/prefixes")
+        failed = answer(server, "b")
+        assert (failed.status, failed.json["error"]["code"]) == (503, "failed")
+        assert "b cannot be opened: PermissionError: [Errno 13] Permission denied" in caplog.text
+        assert states(server) == {"a": "unloaded", "b": "failed"}
+
+
+def test_a_request_that_gives_up_does_not_stop_the_closing(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes = OpenModel.close
+
+    def slow(model: OpenModel, drain: float) -> None:
+        time.sleep(0.8)
+        closes(model, drain)
+
+    with serving(shelf.both, ServeOptions(max_models=1, queue_timeout=0.2)) as server:
+        until(lambda: answer(server, "a").status == 200)
+        shelf.most = 0
+        monkeypatch.setattr(OpenModel, "close", slow)
+        assert answer(server, "b").status == 429
+        until(lambda: answer(server, "b").status == 200)
+        assert shelf.most == 1, "the closed one is freed before the other is opened"
+        monkeypatch.undo()
+
+
 def test_a_request_that_gives_up_does_not_stop_the_opening(shelf: Shelf) -> None:
     both = shelf.both
 

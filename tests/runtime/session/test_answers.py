@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support import nasty
 from support.fake import FakeBackend, FakeCache
 from support.fixtures import Sessions
 from support.unsure import predict
 
 from mars_export import GenerationConfig, Session, SessionError
+from mars_export.runtime.text.tokenizer import Text
 
 
 @pytest.fixture(params=["llama", "qwen3-mixed"])
@@ -38,6 +40,20 @@ def test_many_prompts_and_a_failure(session: Session, monkeypatch: pytest.Monkey
     )
     with pytest.raises(SessionError, match="the device is gone"):
         list(session.generate_each([[1], [2]], batch=2))
+
+
+def test_a_completion_is_the_same_each_time_it_is_read(sessions: Sessions) -> None:
+    prompt, answer = [5, 6, 7], "a😀".encode() + "😀".encode()[:2]
+
+    def next_byte(known: tuple[int, ...], masks: int) -> tuple[int, float]:
+        return 3 + answer[min(len(known) + masks - len(prompt), len(answer) - 1)], 1.0
+
+    llama = sessions("llama")
+    session = Session(llama.bundle, llama.variant, FakeBackend(next_byte))
+    session.text = Text(nasty.llama2(), None)  # these ids are its bytes
+    stream = session.stream(prompt, GenerationConfig(tau=1.0, max_new_tokens=len(answer), eos_ids=()))
+    shown = "".join(event.text for event in stream)
+    assert [stream.completion.text for _ in range(3)] == [shown] * 3 == ["a😀\ufffd\ufffd"] * 3
 
 
 def test_a_row_that_cannot_be_moved_raises_its_error(session: Session) -> None:

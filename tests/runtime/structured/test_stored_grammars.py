@@ -9,6 +9,7 @@ import random
 import shutil
 from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -35,6 +36,7 @@ from mars_export.runtime.structured.grammar import Grammars
 from mars_export.runtime.structured.guide import Guide
 from mars_export.runtime.structured.guided_row import GuidedRow
 from mars_export.runtime.structured.matcher import TokenMatcher
+from mars_export.runtime.structured.regular.automaton import Automaton
 from mars_export.runtime.structured.vocabulary import Vocabulary
 
 GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
@@ -124,6 +126,20 @@ def test_every_state_is_that_of_the_library(request_: dict[str, Any], dialect: s
     small = Tokenizer.from_str(GIVEN["tokenizer"])
     assert same_states(request_, small, GIVEN["vocab_size"], GIVEN["end"], dialect) > 12
     assert same_states(request_, tiny.tokenizer(), tiny.VOCAB_SIZE, tiny.ENDOFTEXT, dialect) > 12
+
+
+def test_the_masks_of_a_large_vocabulary_take_bounded_memory() -> None:
+    num_states, byte = 1000, ord("a")
+    edges = tuple(((byte, byte, state + 1),) for state in range(num_states - 1))
+    one_token: Any = SimpleNamespace(
+        texts=[b"a"] + [b""] * 151_999,
+        rows=(np.array([0]), np.array([1]), np.array([[byte]])),
+        longest=1,
+    )
+    walk = Transitions(Automaton((*edges, ()), frozenset((num_states - 1,))), one_token)
+    assert walk.bits(0)[0] == 1 and not any(walk.bits(num_states - 1))
+    size = sum(len(walk.bits(state)) for state in range(num_states)) / num_states
+    assert size * walk.bits.cache_info().currsize <= 8 << 20
 
 
 def test_every_state_of_the_conformance_file(given_vocabulary: Vocabulary) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny
+from jinja2 import meta
+from support import nasty, templates, tiny
 
 from mars_export import BundleError, SessionError
 from mars_export.runtime.bundle.open import open_bundle
@@ -70,6 +71,20 @@ def test_a_character_is_shown_once_it_is_whole(character: str) -> None:
     pieces, _, _ = streamed(ids)
     assert pieces == [""] * (len(ids) - 1) + [character, ""]
     assert streamed(ids[:-1])[1] == "�"
+
+
+@pytest.mark.parametrize("kind", ["llama2", "mistral"])
+def test_the_end_of_a_text_is_added_once(kind: str) -> None:
+    """Characters as bytes: half an emoji at the end makes the tokenizer take back the whole one before it."""
+    tokenizer = nasty.KINDS[kind]()
+    stream, shown = TextStream(Text(tokenizer, None)), ""
+    for byte in "a😀".encode() + "😀".encode()[:2]:
+        stream.push(int(tokenizer.token_to_id(f"<0x{byte:02X}>")))
+        shown += stream.read()
+    stream.complete()
+    shown += stream.finish()
+    assert stream.text == shown == "a😀\ufffd\ufffd"
+    assert (stream.finish(), stream.text) == ("", shown)
 
 
 def test_specials_are_not_text() -> None:
@@ -188,6 +203,17 @@ def test_the_template_s_own_words_reach_the_user() -> None:
         Text(TOKENIZER, "{{ raise_exception('roles must alternate') }}").render(
             [{"role": "user", "content": "hi"}]
         )
+
+
+def test_a_template_of_real_size_is_parsed_for_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, parsed = Text(TOKENIZER, templates.large()), []
+    find = meta.find_undeclared_variables
+    monkeypatch.setattr(meta, "find_undeclared_variables", lambda tree: parsed.append(tree) or find(tree))
+    for turn in range(5):
+        thinking = {"enable_thinking": turn % 2 == 0}
+        text.encode([{"role": "user", "content": "hi"}], template=thinking)
+    assert len(parsed) == 1
+    assert "enable_thinking" in text.settings
 
 
 def test_a_template_that_is_not_jinja() -> None:

@@ -152,5 +152,7 @@ def test_a_template_that_takes_tools_is_given_them_and_another_a_system_message(
         "<system>Reply with tool calls"
     ) and "stop" in plain.render(ask, tools=tools)
     own = [{"role": "system", "content": "mine"}, *ask]
-    assert plain.render(own, tools=tools) == "<system>mine<user>hi"
+    listed = plain.render(ask, tools=tools).removeprefix("<system>")
+    assert plain.render(own, tools=tools) == f"<system>mine\n\n{listed}"
+    assert own[0]["content"] == "mine" and plain.render(own) == "<system>mine<user>hi"
     assert (dialect_of(None), dialect_of("a <tool_call> b")) == ("list", "tags")

@@ -17,7 +17,8 @@ constexpr std::size_t most_forced = 256;             // tokens forced at once; t
 constexpr std::size_t most_bytes = 16 * most_forced; // of a forced text whose continuations are tried
 constexpr std::int64_t per_byte = 4;                 // tried continuations that begin with the same byte
 constexpr std::size_t look_back = 4;                 // forced tokens at the end that a longer token may replace
-constexpr std::size_t remembered = 4096;             // cached results of each kind
+constexpr std::size_t remembered = 4096;             // cached results of each kind, and
+constexpr std::int64_t most_mask_bytes = 8 << 20;    // of an automaton's masks
 constexpr std::size_t most_open = 16;                // automata
 constexpr std::int64_t most_certain = 4096;          // tokens: a longer forced text counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
@@ -51,19 +52,24 @@ void Matcher::consume(std::int64_t token) {
 }
 
 template <typename Key, typename Value, typename Compute>
-Value Walk::cached(std::map<Key, Value>& values, const Key& key, const Compute& compute) {
+Value Walk::cached(std::map<Key, Value>& values, const Key& key, const Compute& compute, std::size_t most) {
     {
         const std::lock_guard<std::mutex> guard(lock_);
         if (const auto known = values.find(key); known != values.end()) return known->second;
     }
     Value value = compute();
     const std::lock_guard<std::mutex> guard(lock_);
-    if (values.size() >= remembered) values.clear();
+    if (values.size() >= most) values.clear();
     return values.insert_or_assign(key, std::move(value)).first->second;
 }
 
+std::size_t Walk::most_masks(std::int64_t vocab_size) {
+    const std::int64_t fitting = most_mask_bytes / (vocab_size / 8 + 1);
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(fitting, 1, remembered));
+}
+
 TokenSet Walk::mask(std::int32_t state) {
-    TokenSet allowed = cached(masks_, state, [&] { return compute_mask(state); });
+    TokenSet allowed = cached(masks_, state, [&] { return compute_mask(state); }, most_masks(vocabulary_->size()));
     if (!automaton_.is_end(state) && !allowed.any())
         throw SessionError(std::string("nothing that is allowed so far can be continued under the grammar") + simpler);
     return allowed;
@@ -90,7 +96,7 @@ TokenSet Walk::compute_mask(std::int32_t state) const {
 
 Walk::Forced Walk::forced(std::int32_t state, std::int64_t last) {
     if (!automaton_.only(state)) return {};
-    return cached(forced_, std::pair(state, last), [&] { return compute_forced(state, last); });
+    return cached(forced_, std::pair(state, last), [&] { return compute_forced(state, last); }, remembered);
 }
 
 /// The forced bytes as tokens, as far as they are the same whatever follows.
@@ -128,14 +134,17 @@ Walk::Forced Walk::compute_forced(std::int32_t state, std::int64_t last) {
 
 /// The commonest first token of the spellings of a forced text, and its share.
 Walk::Likely Walk::likely(std::int32_t state) {
-    return cached(likely_, state, [&]() -> Likely {
-        const std::string data = forced_bytes(state).first;
-        const std::optional<TokenSet> next = data.empty() ? std::nullopt : allowed_after(data, state);
-        if (!next || !next->any()) return std::nullopt;
-        const Spellings spellings = spell_before(data, *next);
-        if (spellings.first.empty()) return std::nullopt;
-        return std::pair(spellings.first.front(), spellings.share);
-    });
+    return cached(
+        likely_, state,
+        [&]() -> Likely {
+            const std::string data = forced_bytes(state).first;
+            const std::optional<TokenSet> next = data.empty() ? std::nullopt : allowed_after(data, state);
+            if (!next || !next->any()) return std::nullopt;
+            const Spellings spellings = spell_before(data, *next);
+            if (spellings.first.empty()) return std::nullopt;
+            return std::pair(spellings.first.front(), spellings.share);
+        },
+        remembered);
 }
 
 /// The bytes that must follow a state, and the state after them.

@@ -44,6 +44,9 @@ class Walk {
     /// A likely token if no token is forced, and how likely it is.
     Likely likely(std::int32_t state);
 
+    /// Masks that are cached for a vocabulary, in at most 8 MiB.
+    static std::size_t most_masks(std::int64_t vocab_size);
+
   private:
     /// Several spellings of a text: the tokens that all begin with; their first tokens, commonest first, and the share
     /// of the commonest.
@@ -53,7 +56,7 @@ class Walk {
     };
 
     template <typename Key, typename Value, typename Compute>
-    Value cached(std::map<Key, Value>& values, const Key& key, const Compute& compute);
+    Value cached(std::map<Key, Value>& values, const Key& key, const Compute& compute, std::size_t most);
     TokenSet compute_mask(std::int32_t state) const;
     Forced compute_forced(std::int32_t state, std::int64_t last);
     std::pair<std::string, std::int32_t> forced_bytes(std::int32_t state) const;
