@@ -64,8 +64,8 @@ def check(
     the bounds of the precision.
     """
     mask = checkpoint.vocabulary.mask_token_id
-    masks, drafts = [] if mask is None else [mask] * (spec.block - 1), checkpoint.drafts
-    prompts = _prompts(checkpoint, spec.block)
+    masks, drafts = [] if mask is None else [mask] * (spec.options.block - 1), checkpoint.drafts
+    prompts = _prompts(checkpoint, spec.options.block)
     sequences = [ids + masks for ids in prompts]
     if drafts is not None:
         slots = [
@@ -73,7 +73,8 @@ def check(
             for i in range(len(drafts.names))
         ]
         sequences = [
-            [*ids, *slots[i % len(slots)].ids(len(ids), spec.block - 1)] for i, ids in enumerate(prompts)
+            [*ids, *slots[i % len(slots)].ids(len(ids), spec.options.block - 1)]
+            for i, ids in enumerate(prompts)
         ]
     expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress, drafts)
     _require_numbers(
@@ -81,16 +82,16 @@ def check(
     )
     known = prompts[0] if drafts is not None else sequences[0]  # the oracle has no draft slots
     yardstick = oracle.compare(checkpoint, known, expected[0][: len(known)]) if with_oracle else None
-    graph = widened(graph) if spec.precision == "bfloat16" else graph
+    graph = widened(graph) if spec.options.dtype == "bfloat16" else graph
     few = segments.layers_at_once(checkpoint.tensors.shapes)
     results = segments.run(directory / "check.onnx", graph, spec, few, OUTPUTS, accuracy_level, sequences)
     logits = [result["logits"] for result in results]
     remedy = "Use a wider --precision or --activations"
-    _require_numbers(logits, f"the {spec.weight_precision} graph", remedy, PrecisionError)
-    skipped = 1 if spec.weight_precision in ROUNDED else 0
+    _require_numbers(logits, f"the {spec.options.weight_precision} graph", remedy, PrecisionError)
+    skipped = 1 if spec.options.weight_precision in ROUNDED else 0
     drift, size = _drift(results, expected, mask, yardstick, skipped)
     if bounded:
-        require(drift, spec.weight_precision, size)
+        require(drift, spec.options.weight_precision, size)
     return drift
 
 
