@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,26 +12,29 @@ import typer
 
 from ..runtime.errors import CheckpointError, PrecisionError
 from ..runtime.terminal.console import advance, err, out, print_json, progress_bars
-from ..runtime.terminal.options import Json, takes_options
-from .options import (
-    CheckpointOptions,
-    EngineFlags,
-    EnginePrecision,
-    GraphOptions,
-    OnnxOptions,
-    OnnxPrecision,
-)
+from ..runtime.terminal.options import Json, Without, option, takes_options
+from .checkpoint_options import CheckpointOptions
+from .export_options import ExportOptions
+from .tensorrt.options import EngineOptions
 
 if TYPE_CHECKING:
     from ..runtime.bundle.manifest import Drift
     from .checkpoint.open import Checkpoint
-    from .export_options import ExportOptions
     from .tensorrt.engines import EngineResult
 
 # A variant whose perplexity is this many times the checkpoint's loses much of it.
 MAX_RATIO = 1.25
 
 app = typer.Typer()
+
+Block = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Slots of a decode step: the block the checkpoint was tuned with; by default that of config.json"
+        " (I-DLM), else 8.",
+    ),
+]
 
 
 @app.command()
@@ -49,15 +52,17 @@ def onnx(
     ] = Path("mars.bundle"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
+    block: Block = None,
+    device: Annotated[
+        str, option("Weights", "The device that --precision auto chooses for: cpu or cuda.")
+    ] = "cpu",
     *,
-    precisions: OnnxPrecision,
-    onnx_options: OnnxOptions,
-    graph_options: GraphOptions,
+    options: Annotated[ExportOptions, Without("accuracy_level")],
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .export_options import ExportOptions, choose_precision
+    from .option_rules import choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -66,14 +71,14 @@ def onnx(
             f" `mars-export generate {checkpoint} -p ...`; to add an engine: `mars-export trt {checkpoint}`;"
             " for another precision, export its checkpoint again"
         )
-    precision, is_auto = precisions.precision, precisions.precision == "auto"
+    is_auto = options.precision == "auto"
     if is_auto:
-        precision, reason = choose_precision(precisions.device)
+        precision, reason = choose_precision(device)
         err.print(f"precision: {precision} ({reason})")
+        options = replace(options, precision=precision)
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
-        block = precisions.block or opened.block
-        options = ExportOptions(block, precision, **asdict(onnx_options), **asdict(graph_options))
+        options = replace(options, block=block or opened.block)
         _print_quantizer(options, opened)
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
@@ -133,32 +138,48 @@ def trt(
         bool, typer.Option("--dry-run", help="Print what would be built, and build nothing.")
     ] = False,
     as_json: Json = False,
+    block: Block = None,
+    precision: Annotated[
+        str | None,
+        option(
+            "Weights",
+            "Of the weights: fp16 (default), bf16, fp32, int8 or int4; a bundle already has its own.",
+        ),
+    ] = None,
+    activations: Annotated[
+        str, option("Weights", "What quantized weights are computed in: fp16, bf16 or fp32.")
+    ] = "fp16",
+    head: Annotated[
+        str, option("Weights", "How a quantized bundle stores lm_head: float, int8 or int4.")
+    ] = "float",
     *,
-    precision: EnginePrecision,
-    flags: EngineFlags,
-    graph_options: GraphOptions,
+    engine: EngineOptions,
+    options: Annotated[
+        ExportOptions,
+        Without(
+            *("accuracy_level", "asymmetric", "embedding"),
+            *("kv_layout", "fixed", "batch", "capacity", "prefill"),  # the engine's
+        ),
+    ],
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Build a TensorRT engine, or write a recipe to build it on the target if this machine cannot."""
     from ..runtime.bundle.open import open_bundle
-    from .export_options import ExportOptions
     from .tensorrt.engines import add_engine, export_engine, is_bundle
-    from .tensorrt.plan import EngineOptions
 
-    engine = EngineOptions(**asdict(flags))
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
             written = output or Path(source)
             outcome = add_engine(
-                open_bundle(source), written, engine, precision=precision.precision, block=precision.block,
+                open_bundle(source), written, engine, precision=precision, block=block,
                 force=force, dry_run=dry_run, progress=advance(bars),
             )  # fmt: skip
         else:
             written = output or Path("mars.bundle")
             opened = checkpoint_options.open(source)
-            options = ExportOptions(
-                precision.block or opened.block, precision.precision or "fp16", precision.activations,
-                head=precision.head, embedding="float", **asdict(graph_options),
+            options = replace(
+                options, block=block or opened.block, precision=precision or "fp16", activations=activations,
+                head=head, embedding="float",
             )  # fmt: skip
             if not dry_run:
                 _print_quantizer(options, opened)
@@ -172,7 +193,9 @@ def trt(
 
 
 def _print_quantizer(options: ExportOptions, checkpoint: Checkpoint) -> None:
-    quantizer = options.quantizer_for(checkpoint)
+    from .option_rules import quantizer_for
+
+    quantizer = quantizer_for(options, checkpoint)
     if quantizer is not None and quantizer.reason:
         err.print(quantizer.reason, markup=False)
 

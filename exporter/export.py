@@ -36,6 +36,7 @@ from .graph import step as graph
 from .graph.fixed import fixed
 from .graph.step import StepGraph
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
+from .option_rules import check_options, quantizer_for
 from .output import writing
 from .turns import derive_chat_turns, find_thinking
 
@@ -59,8 +60,8 @@ def export_onnx(
     for an existing target without `force`, if the disk is too full, and if the graph does not agree with the
     checkpoint.
     """
-    options.check(checkpoint.dims)
-    options.quantizer_for(checkpoint)
+    check_options(options, checkpoint.dims)
+    quantizer_for(options, checkpoint)
     report = progress or (lambda phase, done, total: None)
     with writing(target, weight_bytes(checkpoint, options), force) as directory:
         manifest = write_bundle(directory, checkpoint, options, report)
@@ -97,10 +98,10 @@ def write_bundle(
         "onnx",
         GRAPH_FILE,
         WEIGHTS_FILE,
-        spec.weight_precision,
-        spec.precision,
-        spec.kv_layout,
-        spec.outputs,
+        options.weight_precision,
+        options.dtype,
+        options.kv_layout,
+        options.outputs,
         drift=_self_check(directory, checkpoint, options, spec, placed, report),
         quantization=_quantization_info(options.quantization, quantizer),
         accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
@@ -138,7 +139,7 @@ def _coded(
     checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> tuple[Tensors, QuantizerInfo | None]:
     """The tensors to write: the checkpoint's, or codes that a calibration chooses."""
-    quantizer = options.quantizer_for(checkpoint)
+    quantizer = quantizer_for(options, checkpoint)
     if quantizer is None or options.quantization is None:
         return checkpoint.tensors, None
     return quantizer.tensors(
@@ -166,18 +167,8 @@ def _write_weights(
 def _spec(checkpoint: Checkpoint, options: ExportOptions) -> StepGraph:
     drafts = checkpoint.drafts
     owners = {} if drafts is None else {n: drafts.owners(w) for n, w in products(checkpoint.dims).items()}
-    return StepGraph(
-        checkpoint.dims,
-        options.block,
-        checkpoint.vocabulary.mask_token_id,
-        options.dtype,
-        options.metrics,
-        options.logits,
-        options.quantization,
-        options.kv_layout,
-        options.top_k,
-        {name: ranks for name, ranks in owners.items() if ranks},
-    )
+    ranks = {name: owned for name, owned in owners.items() if owned}
+    return StepGraph(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, ranks)
 
 
 def _self_check(
@@ -193,7 +184,9 @@ def _self_check(
     layers, done = checkpoint.dims.num_layers, itertools.count(1)
     return selfcheck.check(
         directory,
-        graph.build(replace(spec, logits=True), placed, WEIGHTS_FILE, version("mars-export")),
+        graph.build(
+            replace(spec, options=replace(options, logits=True)), placed, WEIGHTS_FILE, version("mars-export")
+        ),
         checkpoint,
         spec,
         options.accuracy_level,

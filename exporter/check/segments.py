@@ -48,10 +48,10 @@ def run(
     directory of the weights, for ONNX Runtime to read.
     """
     kind = graph.graph.input[-1].type.tensor_type.elem_type
-    rows = _Rows(sequences, spec.dims, kind, spec.kv_layout == "delta")
+    rows = _Rows(sequences, spec.dims, kind, spec.options.kv_layout == "delta")
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
     # Packing pays off for codes, but not for float weights that are used for a few products only.
-    pack = layers is None or spec.quantization is not None
+    pack = layers is None or spec.options.quantization is not None
     try:
         for model in parts:
             onnx.save(model, scratch)

@@ -66,10 +66,10 @@ def check(
     the bounds of the precision.
     """
     mask = checkpoint.vocabulary.mask_token_id
-    masks, drafts = [] if mask is None else [mask] * (spec.block - 1), checkpoint.drafts
-    prompts = _token_ids(checkpoint, PROMPTS, PROMPT_TOKENS, spec.block)
+    masks, drafts = [] if mask is None else [mask] * (spec.options.block - 1), checkpoint.drafts
+    prompts = _token_ids(checkpoint, PROMPTS, PROMPT_TOKENS, spec.options.block)
     prompts = prompts or [[checkpoint.vocabulary.eos_token_ids[0]]]
-    paragraphs = _token_ids(checkpoint, page.PARAGRAPHS, page.TOKENS, spec.block)
+    paragraphs = _token_ids(checkpoint, page.PARAGRAPHS, page.TOKENS, spec.options.block)
     sequences = [ids + masks for ids in prompts]
     if drafts is not None:
         slots = [
@@ -77,7 +77,8 @@ def check(
             for i in range(len(drafts.names))
         ]
         sequences = [
-            [*ids, *slots[i % len(slots)].ids(len(ids), spec.block - 1)] for i, ids in enumerate(prompts)
+            [*ids, *slots[i % len(slots)].ids(len(ids), spec.options.block - 1)]
+            for i, ids in enumerate(prompts)
         ]
     sequences += paragraphs
     expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress, drafts)
@@ -86,17 +87,17 @@ def check(
     )
     known = prompts[0] if drafts is not None else sequences[0]  # the oracle has no draft slots
     yardstick = oracle.compare(checkpoint, known, expected[0][: len(known)]) if with_oracle else None
-    graph = widened(graph) if spec.precision == "bfloat16" else graph
+    graph = widened(graph) if spec.options.dtype == "bfloat16" else graph
     few = segments.layers_at_once(checkpoint.tensors.shapes)
     results = segments.run(directory / "check.onnx", graph, spec, few, OUTPUTS, accuracy_level, sequences)
     logits = [result["logits"] for result in results]
     remedy = "Use a wider --precision or --activations"
-    _require_numbers(logits, f"the {spec.weight_precision} graph", remedy, PrecisionError)
-    skipped = 1 if spec.weight_precision in ROUNDED else 0
+    _require_numbers(logits, f"the {spec.options.weight_precision} graph", remedy, PrecisionError)
+    skipped = 1 if spec.options.weight_precision in ROUNDED else 0
     first = len(prompts)
     drift, size = _drift(results[:first], expected[:first], mask, yardstick, skipped)
     if bounded:
-        require(drift, spec.weight_precision, size)
+        require(drift, spec.options.weight_precision, size)
     return replace(drift, text=page.compare(logits[first:], expected[first:], paragraphs, mask))
 
 

@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 
 from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.architecture.dims import Dims
-from ..codes import Codec, Quantization
+from ..codes import Codec
+from ..export_options import ExportOptions
 from . import drafts, predictions, quantized, scaling
 from .attention import delta, heads, rotary, steady
 from .nodes import Nodes
@@ -26,39 +27,21 @@ NEVER = -1e9
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """The settings of a step graph."""
+    """The settings of a step graph. `draft_owners`: for each product with draft adapters, the owners of its
+    ranks; the other products have no entry.
+    """
 
     dims: Dims
-    block: int
+    options: ExportOptions
     mask_token_id: int | None
-    precision: str = "float32"  # of activations and KV
-    metrics: bool = False
-    logits: bool = False
-    quantization: Quantization | None = None
-    kv_layout: str = "static"  # see docs/format.md
-    top_k: int = 0  # how many of the most likely tokens of each output are returned
-    # For each product with draft adapters, the owners of its ranks; the others have no entry.
     draft_owners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs but the KV entries."""
-        return (
-            *("token_ids", "confidence"),
-            *(("margin", "entropy") if self.metrics else ()),
-            *(("topk_ids", "topk_logprobs") if self.top_k else ()),
-            *(("logits",) if self.logits else ()),
-        )
-
-    @property
-    def weight_precision(self) -> str:
-        return self.quantization.scheme if self.quantization else self.precision
-
-    @property
     def versions(self) -> tuple[int, int]:
-        if self.kv_layout == "static":
+        """The opset and the IR version."""
+        if self.options.kv_layout == "static":
             return STATIC
-        return DELTA_QUANTIZED if self.quantization else DELTA
+        return DELTA_QUANTIZED if self.options.quantization else DELTA
 
 
 def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
@@ -90,9 +73,9 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         model,
         {
             "mars.format_version": FORMAT_VERSION,
-            "mars.block": str(spec.block),
-            "mars.kv_layout": spec.kv_layout,
-            "mars.precision": spec.weight_precision,
+            "mars.block": str(spec.options.block),
+            "mars.kv_layout": spec.options.kv_layout,
+            "mars.precision": spec.options.weight_precision,
         },
     )
     return model
@@ -115,10 +98,12 @@ class _Writer:
 
     def __init__(self, spec: StepGraph) -> None:
         self.spec, self.dims, self.knobs, self.nodes = spec, spec.dims, spec.dims.knobs, Nodes()
-        self.kind = NUMPY_DTYPES[spec.precision]
-        self.half = spec.precision != "float32"
-        self.is_delta = spec.kv_layout == "delta"
-        self.is_steady = spec.quantization is not None and not (self.half or self.is_delta)
+        self.options, self.quantization = spec.options, spec.options.quantization
+        self.dtype = spec.options.dtype
+        self.kind = NUMPY_DTYPES[self.dtype]
+        self.half = self.dtype != "float32"
+        self.is_delta = spec.options.kv_layout == "delta"
+        self.is_steady = self.quantization is not None and not (self.half or self.is_delta)
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
@@ -137,9 +122,9 @@ class _Writer:
         table, ids = "embed_tokens.weight", "input_ids"
         if self.spec.draft_owners:
             ids = drafts.write_owners(self.nodes, self.dims.vocab_size, self.has_several_adapters)
-        if self.spec.quantization is None or self.spec.quantization.embedding == "float":
+        if self.quantization is None or self.quantization.embedding == "float":
             return self.nodes.add("Gather", table, ids, name="embedding")
-        return quantized.embedded(self.nodes, ids, table, ONNX_DTYPES[self.spec.precision])
+        return quantized.embedded(self.nodes, ids, table, ONNX_DTYPES[self.dtype])
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 
@@ -173,7 +158,7 @@ class _Writer:
             self.masks = {
                 window: steady.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
             }
-        kind = ONNX_DTYPES[self.spec.precision]
+        kind = ONNX_DTYPES[self.dtype]
         rotary.write_angles(nodes, self.dims, positions, kind, self.is_delta)
         scaling.query_growth(nodes, self.knobs, column, kind)
         if self.is_delta or self.knobs.attention_cap:
@@ -210,7 +195,7 @@ class _Writer:
         if self.knobs.query_growth is not None:
             q = nodes.add("Mul", q, "query_growth", name="q_grown")
         mask = self.masks[dims.windows[i]]
-        kind = ONNX_DTYPES[self.spec.precision]
+        kind = ONNX_DTYPES[self.dtype]
         mixed = (
             delta.attention(nodes, dims, i, q, k, v, mask, kind)
             if self.is_delta
@@ -240,7 +225,7 @@ class _Writer:
         if self.is_steady:
             return steady.attention(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask)
         if self.knobs.attention_cap:
-            kind = ONNX_DTYPES[self.spec.precision]
+            kind = ONNX_DTYPES[self.dtype]
             return delta.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
         settings = scaling.attention_settings(self.knobs)
         return nodes.add(
@@ -259,7 +244,7 @@ class _Writer:
 
     def linear(self, x: str, weight: str, name: str, bias: bool) -> str:
         product = self.product(
-            x, f"{weight}.weight", name, self.spec.quantization.linear if self.spec.quantization else None
+            x, f"{weight}.weight", name, self.quantization.linear if self.quantization else None
         )
         if bias:
             product = self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased")
@@ -271,7 +256,7 @@ class _Writer:
     def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
         if codec is None:
             return self.nodes.add("MatMul", x, weight, name=name)
-        if self.spec.quantization is not None and self.spec.quantization.is_integer:
+        if self.quantization is not None and self.quantization.is_integer:
             return quantized.integer_product(self.nodes, x, weight, name, self.spec.versions[0])
         return quantized.dequantized(self.nodes, x, weight, codec, name)
 
@@ -283,7 +268,7 @@ class _Writer:
             return self.norm_f32(x, f"{module}.weight", name)
         wide = self.nodes.add("Cast", x, name=f"{name}_in", to=TensorProto.FLOAT)
         normed = self.norm_f32(wide, f"{module}.weight", f"{name}_f32")
-        return self.nodes.add("Cast", normed, name=name, to=ONNX_DTYPES[self.spec.precision])
+        return self.nodes.add("Cast", normed, name=name, to=ONNX_DTYPES[self.dtype])
 
     def norm_f32(self, x: str, scale: str, name: str) -> str:
         epsilon = self.dims.rms_norm_eps
@@ -299,9 +284,9 @@ class _Writer:
         rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
         normed = self.norm(rows, "norm", "head_rows_normed")
         flat = nodes.add("Reshape", normed, ("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT)
-        codec = spec.quantization.table(spec.quantization.head) if spec.quantization else None
+        codec = self.quantization.table(self.quantization.head) if self.quantization else None
         if codec is None:
-            table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
+            table = "embed_tokens.weight" if shares_table(dims, self.quantization) else "lm_head.weight"
             raw = nodes.add("Gemm", flat, table, name=HEAD_PRODUCT, transB=1)
         else:
             raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
@@ -320,15 +305,15 @@ class _Writer:
         bias = ("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
-        is_integer = spec.quantization is not None and spec.quantization.is_integer
-        predictions.write(nodes, logits, spec.metrics, spec.top_k, in_one_pass=is_integer)
+        is_integer = self.quantization is not None and self.quantization.is_integer
+        predictions.write(nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer)
 
     # --- the contract ---
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
         entries = "slots" if self.is_delta and prefix == "present" else "capacity"
         cache = ["batch", self.dims.num_kv_heads, entries, self.dims.head_dim]
-        dtype = ONNX_DTYPES[self.spec.precision]
+        dtype = ONNX_DTYPES[self.dtype]
         names = [f"{prefix}.{i}.{kind}" for i in range(self.dims.num_layers) for kind in ("key", "value")]
         return [helper.make_tensor_value_info(name, dtype, cache) for name in names]
 
@@ -340,8 +325,8 @@ class _Writer:
     def outputs(self) -> list[onnx.ValueInfoProto]:
         rows = ["batch", "outputs"]
         wide = {
-            "topk_ids": [*rows, self.spec.top_k],
-            "topk_logprobs": [*rows, self.spec.top_k],
+            "topk_ids": [*rows, self.options.top_k],
+            "topk_logprobs": [*rows, self.options.top_k],
             "logits": [*rows, self.dims.vocab_size],
         }
         infos = [
@@ -350,6 +335,6 @@ class _Writer:
                 TensorProto.INT64 if name in ("token_ids", "topk_ids") else TensorProto.FLOAT,
                 wide.get(name, rows),
             )
-            for name in self.spec.outputs
+            for name in self.options.outputs
         ]
         return infos + self.cache_infos("present")

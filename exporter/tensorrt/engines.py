@@ -19,11 +19,13 @@ from ...runtime.bundle.replace import link_or_copy
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..export import Progress, reopen, weight_bytes, write_bundle
-from ..export_options import FLOATS, PRECISIONS, ExportOptions
+from ..export_options import FLOATS, ExportOptions
 from ..graph.fixed import fixed
+from ..option_rules import PRECISIONS, check_options
 from ..output import writing
 from . import build as tensorrt
-from .plan import EngineOptions, EnginePlan, make_plan
+from .options import EngineOptions
+from .plan import EnginePlan, make_plan
 from .recipe import RECIPE_FILE, recipe
 
 
@@ -80,7 +82,7 @@ def export_engine(
     Raises ExportError, before anything is written, for bad options, and without `force` for an existing
     output or too little memory.
     """
-    graph.check(checkpoint.dims)
+    check_options(graph, checkpoint.dims)
     _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     size = weight_bytes(checkpoint, graph)

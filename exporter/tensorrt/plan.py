@@ -10,6 +10,7 @@ from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.trt.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
+from .options import EngineOptions
 from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, Target, layout_for, target_named
 
 DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128
@@ -18,21 +19,6 @@ ROW_CAPACITY = 64  # the unit of capacities with several rows: TensorRT aligns t
 PREFIXES = {RTX: "rtx", FULL: "tensorrt"}  # of an engine's name
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 """Input name -> (min, opt, max) shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """The options of an engine, as `mars-export trt` has them."""
-
-    target: str = "rtx"
-    kv_layout: str | None = None  # by default what the target's TensorRT supports
-    batch: int = 1  # most rows of a step
-    capacity: int | None = None  # KV entries of a row; 1024, or the model's context if that is less
-    prefill: int | None = None  # most slots of a step; 128, or the capacity if that is less
-    fixed: bool = False  # an engine for exactly `batch` rows of `block` slots
-    build: bool = True  # False: a recipe, even if this machine could build the engine
-    tf32: bool = False  # round float32 products to TF32, which is faster
-    workspace: int | None = None  # bytes of GPU memory that a layer may use; None is TensorRT's default
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,7 +308,7 @@ class Row:
         if self.finish_reason is None:  # else more may have been right than were needed
             self.acceptance_rates.record(self.proposals, num_proposals, num_verified)
         if num_verified < num_proposals or self.finish_reason is not None:
-            # Predictions after a wrong proposal are void: new masks are better (docs/archive.md).
+            # Predictions after a wrong proposal are void: new masks are better.
             self.proposals = NONE
             return
         self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))

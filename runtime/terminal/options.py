@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature, getdoc, signature
@@ -127,8 +127,16 @@ def with_default(name: str) -> type[TyperGroup]:
     return WithDefault
 
 
+class Without:
+    """Names the fields of a dataclass of options that a command does not show: they keep their defaults."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Make each parameter whose type is a dataclass stand for one option per field.
+    """Make each parameter whose type is a dataclass stand for one option per field, except for
+    fields that are parameters of the command themselves, and those in the annotation's `Without`.
 
     An option's help is the field's description in the docstring of the dataclass, `name: text`; a line such
     as `Limits:` begins a panel. An Annotated field adds other settings.
@@ -136,17 +144,20 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     Typer reads signatures, so the command gets a flat one; its values are put back into the dataclasses.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
+    types = {
+        name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()
+    }
+    groups = {name: _options(hints[name], hints) for name, plain in types.items() if is_dataclass(plain)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in groups:
-            parameters += _options(groups[name])
+            parameters += groups[name].values()
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
 
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        for name, options in groups.items():
+            values[name] = types[name](**{option: values.pop(option) for option in options})
         command(**values)
 
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
@@ -158,15 +169,21 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 DESCRIBED = re.compile(r"^(?P<panel>\S.*):$|^(?P<name>\w+): (?P<text>.*(?:\n +.*)*)$", re.MULTILINE)
 
 
-def _options(group: type[Any]) -> Iterator[Parameter]:
-    """The options of a dataclass."""
+def _options(hint: Any, taken: Collection[str]) -> dict[str, Parameter]:
+    """The options of a dataclass, by field, without fields of the names `taken`."""
+    group, hidden = hint, set(taken)
+    if get_origin(hint) is Annotated:
+        group, without = get_args(hint)
+        hidden.update(without.names)
     panel, described = None, dict[str, tuple[str | None, str]]()
     for match in DESCRIBED.finditer(getdoc(group) or ""):
         panel = match["panel"] or panel
         if match["name"]:
             described[match["name"]] = panel, " ".join(match["text"].split())
-    hints = get_type_hints(group, include_extras=True)
+    hints, options = get_type_hints(group, include_extras=True), dict[str, Parameter]()
     for field in fields(group):
+        if field.name in hidden:
+            continue
         hint, info = hints[field.name], typer.Option()
         if get_origin(hint) is Annotated:
             hint, settings = get_args(hint)
@@ -175,6 +192,7 @@ def _options(group: type[Any]) -> Iterator[Parameter]:
             info = typer.Option(f"--{field.name.replace('_', '-')}")  # without a --no- form
         if field.name in described:
             info.rich_help_panel, info.help = described[field.name]
-        yield Parameter(
+        options[field.name] = Parameter(
             field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[hint, info]
         )
+    return options

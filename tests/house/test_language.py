@@ -69,7 +69,7 @@ PHRASES = {
 }
 PAGES = sorted(
     {
-        *(path for path in (ROOT / "docs").glob("*.md") if path.name != "archive.md"),
+        *(ROOT / "docs").glob("*.md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")),
         *(ROOT / "examples").rglob("*.md"),
         *(ROOT / "exporter/default").rglob("*.md"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.tensorrt.plan import EngineOptions
+from mars_export.exporter.tensorrt.options import EngineOptions
 
 BLOCK, CAPACITY = 6, 128
 SMALL = EngineOptions(target="sm86", fixed=True, capacity=CAPACITY)  # the quickest to build

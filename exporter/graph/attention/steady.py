@@ -18,8 +18,7 @@ from .delta import attend
 
 # The number of slots from which each query head has its own product. With fewer slots, reading keys takes
 # most of the time, and heads that share keys read them once. With more, arithmetic does, and products that
-# fit in the processor's caches and divide among its cores are faster. Both give the same bits
-# (docs/archive.md).
+# fit in the processor's caches and divide among its cores are faster. Both give the same bits.
 WIDE_SLOTS = 128
 # ONNX Runtime's value for False in a mask. It absorbs any score that is added to it.
 UNSEEN = float(np.finfo(np.float32).min)

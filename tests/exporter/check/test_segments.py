@@ -66,9 +66,7 @@ def test_rows_of_different_lengths_do_not_touch_each_other(checkpoints: Named, t
     options = ExportOptions(logits=True)
     export_onnx(checkpoint, tmp_path / "bundle", options)
     graph = onnx.load(tmp_path / "bundle" / "model.onnx", load_external_data=False)
-    spec = StepGraph(
-        checkpoint.dims, options.block, checkpoint.vocabulary.mask_token_id, "float32", logits=True
-    )
+    spec = StepGraph(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id)
     sequences = [[5], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5]]
 
     def logits(given: list[list[int]]) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from support import tiny
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.codes import Quantization
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import predictions
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.quantized import integer_product
@@ -54,9 +54,9 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None
 
 def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> None:
     dims = open_checkpoint(str(checkpoints("llama"))).dims
-    for kind in ("float32", "float16"):
-        graph = StepGraph(dims, 4, tiny.MASK, kind, quantization=Quantization("int8"))
-        assert _Writer(graph).is_steady == (kind == "float32")
+    for kind in ("fp32", "fp16"):
+        options = ExportOptions(block=4, precision="int8", activations=kind)
+        assert _Writer(StepGraph(dims, options, tiny.MASK)).is_steady == (kind == "fp32")
     logits = np.random.default_rng(0).integers(0, 9, (2, 7, 288)).astype(np.float32)  # many equal ones
     logits[0, 0] = -1e9
     found = {}

@@ -11,7 +11,7 @@ from support.shell import run
 
 from mars_export import ExportError, GenerationConfig, Session
 from mars_export.exporter.check import selfcheck
-from mars_export.exporter.export_options import choose_precision
+from mars_export.exporter.option_rules import choose_precision
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.machine import byte_products
 

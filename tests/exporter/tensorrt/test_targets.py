@@ -15,7 +15,8 @@ import pytest
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt import plan
 from mars_export.exporter.tensorrt.build import parse
-from mars_export.exporter.tensorrt.plan import EngineOptions, make_plan
+from mars_export.exporter.tensorrt.options import EngineOptions
+from mars_export.exporter.tensorrt.plan import make_plan
 from mars_export.exporter.tensorrt.recipe import recipe
 from mars_export.exporter.tensorrt.targets import TARGETS, layout_for
 from mars_export.runtime.bundle.manifest import ModelInfo

@@ -16,7 +16,7 @@ from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.tensorrt.engines import export_engine
-from mars_export.exporter.tensorrt.plan import EngineOptions
+from mars_export.exporter.tensorrt.options import EngineOptions
 from mars_export.runtime.device.trt.backend import TrtBackend
 from mars_export.runtime.device.trt.cuda import find_gpu
 from mars_export.runtime.device.trt.engine import EXTRAS, find

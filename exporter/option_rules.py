@@ -1,0 +1,70 @@
+"""The options that an export accepts, and the precision that fits a device."""
+
+from __future__ import annotations
+
+from ..runtime.bundle.manifest import KV_LAYOUTS
+from ..runtime.errors import ExportError
+from ..runtime.machine import byte_products
+from .checkpoint.architecture.dims import Dims
+from .checkpoint.open import Checkpoint
+from .codes import SCHEMES
+from .export_options import FLOATS, ExportOptions
+from .quantize.quantizer import Quantizer, choose_quantizer
+
+PRECISIONS = (*FLOATS, *SCHEMES)
+MAX_BLOCK, MAX_TOP_K = 64, 256
+
+SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
+
+
+def choose_precision(device: str = "cpu") -> tuple[str, str]:
+    """What `--precision auto` means for ONNX Runtime on a CPU or a GPU, and the reason."""
+    if device == "cuda":
+        return "fp16", f"the fastest on a GPU; {SMALLER}"
+    if device != "cpu":
+        raise ExportError(f"unknown device `{device}` (known: cpu, cuda)")
+    return "w8a8", f"the fastest on a CPU, byte products here: {byte_products()}; {SMALLER}"
+
+
+def quantizer_for(options: ExportOptions, checkpoint: Checkpoint) -> Quantizer | None:
+    """The quantizer of an export; None if the weights are not quantized."""
+    return choose_quantizer(checkpoint, options.quantization, options.quantizer, options.calibration_text)
+
+
+def check_options(options: ExportOptions, dims: Dims) -> None:
+    """Raise ExportError that lists every option out of range."""
+    problems, context_length = [], dims.context_length
+    if options.precision not in PRECISIONS:
+        problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {options.precision}")
+    if options.kv_layout not in KV_LAYOUTS:
+        problems.append(f"--kv-layout must be one of {', '.join(KV_LAYOUTS)}, not {options.kv_layout}")
+    if options.quantization is not None:
+        inputs = {
+            "q, k, v": dims.hidden_size,
+            "the attention output": dims.num_heads * dims.head_dim,
+            "down": dims.intermediate_size,
+        }
+        problems += options.quantization.problems(inputs)
+        if options.activations not in FLOATS:
+            problems.append(f"--activations must be one of {', '.join(FLOATS)}, not {options.activations}")
+        if options.precision == "w8a8" and options.activations != "fp32":
+            problems.append("--precision w8a8 is computed with --activations fp32 only")
+    if not 1 <= options.block <= min(MAX_BLOCK, context_length // 2):
+        problems.append(
+            f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
+            f" {options.block}"
+        )
+    if not 0 <= options.top_k <= min(MAX_TOP_K, dims.vocab_size):
+        problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {options.top_k}")
+    if options.fixed:
+        if not options.block <= options.capacity <= context_length:
+            problems.append(
+                f"--capacity must be {options.block} to {context_length} (the checkpoint's context), not"
+                f" {options.capacity}"
+            )
+        if not 1 <= options.prefill <= options.capacity:
+            problems.append(f"--prefill must be 1 to the capacity, not {options.prefill}")
+        if options.batch < 1:
+            problems.append(f"--batch must be 1 or more, not {options.batch}")
+    if problems:
+        raise ExportError("; ".join(problems))
