@@ -13,7 +13,9 @@ from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
 from .tensors import read_json, read_text, reading, shown
 
-AUTHORS_MASK = "<|mask|>"
+# The mask tokens of published checkpoints whose tokenizers do not name one: of MARS, and of MTP-LM (arXiv
+# 2602.06019), whose tokenizers have 32 such tokens and whose models are trained with the first.
+KNOWN_MASKS = ("<|mask|>", "<|mtp_special_token_0|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def read_vocabulary(
     base's.
 
     `mask_token` is a token's text or its id as a decimal number; None means the mask token that the tokenizer
-    names, the authors' `<|mask|>`, or the `mask_token_id` of `config`. `where` names the checkpoint in
+    names, one of `KNOWN_MASKS`, or the `mask_token_id` of `config`. `where` names the checkpoint in
     messages. Raises CheckpointError if there is no mask token although `masks` are used, if tokenizer and
     config name different ones, and if its id is outside the embedding. With `drafts`, the mask token is the
     one of a draft adapter over a stock model.
@@ -173,7 +175,7 @@ def _find_mask(
 
 
 def _own_mask(tokenizer: Tokenizer, settings: dict[str, Any]) -> tuple[str | None, int | None]:
-    for name in (_content(settings, "mask_token"), AUTHORS_MASK):
+    for name in (_content(settings, "mask_token"), *KNOWN_MASKS):
         if name is not None and (token_id := tokenizer.token_to_id(name)) is not None:
             return name, token_id
     return None, None

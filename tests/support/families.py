@@ -96,6 +96,12 @@ FAMILIES = {
                 "sliding_window_pattern": 3,
             },
         ),
+        Tiny(
+            "gemma3-sliding",
+            "gemma3_text",
+            GEMMA3 | {"layer_types": [SLIDING] * 3, "rope_parameters": {SLIDING: BY_KIND[SLIDING]}},
+            tied=True,
+        ),
         Tiny("smollm3", "smollm3", {"num_hidden_layers": 3, "no_rope_layer_interval": 3}, tied=True),
         Tiny(
             "smollm3-windows",

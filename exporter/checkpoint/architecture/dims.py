@@ -130,8 +130,10 @@ def _rotations(
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
     """The rotary embeddings of a model, and for each layer the index of its own; None if it has none."""
     if family.rope_by_kind:
-        both = (rope(config, FULL), rope(config, SLIDING))
-        return both, tuple(int(window is not None) for window in slides)
+        kinds = [FULL if window is None else SLIDING for window in slides]
+        # transformers computes frequencies only for the kinds of layers that occur.
+        present = sorted(set(kinds))
+        return tuple(rope(config, kind) for kind in present), tuple(map(present.index, kinds))
     rotates = [True] * len(slides)
     if family.unrotated == "listed":
         rotates = [bool(flag) for flag in config.no_rope_layers]
