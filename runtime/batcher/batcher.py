@@ -49,8 +49,6 @@ class Batcher:
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        # Measured now, so that no running row waits for it, and before the batcher takes its KV memory.
-        _ = session.cost
         budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
         self._schedule = Schedule(
             session.backend, manifest.block, manifest.mask_id, self.limits, session.policy(), budget

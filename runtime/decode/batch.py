@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Batch:
         self.backend, self.num_rows, self.mask_id = backend, num_rows, mask_id
         self.cache = backend.new_cache(num_rows)
         self.active: list[Row] = []
+        self.step_seconds = 0.0  # of the last step
 
     def forward(self, first: int, feeds: Sequence[Feed]) -> StepOutput:
         """Run one step on the active rows first, first + 1, ... with these feeds.
@@ -65,7 +67,10 @@ class Batch:
         self.cache.reserve(max(cursors) + slots)
         want_logits = any(row.wants_logits for row in rows)
         ids, kv_length, index = [np.array(v, np.int64) for v in (input_ids, cursors, output_index)]
-        return self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
+        begun = perf_counter()
+        output = self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
+        self.step_seconds = perf_counter() - begun
+        return output
 
     def room(self, row: Row) -> int:
         """Slots of a step after the row's pending tokens; below 0 if these do not fit."""

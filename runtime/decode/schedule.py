@@ -341,6 +341,8 @@ class Schedule:
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
+        if handle is _accept and self.policy is not None:  # a decode step, not a part of a prompt
+            self.policy.record(len(rows), slots, self._batch.step_seconds)
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             before = row.cursor
             with error_boundary([row], events):

@@ -39,7 +39,7 @@ class OpenModel:
         self.compiling = ThreadPoolExecutor(COMPILING, "mars-compile")
 
     def warm(self) -> None:
-        """Measure step times and answer one token, so that the first client need not wait."""
+        """Answer one token, so that the first client need not wait."""
         batcher = None
         try:
             batcher = Batcher(self.session, self._limits())

@@ -98,8 +98,7 @@ class MARS_API Request {
 /// `submit` then throws.
 class MARS_API Batcher {
   public:
-    /// Allocates KV memory as rows need it. Measures the cost of a step first (about a second, unless an earlier
-    /// session of this user stored it). Throws SessionError for invalid limits.
+    /// Allocates KV memory as rows need it. Throws SessionError for invalid limits.
     explicit Batcher(Session session, const Limits& limits = {});
 
     /// Closes.

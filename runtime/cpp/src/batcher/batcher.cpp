@@ -85,11 +85,10 @@ std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }
 /// State shared by the batcher, its thread and its requests. A thread that hangs in a step may outlive the batcher.
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
-        : session(std::move(opened)), limits(limits_for(*session.opened_, given)),
-          budget((session.opened_->measured(), budget_of(*session.opened_, limits))),
-          schedule(
-              *session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.mask_id(),
-              limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }, limits.max_rows_per_client),
+        : session(std::move(opened)), limits(limits_for(*session.opened_, given)), budget(budget_of(*session.opened_, limits)),
+          schedule(*session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.mask_id(),
+                   limits.prefill_tokens, budget, session.opened_->cost_source(), limits.max_rows_per_client,
+                   session.opened_->step_recorder()),
           places(limits) {}
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;

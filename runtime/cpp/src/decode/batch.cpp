@@ -1,6 +1,7 @@
 #include "decode/batch.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 
 #include <mars/errors.hpp>
@@ -112,7 +113,9 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
         input_.want_topk = input_.want_topk || row.wants_topk();
     }
     cache_->reserve(longest + input_.slots);
+    const auto begun = std::chrono::steady_clock::now();
     backend.step(*cache_, first, input_, want_logits, output_);
+    step_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
 void Batch::recall(Row& row, std::optional<std::int64_t> most) {

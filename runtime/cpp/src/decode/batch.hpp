@@ -60,6 +60,11 @@ class Batch {
     /// run separately.
     std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds);
 
+    /// The shape of the last forward, and its seconds.
+    std::int64_t step_rows() const { return input_.rows; }
+    std::int64_t step_slots() const { return input_.slots; }
+    double step_seconds() const { return step_seconds_; }
+
     /// Begin a row with the entries that the prefix cache has for its prompt. `most`: entries a row may have at most if
     /// saved ones widen all rows; no value means no limit.
     void recall(Row& row, std::optional<std::int64_t> most = std::nullopt);
@@ -104,6 +109,7 @@ class Batch {
     std::unique_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;
+    double step_seconds_ = 0.0;
 };
 
 } // namespace mars

@@ -21,8 +21,8 @@ bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const
 } // namespace
 
 Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
-                   CostSource cost, std::optional<std::int64_t> max_rows_per_client)
-    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget),
+                   CostSource cost, std::optional<std::int64_t> max_rows_per_client, StepRecorder record)
+    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget), record_(std::move(record)),
       max_rows_per_client_(max_rows_per_client) {
     if (cost) policy_.emplace(std::move(cost));
     renew(budget_.max_rows);
@@ -207,7 +207,8 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
             for (const Row* row : together) rooms.push_back(batch_->decode_room(*row));
             feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
         });
-        if (good) run(together, feeds, commit_and_accept, events);
+        if (good && run(together, feeds, commit_and_accept, events) && record_)
+            record_(batch_->step_rows(), batch_->step_slots(), batch_->step_seconds());
     }
 }
 
@@ -220,10 +221,10 @@ std::optional<Accepted> Schedule::commit_and_accept(Row& row, const Predictions&
     return row.accept(predictions, feed.proposals);
 }
 
-void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events) {
+bool Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events) {
     std::vector<Predictions> predictions;
     has_run_ = true;
-    if (!failing(rows, events, [&] { predictions = batch_->step(batch_->index_of(*rows.front()), feeds); })) return;
+    if (!failing(rows, events, [&] { predictions = batch_->step(batch_->index_of(*rows.front()), feeds); })) return false;
     for (std::size_t i = 0; i < rows.size(); ++i) {
         failing({rows[i]}, events, [&] {
             std::optional<Accepted> event = handle(*rows[i], predictions[i], feeds[i]);
@@ -231,6 +232,7 @@ void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds
             Batch::moved(*rows[i]);
         });
     }
+    return true;
 }
 
 /// Feed pending tokens of one row without outputs.
@@ -289,9 +291,11 @@ std::optional<std::vector<Accepted>> Run::next() {
     return std::nullopt;
 }
 
-std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id, CostSource cost) {
+std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id, CostSource cost,
+                            StepRecorder record) {
     const KvBudget budget{static_cast<std::int64_t>(rows.size())};
-    return std::make_unique<Run>(std::make_unique<Schedule>(backend, block, mask_id, prefill_chunk, budget, std::move(cost)), rows);
+    return std::make_unique<Run>(
+        std::make_unique<Schedule>(backend, block, mask_id, prefill_chunk, budget, std::move(cost), std::nullopt, std::move(record)), rows);
 }
 
 } // namespace mars

@@ -23,11 +23,11 @@ namespace mars {
 /// The last chunk of a prompt carries masks too, so the first step already accepts a run. Between two forwards a row's tau
 /// and exact may change, and a row may be cancelled. At most `prefill_tokens` prompt tokens are read between two decode
 /// steps. `cost` is needed for rows with an automatic window; without it they get full windows. `max_rows_per_client`:
-/// rows of one client in the batch; no value means no limit. One thread owns a schedule, except where noted.
+/// rows of one client in the batch; no value means no limit. `record` gets each decode step. One thread owns a schedule, except where noted.
 class Schedule {
   public:
     Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
-             CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
+             CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt, StepRecorder record = nullptr);
 
     virtual ~Schedule() = default;
     Schedule(const Schedule&) = delete;
@@ -75,8 +75,8 @@ class Schedule {
     /// Make the fed pending tokens final, and accept predictions.
     static std::optional<Accepted> commit_and_accept(Row& row, const Predictions& predictions, const Feed& feed);
 
-    /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns.
-    void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events);
+    /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns. False if the forward failed.
+    bool run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events);
 
     void drop_finished(Events& events);
     std::vector<Row*> decoding() const;
@@ -103,6 +103,7 @@ class Schedule {
     const std::int64_t mask_id_, prefill_tokens_;
     const KvBudget budget_;
     std::optional<Policy> policy_;
+    const StepRecorder record_;
     const std::optional<std::int64_t> max_rows_per_client_;
     Queue waiting_;
     std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting and running rows
@@ -132,7 +133,7 @@ class Run {
 
 /// Decode `rows` with cursor commit. `backend` and `rows` must outlive the result.
 std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id,
-                            CostSource cost = nullptr);
+                            CostSource cost = nullptr, StepRecorder record = nullptr);
 
 /// Decode `rows` with block commit, the paper's cache loop: rows wait for each other at block boundaries. `backend` and `rows` must outlive the result. Throws SessionError if a block does
 /// not fit a step, and for exact rows.
