@@ -329,7 +329,7 @@ typedef struct mars_limits {
     int64_t max_prompt_tokens; /* no limit, like the following */
     int64_t max_new_tokens;
     int64_t max_stops;           /* stop strings, and eos_ids */
-    int64_t kv_bytes;            /* KV memory of the whole batch */
+    int64_t kv_bytes;            /* KV memory of all rows */
     double client_share;         /* 1: share of all places that one client may have; above 0, at most 1 */
     int64_t max_rows_per_client; /* no limit: sequences of one client in one forward; its other requests wait, even if rows are free */
 } mars_limits;

@@ -135,15 +135,10 @@ void Schedule::admit(Events& events) {
     const std::int64_t left = is_beside ? num_chunks(*batch_->active[first]) : 0;
     Row* const row = waiting_.first([&](const Row& each) { return is_welcome(each) && (!is_beside || 2 * num_chunks(each) <= left); });
     if (row == nullptr) return;
-    bool is_in = false;
-    const bool good = failing({row}, events, [&] {
-        is_in = has_room(*row);
-        if (is_in) batch_->active.push_back(row);
-    });
-    if (!good || is_in) waiting_.remove(row);
-    if (!good) own_.erase(row);
-    if (!is_in) return;
     std::vector<Row*>& active = batch_->active;
+    if (static_cast<std::int64_t>(active.size()) >= budget_.max_rows) return;
+    active.push_back(row);
+    waiting_.remove(row);
     for (auto i = static_cast<std::int64_t>(active.size()) - 1; i > num_decoding_; --i) move(i - 1, i, events);
     active[first] = row;
     failing({row}, events, [&] { batch_->recall(*row, budget_.max_entries(batch_->num_rows)); });
@@ -165,14 +160,8 @@ bool Schedule::is_welcome(const Row& row) const {
     return std::count_if(batch_->active.begin(), batch_->active.end(), is_same) < *max_rows_per_client_;
 }
 
-/// Whether `row` may join. The KV memory and the longest row decide how many rows a batch has; the batch must be empty
-/// before that number can change.
-bool Schedule::has_room(Row& row) {
-    std::vector<Row*> rows = batch_->active;
-    rows.push_back(&row);
-    const std::int64_t num_rows = budget_.num_rows(rows);
-    if (batch_->active.empty() && num_rows != batch_->num_rows) renew(num_rows);
-    return static_cast<std::int64_t>(batch_->active.size()) < num_rows && num_rows == batch_->num_rows;
+std::int64_t Schedule::num_rows_of(const std::string& client) const {
+    return std::count_if(own_.begin(), own_.end(), [&](const auto& each) { return each.first->client == client; });
 }
 
 std::vector<Row*> Schedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
@@ -271,7 +260,6 @@ void Schedule::renew(std::int64_t num_rows) {
 void Schedule::publish() {
     std::int64_t entries = 0;
     for (const Row* row : batch_->active) entries += row->cursor;
-    num_rows_ = batch_->active.empty() ? budget_.max_rows : batch_->num_rows;
     num_running_ = static_cast<std::int64_t>(batch_->active.size());
     num_waiting_ = static_cast<std::int64_t>(waiting_.size());
     num_entries_ = entries;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -54,9 +55,10 @@ class Schedule {
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
 
-    /// From any thread, as of the last iteration: rows that new requests can use (fewer than the budget's while long ones
-    /// fill the KV memory), rows in the batch, waiting rows, and KV entries in use.
-    std::int64_t num_rows() const { return num_rows_; }
+    /// Running and waiting rows of a client.
+    std::int64_t num_rows_of(const std::string& client) const;
+
+    /// From any thread, as of the last iteration: rows in the batch, waiting rows, and KV entries in use.
     std::int64_t num_running() const { return num_running_; }
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
@@ -93,7 +95,6 @@ class Schedule {
     Row* reading(Events& events);
     void admit(Events& events);
     bool is_welcome(const Row& row) const;
-    bool has_room(Row& row);
     void move(std::int64_t source, std::int64_t target, Events& events);
     void renew(std::int64_t num_rows);
     void publish();
@@ -114,7 +115,7 @@ class Schedule {
     bool has_run_ = false;
     std::int64_t turn_ = 0; // which reader is next
 
-    std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
+    std::atomic<std::int64_t> num_running_{0}, num_waiting_{0}, num_entries_{0};
 };
 
 /// Decodes a fixed set of rows side by side until all have ended.
