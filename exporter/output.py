@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..runtime.bundle.files import MANIFEST_FILE
-from ..runtime.bundle.replace import replacing
+from ..runtime.bundle.replace import recover, replacing
 from ..runtime.errors import ExportError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -22,6 +22,7 @@ def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
 
     Raises ExportError if the target exists, if its parent cannot be written to, or if the disk is too full.
     """
+    recover(target)
     _check(target, force)
     with ExitStack() as stack:
         try:

@@ -99,11 +99,6 @@ def load() -> float | None:
         return None
 
 
-def is_busy() -> bool:
-    """Whether more programs than cores ran in the last minute, so that a measurement is not worth keeping."""
-    return (load() or 0.0) > (os.cpu_count() or 1)
-
-
 def processor(cpuinfo: Path = CPUINFO) -> str:
     """The processor's name; on Arm the name of the board, and the implementer and part of its cores."""
     text = _text(cpuinfo)

@@ -23,7 +23,7 @@ from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import ChatTurns
-from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.cost import Cost, LearnedCost
 
 BLOCK = 6
 pytest_plugins = ["support.selection"]
@@ -51,7 +51,8 @@ def _every_step_costs_the_same() -> Iterator[None]:
     full.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mars_export.runtime.session.session.measure", lambda *_: Cost(((1, 1.0),)))
+        patch.setattr("mars_export.runtime.session.session.built_in", lambda *_: Cost(((1, 1.0),)))
+        patch.setattr(LearnedCost, "record", lambda *_: False)
         patch.setattr("mars_export.runtime.session.session.CostFile", SimpleNamespace(of=lambda *_: None))
         yield
 

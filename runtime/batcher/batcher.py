@@ -20,7 +20,9 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
+from ..decode.batch import KvBudget
 from ..decode.config import GenerationConfig
+from ..decode.lanes import Lanes
 from ..decode.row import Accepted, FinishReason, Row
 from ..decode.schedule import Limits, Schedule
 from ..errors import DeviceLost, Overloaded, SessionError
@@ -49,11 +51,16 @@ class Batcher:
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        # Measured now, so that no running row waits for it, and before the batcher takes its KV memory.
-        _ = session.cost
         budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
-        self._schedule = Schedule(
-            session.backend, manifest.block, manifest.mask_id, self.limits, session.policy(), budget
+
+        def open_schedule(limits: Limits, budget: KvBudget) -> Schedule:
+            policy = session.policy()
+            return Schedule(session.backend, manifest.block, manifest.mask_id, limits, policy, budget)
+
+        self._schedule: Schedule | Lanes = (
+            open_schedule(self.limits, budget)
+            if self.limits.kv_bytes is None
+            else Lanes(self.limits, budget, open_schedule)
         )
         self._budget = budget
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs
@@ -153,7 +160,7 @@ class Batcher:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a row, including those that are being tokenized."""
-        return self._places.num_entering + len(self._arrivals) + len(self._schedule.waiting)
+        return self._places.num_entering + len(self._arrivals) + self._schedule.num_waiting
 
     @property
     def longest_wait(self) -> float:
@@ -337,7 +344,7 @@ class Batcher:
 
     def _iterate(self) -> None:
         schedule, lost = self._schedule, None
-        room = schedule.num_rows - len(schedule.waiting)
+        room = schedule.num_rows - schedule.num_waiting
         self._step_began = perf_counter()
         try:
             for events in schedule.forwards():
@@ -346,7 +353,7 @@ class Batcher:
                     lost = event.error if isinstance(event.error, DeviceLost) else lost
         finally:
             self._step_began = None
-        if schedule.num_rows - len(schedule.waiting) > room:
+        if schedule.num_rows - schedule.num_waiting > room:
             with self._changed:
                 self._notify()
         if lost is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import BundleError, listed
 from .files import CHECKSUM_FILE, MANIFEST_FILE, read_small, stamp, verify, write_whole
 from .manifest import Manifest, Variant, parse_manifest
-from .replace import link_or_copy, replacing
+from .replace import link_or_copy, recover, replacing
 
 MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
 # Of safe mode: bytes of the manifest, number of files, bytes of a graph or tokenizer (parsing takes several
@@ -49,6 +49,7 @@ def open_bundle(
     names, files that are missing, not listed, of the wrong size or of the wrong content.
     """
     directory = Path(path).expanduser()
+    recover(directory)
     if not (directory / MANIFEST_FILE).is_file():
         raise BundleError(_no_bundle(str(path), directory))
     file = directory / MANIFEST_FILE
@@ -109,6 +110,7 @@ def rewrite(
     A second writer waits. Raises BundleError and the errors of `change`; the bundle is unchanged then.
     """
     directory, new = Path(os.path.realpath(Path(path).expanduser())), new or {}
+    recover(directory)
     if not (directory / MANIFEST_FILE).is_file():
         raise BundleError(_no_bundle(str(path), directory))
     try:

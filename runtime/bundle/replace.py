@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -9,35 +10,70 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield the empty directory `.NAME.partial/new` beside `target`. It replaces `target` on success and is
     removed on any error. A second writer of the same target waits. Files of a killed writer are removed.
 
+    The replaced directory is removed only after the new one has taken its place.
     Raises OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    outer, lock = _locked(target.with_name(f".{target.name}.partial"))
+    outer, lock = _locked(_partial(target))
     scratch, old = outer / "new", outer / "old"
     try:
-        if old.exists() and not target.exists():  # a writer was killed between its renames
-            os.rename(old, target)
+        _put_back(old, target)
         for path in outer.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         scratch.mkdir()
         yield scratch
-        if target.exists():
-            os.rename(target, old)
-        try:
+        if not (target.exists() and _exchange(scratch, target)):
+            if target.exists():
+                os.rename(target, old)
             os.rename(scratch, target)
-        except OSError:
-            if old.exists():
-                os.rename(old, target)
-            raise
     finally:
-        shutil.rmtree(outer, ignore_errors=True)
+        is_unfinished = old.exists() and scratch.exists()
+        if is_unfinished:
+            with suppress(OSError):
+                _put_back(old, target)
+        if not (is_unfinished and old.exists()):
+            shutil.rmtree(outer, ignore_errors=True)
         os.close(lock)
+
+
+def recover(target: Path) -> None:
+    """Put back a directory that a killed writer had moved away; waits for a writer that still runs."""
+    if target.exists() or not (_partial(target) / "old").exists():
+        return
+    with suppress(OSError):  # such as a file system that is mounted read-only
+        outer, lock = _locked(_partial(target))
+        try:
+            _put_back(outer / "old", target)
+            shutil.rmtree(outer, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
+
+
+def _put_back(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        os.rename(old, target)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two directories in one step. False if the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    return bool(rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
 
 
 def _locked(directory: Path) -> tuple[Path, int]:

@@ -15,7 +15,6 @@ from typing import Literal
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
 from ..decode.config import GenerationConfig
-from ..decode.pace import cost
 from ..device.name import DeviceName
 from ..device.ort import kernels
 from ..device.ort.library import PROVIDERS, version_and_devices
@@ -189,7 +188,7 @@ def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
 
 def proof(session: Session, reference: Session | None, subject: str) -> list[Finding]:
     """Check that KV rows are on the session's device, that its tokens are those of `reference` and that exact
-    mode gives the tokens of one token a step; and measure the time of a step.
+    mode gives the tokens of one token a step; and say what steps took.
     """
     prompts = _prompts(session)
     exact = GenerationConfig(max_new_tokens=ANSWER)
@@ -197,9 +196,8 @@ def proof(session: Session, reference: Session | None, subject: str) -> list[Fin
     plain = [session.generate(p, one_token).token_ids for p in prompts]
     fast = [session.generate(p, exact).token_ids for p in prompts]
     kind, where = DeviceName.of(session.device).kind, session.backend.kv_device
-    manifest = session.bundle.manifest
-    points = cost.measure(session.backend, manifest.block, manifest.mask_id).points
-    steps = ", ".join(f"{slots}: {1000 * seconds:.2f}" for slots, seconds in points)
+    sizes = [size.positions for size in session.step_costs.learned]
+    steps = ", ".join(f"{size}: {1000 * session.cost.of(size):.2f}" for size in sizes)
     if reference is None:
         tokens = Finding(f"{subject}, tokens", "absent", "the graph does not run on the CPU")
     else:

@@ -97,7 +97,7 @@ class LimitOptions:
     max_waiting: Requests of each bundle that may wait; further ones get status 429.
     max_prompt_tokens: Maximum tokens of a prompt; the context by default.
     max_new_tokens: Maximum tokens of an answer; the context by default.
-    kv_bytes: KV memory of each bundle's batch, such as 2G.
+    kv_bytes: KV memory of each bundle's requests, such as 2G.
     max_models: Bundles that are open at once; all by default.
     max_model_bytes: Graphs and weights of the bundles that are open at once, such as 8G.
     max_body: Largest request body; 4M by default.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Batch:
         self.backend, self.num_rows, self.mask_id = backend, num_rows, mask_id
         self.cache = backend.new_cache(num_rows)
         self.active: list[Row] = []
+        self.step_seconds = 0.0  # of the last step
 
     def forward(self, first: int, feeds: Sequence[Feed]) -> StepOutput:
         """Run one step on the active rows first, first + 1, ... with these feeds.
@@ -65,7 +67,10 @@ class Batch:
         self.cache.reserve(max(cursors) + slots)
         want_logits = any(row.wants_logits for row in rows)
         ids, kv_length, index = [np.array(v, np.int64) for v in (input_ids, cursors, output_index)]
-        return self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
+        begun = perf_counter()
+        output = self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
+        self.step_seconds = perf_counter() - begun
+        return output
 
     def room(self, row: Row) -> int:
         """Slots of a step after the row's pending tokens; below 0 if these do not fit."""
@@ -110,7 +115,7 @@ class Batch:
 class KvBudget:
     """How many rows fit in `num_bytes` of KV memory; None for no limit but `max_rows`.
 
-    A batch allocates as many entries for each row as its longest row needs, of `entry_bytes` each.
+    A batch allocates as many entries for each row as its longest row may need, of `entry_bytes` each.
     `max_capacity`: most entries of a row. `fixed`: a row always takes that many.
     """
 
@@ -120,16 +125,21 @@ class KvBudget:
     max_capacity: int = 0
     fixed: bool = False
 
-    def num_rows(self, rows: Sequence[Row]) -> int:
-        """Rows of a batch that holds `rows`: at least 1, at most `max_rows`."""
-        if self.num_bytes is None:
-            return self.max_rows
-        most = self.num_bytes // max(map(self._row_bytes, rows))
-        return max(1, min(self.max_rows, most))
+    @property
+    def short_bytes(self) -> int:
+        """Half of an equal share: `max_rows` such rows leave half of the memory to longer ones."""
+        return (self.num_bytes or 0) // (2 * self.max_rows)
+
+    @property
+    def short_entries(self) -> int | None:
+        """Tokens of a prompt and an answer that fit in `short_bytes`, None for any number."""
+        if self.num_bytes is None or self.fixed:
+            return None
+        return self.short_bytes // self.entry_bytes // GROWTH * GROWTH * 4 // 5 - SLOTS
 
     @property
     def max_slots(self) -> int | None:
-        """Slots of a decode step that `_row_bytes` counts on, None for any number."""
+        """Slots of a decode step that `row_bytes` counts on, None for any number."""
         return None if self.num_bytes is None or self.fixed else SLOTS
 
     @property
@@ -147,14 +157,14 @@ class KvBudget:
 
     def check(self, row: Row) -> None:
         """Raise SessionError for a row that does not fit even alone."""
-        if self.num_bytes is not None and (num_bytes := self._row_bytes(row)) > self.num_bytes:
+        if self.num_bytes is not None and (num_bytes := self.row_bytes(row)) > self.num_bytes:
             raise SessionError(
                 f"a prompt of {row.stats.prompt_tokens} tokens with max_new_tokens"
                 f" {row.config.max_new_tokens} may take {num_bytes / 1e6:.2f} MB of KV memory, this service"
                 f" gives {self.num_bytes / 1e6:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
             )
 
-    def _row_bytes(self, row: Row) -> int:
+    def row_bytes(self, row: Row) -> int:
         """The most that one row takes, with the quarter by which memory grows at least."""
         if self.fixed:
             return self.max_capacity * self.entry_bytes

@@ -29,14 +29,16 @@ OutputHandler = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 class Limits:
     """How much runs at once, and how much one request may ask for; None is no limit.
 
-    max_rows: sequences in one forward. KV memory is allocated for as many, each as long as the longest needs.
+    max_rows: sequences that run at once.
     max_waiting: requests that may wait, besides those that free rows are about to take.
     prefill_tokens: most prompt tokens that are prefilled between two decode steps. With more, a new request
         answers sooner; with fewer, it disturbs running requests less.
     max_prompt_tokens: longest prompt.
     max_new_tokens: longest answer.
     max_stops: most stop strings, and most eos_ids.
-    kv_bytes: KV memory of the whole batch. A long request waits until few enough rows run.
+    kv_bytes: KV memory of all rows. A request starts as soon as one of max_rows is free and a running batch,
+        or the memory that these batches leave, has room for its prompt and max_new_tokens; at most
+        4 x max_rows requests pass one that waits for memory, then nobody starts before it.
     client_share: the part of all places, running and waiting, that one client may have: above 0, at most 1.
     max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free rows.
 
@@ -124,8 +126,11 @@ class Schedule:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch: fewer than `max_rows` while long ones fill the KV memory."""
-        return self._batch.num_rows if self._batch.active else self.limits.max_rows
+        return self.limits.max_rows
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
 
     @property
     def running(self) -> Sequence[Row]:
@@ -230,7 +235,7 @@ class Schedule:
     def _admit(self) -> None:
         """Start a waiting row, before the others whose prompts are being read, if there is room."""
         row = self._next_waiting()
-        if row is None or not self._has_room(row):
+        if row is None or self.num_running == self.limits.max_rows:
             return
         self.waiting.remove(row)
         active, first = self._batch.active, self._num_decoding
@@ -247,16 +252,6 @@ class Schedule:
             return iter(self.waiting)
         running = Counter(row.client for row in self._batch.active if row.client is not None)
         return (row for row in self.waiting if running[row.client] < most)
-
-    def _has_room(self, row: Row) -> bool:
-        """Whether `row` may join. The longest row decides how many rows the KV memory holds; the number
-        changes only while no row runs.
-        """
-        active = self._batch.active
-        num_rows = self.budget.num_rows([*active, row])
-        if not active and num_rows != self._batch.num_rows:
-            self._batch = Batch(self.backend, num_rows, self.mask_id)
-        return len(active) < num_rows == self._batch.num_rows
 
     def _begin(self, row: Row) -> list[Accepted]:
         """Append the tokens that are known without a prediction."""
@@ -341,6 +336,8 @@ class Schedule:
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
+        if handle is _accept and self.policy is not None:  # a decode step, not a part of a prompt
+            self.policy.record(len(rows), slots, self._batch.step_seconds)
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             before = row.cursor
             with error_boundary([row], events):

@@ -1,9 +1,9 @@
-"""The file of a measured cost table in the user's cache directory."""
+"""The file of learned step costs in the user's cache directory."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,11 @@ from .. import machine
 from ..bundle.files import read_small, write_whole
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
-from ..decode.pace.cost import Cost
+from ..decode.pace.cost import Learned
 from ..device.ort import kernels
 from .fingerprint import fingerprint
 
-VERSION = 3
+VERSION = 4
 MOST_BYTES = 16_384
 
 
@@ -46,16 +46,17 @@ class CostFile:
         name = fingerprint(bundle, variant, device, options, *more)
         return cls(cache / "costs" / f"{name}.json")
 
-    def read(self) -> Cost | None:
-        """The table; None if there is no valid one, so that it is measured again."""
+    def read(self) -> tuple[Learned, ...]:
+        """What earlier sessions learned; empty without a valid file."""
         try:
-            points = json.loads(read_small(self.path, MOST_BYTES))["points"]
-            return Cost(tuple((int(slots), float(seconds)) for slots, seconds in points))
+            sizes = json.loads(read_small(self.path, MOST_BYTES))["sizes"]
+            return tuple(Learned(int(size), float(ratio), float(weight)) for size, ratio, weight in sizes)
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            return None
+            return ()
 
-    def write(self, cost: Cost) -> None:
-        """Write the table if possible; otherwise the next session measures again."""
+    def write(self, learned: Sequence[Learned]) -> None:
+        """Write what was learned if possible; otherwise the next session learns again."""
+        sizes = [(size.positions, size.ratio, size.weight) for size in learned]
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, (json.dumps({"points": cost.points}) + "\n").encode("ascii"))
+            write_whole(self.path, (json.dumps({"sizes": sizes}) + "\n").encode("ascii"))

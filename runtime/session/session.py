@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import machine
 from ..bundle import profiles
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
@@ -16,7 +14,7 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
-from ..decode.pace.cost import Cost, measure
+from ..decode.pace.cost import Cost, LearnedCost, built_in
 from ..decode.pace.draft import DraftSlots
 from ..decode.pace.estimates import AcceptanceRates
 from ..decode.pace.policy import Policy
@@ -82,7 +80,9 @@ class Session:
         self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
         self._cost: Cost | None = None
         self._acceptance_rates = AcceptanceRates()
-        self._cost_file, self._measuring = cost_file, threading.Lock()
+        self._cost_file = cost_file
+        curve = built_in(variant.precision, DeviceName.of(device).kind)
+        self.step_costs = LearnedCost(curve, cost_file.read() if cost_file is not None else ())
         has_text = bundle.manifest.text is not None
         self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if has_text else None
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
@@ -267,7 +267,6 @@ class Session:
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
             row, text = self.new_row(0, ids, config, system=system)
-            self.prepare([config])  # after all checks: it may take a second
             return Stream(row, text, run(self._schedule([row], 1, CURSOR), [row]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
@@ -304,25 +303,21 @@ class Session:
 
     @property
     def cost(self) -> Cost:
-        """The cost of a step: the table of an earlier session of this user, else measured now, which takes
-        about a second.
-
-        A measured table is written for later sessions unless the machine is busy.
+        """The cost of a step as the steps so far have shown it, those of this user's earlier sessions
+        included.
         """
-        with self._measuring:
-            if self._cost is None:
-                self._cost = self._cost_file.read() if self._cost_file is not None else None
-            if self._cost is None:
-                manifest = self.bundle.manifest
-                self._cost = measure(self.backend, manifest.block, manifest.mask_id)
-                if self._cost_file is not None and not machine.is_busy():
-                    self._cost_file.write(self._cost)
-            return self._cost
+        return self._cost or self.step_costs.cost
 
     @cost.setter
     def cost(self, value: Cost) -> None:
-        """Use this table instead of a measured one, for the same windows in every run."""
+        """Use this table instead of a learned one, for the same windows in every run."""
         self._cost = value
+
+    def _record(self, rows: int, slots: int, seconds: float) -> None:
+        """Learn from a step, and write what was learned now and then."""
+        is_worth_saving = self.step_costs.record(rows, slots, seconds)
+        if is_worth_saving and self._cost_file is not None:
+            self._cost_file.write(self.step_costs.learned)
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
         """A budget of `num_bytes` of KV memory for at most `max_rows` rows; None for no limit."""
@@ -332,12 +327,7 @@ class Session:
 
     def policy(self) -> Policy:
         """A policy for one batch."""
-        return Policy(lambda: self.cost)
-
-    def prepare(self, configs: Iterable[GenerationConfig]) -> None:
-        """Measure the cost if one of `configs` needs it, so that no request waits for it."""
-        if any(config.window == "auto" and not config.one_token for config in configs):
-            _ = self.cost
+        return Policy(lambda: self.cost, self._record)
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError if this bundle, or this variant's graph, lacks something that `config` needs."""
@@ -351,11 +341,9 @@ class Session:
         )
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
-        rows = [
+        return [
             self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
-        self.prepare(configs)  # after all checks, as in `conversation`
-        return rows
 
     def _schedule(self, rows: Sequence[Row], num_rows: int, commit: Commit) -> Schedule:
         """The loop for `rows`, at most `num_rows` at a time."""

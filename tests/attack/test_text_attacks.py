@@ -94,12 +94,10 @@ def test_a_tokenizer_that_panics_is_an_error_of_ours(path: Path) -> None:
             panicking()
 
 
-def test_a_request_is_checked_before_the_cost_of_a_step_is_measured(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_checked_before_a_step_runs(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = sessions("llama")
     session = Session(opened.bundle, opened.variant, opened.backend)
-    monkeypatch.setattr("mars_export.runtime.session.session.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(opened.backend, "step", lambda *_: pytest.fail("a step ran"))
     prompt, stops = "a" * 8_000_000, GenerationConfig(stop=("x",) * 50_000)
     for ask in (session.generate, session.stream, session.conversation().send):
         with pytest.raises(SessionError, match="characters, this bundle's context takes at most"):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.fixtures import Named
 
 from mars_export.exporter.output import writing
+from mars_export.runtime.bundle import replace
 from mars_export.runtime.bundle.files import MANIFEST_FILE
+from mars_export.runtime.bundle.open import open_bundle, rewrite
 from mars_export.runtime.errors import ExportError
 
 
@@ -58,6 +63,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(source, target)
 
+    monkeypatch.setattr(replace, "_exchange", lambda *_: False)
     monkeypatch.setattr(os, "rename", fails_once)
     with (
         pytest.raises(ExportError, match="An earlier bundle is unchanged"),
@@ -82,6 +88,95 @@ def test_a_bundle_that_a_killed_run_moved_is_put_back(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="exists"), writing(tmp_path / "a.bundle", 0, force=False):
         pass
     assert (tmp_path / "a.bundle" / MANIFEST_FILE).read_text() == "old"
+
+
+def interrupted_after(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C arrives during the rename of this number: its handler runs when the call returns."""
+    owner = os if name == "rename" else replace
+    real, calls = getattr(owner, name), []
+
+    def rename(source: Path, target: Path) -> object:
+        calls.append(source)
+        done = real(source, target)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(owner, name, rename)
+    if name == "rename":
+        monkeypatch.setattr(replace, "_exchange", lambda *_: False)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "kept"), [("rename", 1, "old"), ("rename", 2, "new"), ("_exchange", 1, "new")]
+)
+def test_an_interrupt_at_a_rename_leaves_one_whole_bundle(
+    name: str, number: int, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = bundle(tmp_path / "a.bundle", "old")
+    interrupted_after(name, number, monkeypatch)
+    with pytest.raises(KeyboardInterrupt), writing(old, 0, force=True) as scratch:
+        (scratch / MANIFEST_FILE).write_text("new")
+    assert (old / MANIFEST_FILE).read_text() == kept
+    assert names(tmp_path) == ["a.bundle"]
+
+
+def test_a_bundle_that_cannot_be_put_back_is_kept_and_found_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = bundle(tmp_path / "a.bundle", "old")
+    real = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        real(source, target)
+        if source == old:  # another program is faster
+            bundle(old, "another program's")
+
+    monkeypatch.setattr(replace, "_exchange", lambda *_: False)
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="not empty"), writing(old, 0, force=True) as scratch:
+        (scratch / MANIFEST_FILE).write_text("new")
+    assert (old / MANIFEST_FILE).read_text() == "another program's"
+    shutil.rmtree(old)
+    replace.recover(old)
+    assert (old / MANIFEST_FILE).read_text() == "old"
+    assert names(tmp_path) == ["a.bundle"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mars_export.runtime.bundle import replace
+
+real = os.rename
+def rename(source, target):
+    real(source, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.rename, replace._exchange = rename, lambda *_: False
+with replace.replacing(Path(sys.argv[1])) as scratch:
+    (scratch / "manifest.json").write_text("half")
+"""
+
+
+@pytest.mark.parametrize("command", ["reads", "rewrites", "exports"])
+def test_a_bundle_of_a_writer_killed_between_its_renames_is_found(
+    command: str, bundles: Named, tmp_path: Path
+) -> None:
+    target = tmp_path / "a.bundle"
+    shutil.copytree(bundles("llama"), target)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(target)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not target.exists()
+    if command == "reads":
+        open_bundle(target, full=True)
+    elif command == "rewrites":
+        rewrite(target, lambda manifest: manifest)
+    else:
+        with pytest.raises(ExportError, match="exists"), writing(target, 0, force=False):
+            pass
+    assert open_bundle(target, full=True).manifest.variants
+    assert names(tmp_path) == ["a.bundle"]
 
 
 WRITER = """

@@ -27,9 +27,7 @@ def test_the_window_is_a_word_or_a_number(
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for window in ("auto", "1", "3"):
         assert run_process(*arguments, "--window", window).returncode == 0
-    assert len(list(tmp_path.rglob("costs/*.json"))) <= 1, (
-        "measured for auto only; a busy machine's table is not kept"
-    )
+    assert not list(tmp_path.rglob("costs/*.json")), "too few steps to be worth it"
     for wrong in ("0", "x", "9" * 500):
         refused = run(*arguments, "--window", wrong)
         assert refused.returncode == 2
@@ -167,7 +165,7 @@ def test_min_p_of_one_is_greedy(plain: Path) -> None:
         (["--temp", "1"], "auto"),
     ],
 )
-def test_a_drawn_text_does_not_follow_measured_costs(
+def test_a_drawn_text_does_not_follow_learned_costs(
     plain: Path, options: list[str], window: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

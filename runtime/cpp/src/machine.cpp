@@ -129,9 +129,4 @@ std::filesystem::path own_directory() {
     return std::filesystem::canonical(info.dli_fname, error).parent_path();
 }
 
-bool is_busy() {
-    double load = 0.0;
-    return getloadavg(&load, 1) == 1 && load > static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 } // namespace mars

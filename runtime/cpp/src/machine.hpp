@@ -39,7 +39,4 @@ std::string this_platform();
 /// The directory of the library or program that contains this code.
 std::filesystem::path own_directory();
 
-/// Whether more programs than cores ran during the last minute, so that timings measured now are not worth keeping.
-bool is_busy();
-
 } // namespace mars

@@ -5,6 +5,7 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
+#include "decode/lanes.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "failing.hpp"
@@ -259,37 +260,57 @@ TEST_CASE("a lack of memory for a prompt ends that request only") {
     CHECK(other->tokens == alone(*other));
 }
 
-TEST_CASE("the KV budget and the longest row limit the rows of a batch") {
-    fake::Backend backend(fake::hashed, 1000);
-    mars::KvBudget budget{4, 8 * 256 * 4, 8, 1000}; // entries of 8 bytes: four rows of 256
+TEST_CASE("a KV budget counts what a row may take") {
+    const mars::KvBudget budget{4, 8 * 256 * 4, 8, 1000}; // entries of 8 bytes: four rows of 256
     const auto small = row_of(0, fake::Tokens(20, 1), config_of(1.0, 20)), large = row_of(1, fake::Tokens(600, 2), config_of(1.0, 20));
-    std::vector<mars::Row*> rows{small.get()};
-    CHECK(budget.num_rows(rows) == 4);
-    rows.push_back(large.get());
-    CHECK(budget.num_rows(rows) == 1);
+    CHECK(budget.row_bytes(*small) == 8 * 256);
+    CHECK(budget.row_bytes(*large) == 8 * 896);
+    CHECK(budget.short_bytes() == 8 * 128);
     CHECK(budget.num_entries() == 1024);
     CHECK(budget.max_entries(2) == 512);
     CHECK_THROWS_AS((mars::KvBudget{4, 1000, 8, 1000}.check(*large)), mars::SessionError);
-    CHECK((mars::KvBudget{4, std::nullopt, 8, 1000}.num_rows(rows)) == 4);
-    CHECK((mars::KvBudget{4, 16000, 8, 1000, true}.num_rows({small.get()})) == 2); // of fixed size
-    auto greedy = config_of(1.0, std::numeric_limits<std::int64_t>::max());
-    CHECK(budget.num_rows({row_of(2, {1}, greedy).get()}) == 1);
+    CHECK((mars::KvBudget{4, 16000, 8, 1000, true}.row_bytes(*small)) == 8000); // of fixed size
+    CHECK(budget.row_bytes(*row_of(2, {1}, config_of(1.0, std::numeric_limits<std::int64_t>::max()))) == 8 * 1408);
+}
 
-    mars::Schedule schedule(backend, 4, fake::mask, 64, budget);
-    backend.record = true;
-    std::vector<std::shared_ptr<mars::Row>> all{large};
-    for (std::int64_t i = 0; i < 6; ++i) all.push_back(row_of(2 + i, fake::Tokens(10, 1 + i), config_of(1.0, 20)));
-    all.push_back(row_of(9, fake::Tokens(600, 3), config_of(1.0, 20)));
-    for (const auto& row : all) schedule.add(row);
-    CHECK(drained(schedule).empty());
-    for (const auto& row : all) CHECK(row->tokens == alone(*row));
-    bool together = false;
-    for (const mars::StepInput& step : backend.steps) {
-        const std::int64_t longest = *std::max_element(step.kv_length.begin(), step.kv_length.end());
-        CHECK((longest < 400 || step.rows == 1)); // long rows run by themselves
-        together = together || step.rows == 4;
-    }
-    CHECK(together);
+TEST_CASE("rows join by the memory that each needs, and one that waits for it is passed 4 x max_rows times") {
+    constexpr std::int64_t most = 8, entries = 8 * 1024;
+    fake::Backend backend(fake::hashed, 2 * entries);
+    const mars::KvBudget budget{most, entries, 1, 2 * entries};
+    mars::Lanes lanes(budget, std::nullopt,
+                      [&](const mars::KvBudget& part) { return std::make_unique<mars::Schedule>(backend, 4, fake::mask, 128, part); });
+    std::vector<std::shared_ptr<mars::Row>> all;
+    const auto add = [&](std::int64_t tokens) {
+        all.push_back(row_of(static_cast<std::int64_t>(all.size()), fake::Tokens(4, 1), config_of(1.0, tokens)));
+        lanes.add(all.back());
+        return all.back().get();
+    };
+    const auto until = [&](const std::function<bool()>& is_over) {
+        for (int i = 0; !is_over(); ++i) {
+            REQUIRE(i < 20000);
+            lanes.iterate([](const mars::Accepted&) {});
+            CHECK(lanes.num_running() <= most);
+        }
+    };
+    const auto num_begun = [&] { return std::count_if(all.begin(), all.end(), [](const auto& row) { return row->stats.tokens > 0; }); };
+    const mars::Row* const beside = add(3000);
+    for (int i = 0; i < 30; ++i) add(100);
+    lanes.iterate([](const mars::Accepted&) {});
+    CHECK(lanes.num_running() == most);
+    until([&] { return lanes.num_running() == 1; });
+    CHECK(!beside->finish_reason);
+    CHECK(num_begun() == 31);
+    const mars::Row* const large = add(6000); // waits for the first one's memory
+    for (int i = 0; i < 100; ++i) add(100);
+    lanes.iterate([](const mars::Accepted&) {});
+    CHECK(lanes.num_running() == most);
+    until([&] { return large->stats.tokens > 0; });
+    CHECK(num_begun() >= 32 + 4 * most);
+    CHECK(num_begun() < 32 + 5 * most);
+    until([&] { return lanes.is_idle(); });
+    CHECK(lanes.num_rows() == most);
+    for (const auto& row : all) CHECK(row->finish_reason == mars::FinishReason::length);
+    CHECK(all[5]->tokens == alone(*all[5]));
 }
 
 TEST_CASE("a row with many pending tokens is read in parts that the KV budget counts on") {

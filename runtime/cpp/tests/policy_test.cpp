@@ -48,6 +48,17 @@ TEST_CASE("a cost table is linear between its points and never decreases") {
         CHECK_THROWS_AS(mars::Cost{wrong}, mars::SessionError);
 }
 
+TEST_CASE("every case of costs.json") {
+    for (const auto& each : conformance("costs.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        mars::LearnedCost cost(mars::Cost(each["curve"].get<Points>()));
+        for (const auto& step : each["steps"]) cost.record(step[0], step[1], step[2]);
+        std::vector<double> table;
+        for (const auto& [positions, seconds] : cost.cost()->points()) table.push_back(seconds);
+        REQUIRE(table == each["table"].get<std::vector<double>>());
+    }
+}
+
 TEST_CASE("automatic and fixed windows in one batch: the same text, and steps of equal cost are full") {
     fake::Backend backend;
     mars::GenerationConfig automatic, fixed;

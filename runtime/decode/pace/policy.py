@@ -25,11 +25,13 @@ class Policy:
     it; otherwise a row that went down to no masks would never learn that its text has become predictable.
     Less time is set aside if the next tokens themselves are less certain.
 
-    `cost` is called when it is first needed.
+    `cost` is called for each choice. `record` gets the rows, slots and seconds of each decode step.
     """
 
-    def __init__(self, cost: Callable[[], Cost]) -> None:
-        self._cost = cost
+    def __init__(
+        self, cost: Callable[[], Cost], record: Callable[[int, int, float], None] = lambda *_: None
+    ) -> None:
+        self._cost, self.record = cost, record
         self._saved = 0.0  # seconds set aside for trials
         self._splitter = Splitter()
 

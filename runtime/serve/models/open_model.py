@@ -17,6 +17,7 @@ from .adaptive import Adaptive, read_levels
 LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds that a client should wait before it tries again
 COMPILING = 2  # grammars at a time: each may take a second and 300 MB
+LEAST_TOKENS = 256  # of an answer to a request without `max_tokens`, if the KV memory is small
 STEP_TIME = 60.0  # seconds for an answer of one token
 STEP_HANGS = 120.0  # seconds of a step, after which the server is unhealthy
 
@@ -39,7 +40,7 @@ class OpenModel:
         self.compiling = ThreadPoolExecutor(COMPILING, "mars-compile")
 
     def warm(self) -> None:
-        """Measure step times and answer one token, so that the first client need not wait."""
+        """Answer one token, so that the first client need not wait."""
         batcher = None
         try:
             batcher = Batcher(self.session, self._limits())
@@ -129,6 +130,8 @@ class OpenModel:
         limits, most = self._options.limits, self.context
         if limits.max_new_tokens is not None:
             most = min(most, limits.max_new_tokens)
-        if limits.kv_bytes is not None:  # half is for the prompt
-            most = min(most, self.session.kv_budget(1, limits.kv_bytes).num_entries // 2)
+        budget = self.session.kv_budget(limits.max_rows, limits.kv_bytes)
+        if budget.short_entries is not None:  # half is for the prompt
+            least = min(LEAST_TOKENS, budget.num_entries // 4)
+            most = min(most, max(least, budget.short_entries // 2))
         return max(1, most)

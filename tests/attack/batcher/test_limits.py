@@ -28,17 +28,9 @@ def test_what_one_request_may_ask_for(session: Session) -> None:
 
 
 def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long row makes all rows' memory long: it waits for a narrow batch, and nobody waits for ever."""
+    """Rows join by the memory that each needs, and nobody waits for ever."""
     entry = session.kv_budget(1, None).entry_bytes
     budget = 4 * 384 * entry
-    caches: list[Any] = []
-    new_cache = session.backend.new_cache
-
-    def noted(num_rows: int) -> Any:
-        caches.append(new_cache(num_rows))
-        return caches[-1]
-
-    monkeypatch.setattr(session.backend, "new_cache", noted)
     lengths = [5, 200, 5, 5, 330, 5, 90, 5, 300, 5, 5]
     most = 0
     with Batcher(session, Limits(max_rows=4, kv_bytes=budget)) as batcher:
@@ -47,8 +39,8 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
         def watched() -> Any:
             nonlocal most
             for events in forwards():
-                cache = batcher._schedule._batch.cache
-                most = max(most, cache.num_rows * cache.capacity * entry)  # type: ignore[attr-defined]
+                open_now = [lane.schedule._batch.cache for lane in batcher._schedule._lanes]  # type: ignore[union-attr]
+                most = max(most, sum(cache.num_rows * cache.capacity * entry for cache in open_now))
                 yield events
 
         monkeypatch.setattr(batcher._schedule, "forwards", watched)
@@ -57,7 +49,6 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
         for request, n in zip(requests, lengths, strict=True):
             assert request.result(60).token_ids == session.generate([7] * n, config).token_ids
     assert 0 < most <= budget
-    assert {cache.num_rows for cache in caches} >= {2, 3, 4}, "longer rows ran with fewer beside them"
 
 
 def test_a_request_that_never_fits_is_refused(session: Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -29,16 +28,6 @@ def test_a_stop_condition_that_panics_ends_its_row(batcher: Batcher) -> None:
     assert good.finish_reason is None
     assert goes_on(batcher)
     assert batcher.counts.failed == 1
-
-
-def test_costs_that_cannot_be_measured_are_said_where_the_batcher_is_made(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mars_export.runtime.session.session.measure", panic)
-    threads = threading.active_count()
-    with pytest.raises(Panic):
-        Batcher(Session(session.bundle, session.variant, session.backend))
-    assert threading.active_count() == threads
 
 
 def test_a_fault_of_the_loop_itself_tells_everybody(session: Session) -> None:

@@ -14,12 +14,14 @@ from support.makers import cases, maker
 
 from mars_export.runtime.accept import accept
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.cost import Cost, LearnedCost
 from mars_export.runtime.decode.pace.draft import DraftSlots
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.split import Forecast, Splitter
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import Penalties, choose, uniform
+
+RECORD = LearnedCost.record  # all other tests learn nothing
 
 
 def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Row:
@@ -89,7 +91,7 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    parts = ("loops", "windows", "exact", "prefix", "batcher", "places")
+    parts = ("loops", "windows", "costs", "exact", "prefix", "batcher", "places")
     for name in ("make", *(f"make_{part}" for part in parts)):
         for path, text in maker(name).files().items():
             assert path.read_text(encoding="utf-8") == text, (
@@ -147,6 +149,14 @@ def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> Non
     for row, wanted in zip(together, case["rows"], strict=True):
         answer = [token for run in wanted["expected"]["runs"] for token in run]
         assert row.tokens[len(wanted["prompt"]) :] == answer
+
+
+@pytest.mark.parametrize("case", cases("costs.json"), ids=lambda case: case["name"])
+def test_learned_costs_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
+    cost = LearnedCost(Cost(tuple(map(tuple, case["curve"]))))
+    for rows, slots, seconds in case["steps"]:
+        RECORD(cost, rows, slots, seconds)
+    assert [seconds for _, seconds in cost.cost.points] == case["table"]
 
 
 @pytest.mark.parametrize("case", cases("splits.json"), ids=lambda case: case["name"])

@@ -23,7 +23,7 @@ need("uvicorn", "serve")
 
 from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 
-from mars_export import Limits, Session, SessionError  # noqa: E402
+from mars_export import GenerationConfig, Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.bundle.engine_info import Extent  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.models.model import Unopened  # noqa: E402
@@ -311,3 +311,18 @@ def test_rows_of_an_engine(
         record.getMessage() for record in caplog.records if "the rows of its engine" in record.getMessage()
     ]
     assert len(said) == (1 if rows == expected == 2 else 0)
+
+
+@pytest.mark.parametrize("entries", [8 * 512, 8 * 768])
+def test_requests_without_max_tokens_run_side_by_side(entries: int, sessions: Sessions) -> None:
+    session = sessions("llama")
+    limits = Limits(max_rows=8, kv_bytes=entries * session.kv_budget(1, None).entry_bytes)
+    model = OpenModel("m", session, ServeOptions(limits))
+    model.warm()
+    with model.running() as batcher:
+        config = GenerationConfig(max_new_tokens=model.default_tokens, eos_ids=())
+        assert config.max_new_tokens >= 100
+        requests = [batcher.submit([5, 6, 7, n], config) for n in range(8)]
+        until(lambda: batcher.num_running == 8)
+        for request in requests:
+            request.cancel()

@@ -16,13 +16,12 @@ namespace mars {
 
 /// How much runs at once, and how much one request may use; no value means no limit.
 struct MARS_API Limits {
-    std::optional<std::int64_t>
-        max_rows;                  ///< sequences in one forward, each with KV memory for the longest; 8, or fewer if an engine has fewer
-    std::int64_t max_waiting = 64; ///< requests that may wait, in addition to those that free rows are about to take
-    std::int64_t prefill_tokens = 128;                             ///< prompt tokens that are read between two decode steps, at most
+    std::optional<std::int64_t> max_rows; ///< sequences that run at once; 8, or fewer if an engine has fewer
+    std::int64_t max_waiting = 64;        ///< requests that may wait, in addition to those that free rows are about to take
+    std::int64_t prefill_tokens = 128;    ///< prompt tokens that are read between two decode steps, at most
     std::optional<std::int64_t> max_prompt_tokens, max_new_tokens; ///< longest prompt and answer
     std::optional<std::int64_t> max_stops;                         ///< most stop strings, and most eos_ids
-    std::optional<std::int64_t> kv_bytes; ///< KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit
+    std::optional<std::int64_t> kv_bytes; ///< KV memory of all rows; at most 4 x max_rows requests pass one that waits for it
     double client_share = 1.0;            ///< share of all places (rows and waiting) that one client may have; above 0, at most 1
     std::optional<std::int64_t>
         max_rows_per_client; ///< sequences of one client in one forward; its other requests wait, even if rows are free
@@ -98,8 +97,7 @@ class MARS_API Request {
 /// `submit` then throws.
 class MARS_API Batcher {
   public:
-    /// Allocates KV memory as rows need it. Measures the cost of a step first (about a second, unless an earlier
-    /// session of this user stored it). Throws SessionError for invalid limits.
+    /// Allocates KV memory as rows need it. Throws SessionError for invalid limits.
     explicit Batcher(Session session, const Limits& limits = {});
 
     /// Closes.

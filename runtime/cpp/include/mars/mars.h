@@ -119,10 +119,9 @@ MARS_API void mars_session_close(mars_session* session);
 /* Properties of the running variant and its model. Texts and arrays belong to the session. */
 MARS_API mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error);
 
-/* Measure the cost of a step now (about a second, unless an earlier session of this user stored it), so that no
- * request waits for it. */
+/* Run one step, so that no request waits for what the first one allocates. */
 MARS_API mars_status mars_session_warm_up(const mars_session* session, mars_error** error);
-/* Set the cost of steps instead of measuring it: `num` numbers of positions (rows x slots), rising, and the seconds of
+/* Set the cost of steps instead of learning it: `num` numbers of positions (rows x slots), rising, and the seconds of
  * such a step, all above 0. */
 MARS_API mars_status mars_session_set_cost(const mars_session* session, const int64_t* positions, const double* seconds, size_t num,
                                            mars_error** error);
@@ -330,15 +329,14 @@ typedef struct mars_limits {
     int64_t max_prompt_tokens; /* no limit, like the following */
     int64_t max_new_tokens;
     int64_t max_stops;           /* stop strings, and eos_ids */
-    int64_t kv_bytes;            /* KV memory of the whole batch */
+    int64_t kv_bytes;            /* KV memory of all rows */
     double client_share;         /* 1: share of all places that one client may have; above 0, at most 1 */
     int64_t max_rows_per_client; /* no limit: sequences of one client in one forward; its other requests wait, even if rows are free */
 } mars_limits;
 
 MARS_API void mars_limits_init(mars_limits* limits, size_t struct_size);
 
-/* Start a batcher over a session, which may be closed before it. `limits` may be NULL. Measures the cost of a step
- * first. */
+/* Start a batcher over a session, which may be closed before it. `limits` may be NULL. */
 MARS_API mars_status mars_batcher_open(const mars_session* session, const mars_limits* limits, mars_batcher** batcher, mars_error** error);
 
 /* How a request is queued. */

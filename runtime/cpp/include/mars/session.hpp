@@ -152,11 +152,10 @@ class MARS_API Session {
     /// without a tokenizer.
     Conversation conversation(std::optional<std::string> system = std::nullopt, bool drop_oldest = false) const;
 
-    /// Measure the cost of a step now (about a second, unless an earlier session of this user stored it), so that no
-    /// request waits for it.
+    /// Run one step, so that no request waits for what the first one allocates.
     void warm_up() const;
 
-    /// Set the cost of a step instead of measuring it, so that every run has the same windows. `points`: positions of a
+    /// Set the cost of a step instead of learning it from the steps that run, so that every run has the same windows. `points`: positions of a
     /// step (rows x slots), rising, and its seconds, both above 0. Throws SessionError otherwise.
     void set_cost(std::vector<std::pair<std::int64_t, double>> points) const;
 

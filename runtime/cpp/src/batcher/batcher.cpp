@@ -11,7 +11,7 @@
 
 #include "batcher/places.hpp"
 #include "batcher/request.hpp"
-#include "decode/schedule.hpp"
+#include "decode/lanes.hpp"
 #include "session/answers.hpp"
 
 namespace mars {
@@ -85,19 +85,15 @@ std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }
 /// State shared by the batcher, its thread and its requests. A thread that hangs in a step may outlive the batcher.
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
-        : session(std::move(opened)), limits(limits_for(*session.opened_, given)),
-          budget((session.opened_->measured(), budget_of(*session.opened_, limits))),
-          schedule(
-              *session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.mask_id(),
-              limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }, limits.max_rows_per_client),
-          places(limits) {}
+        : session(std::move(opened)), limits(limits_for(*session.opened_, given)), budget(budget_of(*session.opened_, limits)),
+          schedule(budget, limits.max_rows_per_client, [this](const KvBudget& part) { return open_schedule(part); }), places(limits) {}
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
 
     const Session session;
     const Limits limits;
     const KvBudget budget;
-    Schedule schedule; // used by the batcher's thread only
+    Lanes schedule; // used by the batcher's thread only
     std::atomic<Clock::rep> step_began{0};
     std::atomic<std::int64_t> numbers{0}; // of requests so far
     std::thread thread;
@@ -110,6 +106,13 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::deque<std::shared_ptr<RequestState>> callers;  // ended answers with pending callbacks
     bool is_closed = false, is_stopped = false, has_ended = false;
     std::exception_ptr fault;
+
+    std::unique_ptr<Schedule> open_schedule(const KvBudget& part) const {
+        const Opened& opened = *session.opened_;
+        return std::make_unique<Schedule>(*opened.backend, opened.bundle.manifest.block, opened.bundle.manifest.mask_id(),
+                                          limits.prefill_tokens, part, opened.cost_source(), limits.max_rows_per_client,
+                                          opened.step_recorder());
+    }
 
     // --- submitting ---
 
@@ -212,8 +215,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void run() {
         try {
             while (next()) step();
-            schedule.iterate(); // every row is over: frees the KV memory
-        } catch (...) {         // a fault of the batcher: no request may wait forever
+            schedule.iterate([](const Accepted&) {}); // every row is over: frees the KV memory
+        } catch (...) {                               // a fault of the batcher: no request may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
             step_began = 0;

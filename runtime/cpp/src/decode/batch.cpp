@@ -1,6 +1,7 @@
 #include "decode/batch.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 
 #include <mars/errors.hpp>
@@ -21,13 +22,6 @@ std::string megabytes(std::int64_t bytes) {
 
 } // namespace
 
-std::int64_t KvBudget::num_rows(const std::vector<Row*>& rows) const {
-    if (!num_bytes) return max_rows;
-    std::int64_t largest = 1;
-    for (const Row* row : rows) largest = std::max(largest, row_bytes(*row));
-    return std::clamp<std::int64_t>(*num_bytes / largest, 1, max_rows);
-}
-
 std::optional<std::int64_t> KvBudget::max_slots() const { return num_bytes && !fixed ? std::optional(budget_slots) : std::nullopt; }
 
 std::int64_t KvBudget::num_entries() const { return num_bytes ? *num_bytes / entry_bytes : max_rows * max_capacity; }
@@ -44,7 +38,6 @@ void KvBudget::check(const Row& row) const {
                        " of KV memory, this service gives " + megabytes(*num_bytes) + " (kv_bytes); shorten the prompt or max_new_tokens");
 }
 
-/// Bytes of a finished row, including the quarter that memory grows ahead.
 std::int64_t KvBudget::row_bytes(const Row& row) const {
     if (fixed) return max_capacity * entry_bytes;
     // Bounded by the context first: max_new_tokens may be so large that the sum would overflow.
@@ -112,7 +105,9 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
         input_.want_topk = input_.want_topk || row.wants_topk();
     }
     cache_->reserve(longest + input_.slots);
+    const auto begun = std::chrono::steady_clock::now();
     backend.step(*cache_, first, input_, want_logits, output_);
+    step_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
 void Batch::recall(Row& row, std::optional<std::int64_t> most) {

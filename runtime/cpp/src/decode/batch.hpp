@@ -15,7 +15,7 @@ constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill fo
 
 /// KV memory for at most `max_rows` rows: `num_bytes`, or no limit.
 ///
-/// A batch allocates for each row as many entries as its longest row needs, of `entry_bytes` each. A row of this
+/// A batch allocates for each row as many entries as its longest row may need, of `entry_bytes` each. A row of this
 /// backend holds at most `max_capacity` entries, and always as many if `fixed`.
 struct KvBudget {
     std::int64_t max_rows = 1;
@@ -23,8 +23,11 @@ struct KvBudget {
     std::int64_t entry_bytes = 1, max_capacity = 0;
     bool fixed = false;
 
-    /// Rows of a batch that contains `rows` (at least one): 1 to `max_rows`.
-    std::int64_t num_rows(const std::vector<Row*>& rows) const;
+    /// Half of an equal share: `max_rows` such rows leave half of the memory to longer ones.
+    std::int64_t short_bytes() const { return num_bytes.value_or(0) / (2 * max_rows); }
+
+    /// The most that one row takes, with the quarter by which memory grows.
+    std::int64_t row_bytes(const Row& row) const;
 
     /// Slots of a decode step that `row_bytes` counts on; no value means any number.
     std::optional<std::int64_t> max_slots() const;
@@ -35,9 +38,6 @@ struct KvBudget {
 
     /// Throws SessionError for a row that does not fit even alone.
     void check(const Row& row) const;
-
-  private:
-    std::int64_t row_bytes(const Row& row) const;
 };
 
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
@@ -59,6 +59,11 @@ class Batch {
     /// feeds no pending token has predictions for its masks only. Rows whose memory ends too early for the widest feed
     /// run separately.
     std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds);
+
+    /// The shape of the last forward, and its seconds.
+    std::int64_t step_rows() const { return input_.rows; }
+    std::int64_t step_slots() const { return input_.slots; }
+    double step_seconds() const { return step_seconds_; }
 
     /// Begin a row with the entries that the prefix cache has for its prompt. `most`: entries a row may have at most if
     /// saved ones widen all rows; no value means no limit.
@@ -104,6 +109,7 @@ class Batch {
     std::unique_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;
+    double step_seconds_ = 0.0;
 };
 
 } // namespace mars

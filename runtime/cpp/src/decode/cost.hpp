@@ -1,11 +1,13 @@
-// What a step costs on this device by its size, as a small measured table.
+// The cost of a step on this machine by its size: a built-in curve, corrected by the steps that run
+// (runtime/decode/pace/cost.py).
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
-
-#include "decode/backend.hpp"
 
 namespace mars {
 
@@ -26,8 +28,42 @@ class Cost {
     std::vector<std::pair<std::int64_t, double>> points_;
 };
 
-/// Measure steps of one row on a temporary cache, from one slot to four blocks: for each size the shortest of a few
-/// rounds. Takes about a second.
-Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id);
+/// The curve of a precision on a CPU or a GPU, before any step has run.
+Cost built_in_cost(const std::string& precision, bool is_cpu);
+
+/// What the steps of one size have shown: `ratio` to the curve, from about `weight` steps.
+struct Learned {
+    std::int64_t positions = 0;
+    double ratio = 1.0, weight = 0.0;
+};
+
+/// The cost of steps, learned from those that run.
+///
+/// Each step counts for the size nearest to its positions, as a ratio to `curve`. The ratio of a size is a moving average
+/// over about 8 steps; a single step that was disturbed changes it little. Sizes without steps take the ratios of the
+/// sizes around them, and so do sizes whose steps are long ago. The first step of each shape is left out: it allocates.
+class LearnedCost {
+  public:
+    /// Throws SessionError if `learned` is damaged.
+    explicit LearnedCost(Cost curve, const std::vector<Learned>& learned = {});
+
+    /// Learn from a step. True if what is learned is worth saving: after 16 steps, 32, 64 and so on.
+    bool record(std::int64_t rows, std::int64_t slots, double seconds);
+
+    /// The table of now.
+    std::shared_ptr<const Cost> cost();
+
+    /// What to save, and to give to a later LearnedCost with the same curve.
+    std::vector<Learned> learned() const;
+
+  private:
+    double seconds(std::size_t i) const;
+
+    Cost curve_;
+    std::vector<double> ratios_, weights_;
+    std::set<std::pair<std::int64_t, std::int64_t>> shapes_;
+    std::int64_t num_recorded_ = 0;
+    std::shared_ptr<const Cost> cost_;
+};
 
 } // namespace mars

@@ -21,8 +21,11 @@ struct Chooser {
     bool is_free = false;     ///< false: it always gets `most`
 };
 
-/// Provides the cost of a step when it is first needed.
+/// Provides the cost of a step for each choice.
 using CostSource = std::function<std::shared_ptr<const Cost>()>;
+
+/// Gets the rows, slots and seconds of each decode step.
+using StepRecorder = std::function<void(std::int64_t rows, std::int64_t slots, double seconds)>;
 
 /// Chooses the feeds of a batch, step by step, for requests with an automatic window (docs/decoding.md).
 ///

@@ -21,8 +21,8 @@ bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const
 } // namespace
 
 Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
-                   CostSource cost, std::optional<std::int64_t> max_rows_per_client)
-    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget),
+                   CostSource cost, std::optional<std::int64_t> max_rows_per_client, StepRecorder record)
+    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget), record_(std::move(record)),
       max_rows_per_client_(max_rows_per_client) {
     if (cost) policy_.emplace(std::move(cost));
     renew(budget_.max_rows);
@@ -135,15 +135,10 @@ void Schedule::admit(Events& events) {
     const std::int64_t left = is_beside ? num_chunks(*batch_->active[first]) : 0;
     Row* const row = waiting_.first([&](const Row& each) { return is_welcome(each) && (!is_beside || 2 * num_chunks(each) <= left); });
     if (row == nullptr) return;
-    bool is_in = false;
-    const bool good = failing({row}, events, [&] {
-        is_in = has_room(*row);
-        if (is_in) batch_->active.push_back(row);
-    });
-    if (!good || is_in) waiting_.remove(row);
-    if (!good) own_.erase(row);
-    if (!is_in) return;
     std::vector<Row*>& active = batch_->active;
+    if (static_cast<std::int64_t>(active.size()) >= budget_.max_rows) return;
+    active.push_back(row);
+    waiting_.remove(row);
     for (auto i = static_cast<std::int64_t>(active.size()) - 1; i > num_decoding_; --i) move(i - 1, i, events);
     active[first] = row;
     failing({row}, events, [&] { batch_->recall(*row, budget_.max_entries(batch_->num_rows)); });
@@ -165,14 +160,8 @@ bool Schedule::is_welcome(const Row& row) const {
     return std::count_if(batch_->active.begin(), batch_->active.end(), is_same) < *max_rows_per_client_;
 }
 
-/// Whether `row` may join. The KV memory and the longest row decide how many rows a batch has; the batch must be empty
-/// before that number can change.
-bool Schedule::has_room(Row& row) {
-    std::vector<Row*> rows = batch_->active;
-    rows.push_back(&row);
-    const std::int64_t num_rows = budget_.num_rows(rows);
-    if (batch_->active.empty() && num_rows != batch_->num_rows) renew(num_rows);
-    return static_cast<std::int64_t>(batch_->active.size()) < num_rows && num_rows == batch_->num_rows;
+std::int64_t Schedule::num_rows_of(const std::string& client) const {
+    return std::count_if(own_.begin(), own_.end(), [&](const auto& each) { return each.first->client == client; });
 }
 
 std::vector<Row*> Schedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
@@ -207,7 +196,8 @@ void Schedule::decode(std::vector<Row*> rows, Events& events) {
             for (const Row* row : together) rooms.push_back(batch_->decode_room(*row));
             feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
         });
-        if (good) run(together, feeds, commit_and_accept, events);
+        if (good && run(together, feeds, commit_and_accept, events) && record_)
+            record_(batch_->step_rows(), batch_->step_slots(), batch_->step_seconds());
     }
 }
 
@@ -220,10 +210,10 @@ std::optional<Accepted> Schedule::commit_and_accept(Row& row, const Predictions&
     return row.accept(predictions, feed.proposals);
 }
 
-void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events) {
+bool Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events) {
     std::vector<Predictions> predictions;
     has_run_ = true;
-    if (!failing(rows, events, [&] { predictions = batch_->step(batch_->index_of(*rows.front()), feeds); })) return;
+    if (!failing(rows, events, [&] { predictions = batch_->step(batch_->index_of(*rows.front()), feeds); })) return false;
     for (std::size_t i = 0; i < rows.size(); ++i) {
         failing({rows[i]}, events, [&] {
             std::optional<Accepted> event = handle(*rows[i], predictions[i], feeds[i]);
@@ -231,6 +221,7 @@ void Schedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds
             Batch::moved(*rows[i]);
         });
     }
+    return true;
 }
 
 /// Feed pending tokens of one row without outputs.
@@ -269,7 +260,6 @@ void Schedule::renew(std::int64_t num_rows) {
 void Schedule::publish() {
     std::int64_t entries = 0;
     for (const Row* row : batch_->active) entries += row->cursor;
-    num_rows_ = batch_->active.empty() ? budget_.max_rows : batch_->num_rows;
     num_running_ = static_cast<std::int64_t>(batch_->active.size());
     num_waiting_ = static_cast<std::int64_t>(waiting_.size());
     num_entries_ = entries;
@@ -289,9 +279,11 @@ std::optional<std::vector<Accepted>> Run::next() {
     return std::nullopt;
 }
 
-std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id, CostSource cost) {
+std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id, CostSource cost,
+                            StepRecorder record) {
     const KvBudget budget{static_cast<std::int64_t>(rows.size())};
-    return std::make_unique<Run>(std::make_unique<Schedule>(backend, block, mask_id, prefill_chunk, budget, std::move(cost)), rows);
+    return std::make_unique<Run>(
+        std::make_unique<Schedule>(backend, block, mask_id, prefill_chunk, budget, std::move(cost), std::nullopt, std::move(record)), rows);
 }
 
 } // namespace mars

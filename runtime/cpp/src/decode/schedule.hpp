@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -23,11 +24,11 @@ namespace mars {
 /// The last chunk of a prompt carries masks too, so the first step already accepts a run. Between two forwards a row's tau
 /// and exact may change, and a row may be cancelled. At most `prefill_tokens` prompt tokens are read between two decode
 /// steps. `cost` is needed for rows with an automatic window; without it they get full windows. `max_rows_per_client`:
-/// rows of one client in the batch; no value means no limit. One thread owns a schedule, except where noted.
+/// rows of one client in the batch; no value means no limit. `record` gets each decode step. One thread owns a schedule, except where noted.
 class Schedule {
   public:
     Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
-             CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
+             CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt, StepRecorder record = nullptr);
 
     virtual ~Schedule() = default;
     Schedule(const Schedule&) = delete;
@@ -54,9 +55,10 @@ class Schedule {
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
 
-    /// From any thread, as of the last iteration: rows that new requests can use (fewer than the budget's while long ones
-    /// fill the KV memory), rows in the batch, waiting rows, and KV entries in use.
-    std::int64_t num_rows() const { return num_rows_; }
+    /// Running and waiting rows of a client.
+    std::int64_t num_rows_of(const std::string& client) const;
+
+    /// From any thread, as of the last iteration: rows in the batch, waiting rows, and KV entries in use.
     std::int64_t num_running() const { return num_running_; }
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
@@ -75,8 +77,8 @@ class Schedule {
     /// Make the fed pending tokens final, and accept predictions.
     static std::optional<Accepted> commit_and_accept(Row& row, const Predictions& predictions, const Feed& feed);
 
-    /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns.
-    void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events);
+    /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns. False if the forward failed.
+    bool run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events);
 
     void drop_finished(Events& events);
     std::vector<Row*> decoding() const;
@@ -93,7 +95,6 @@ class Schedule {
     Row* reading(Events& events);
     void admit(Events& events);
     bool is_welcome(const Row& row) const;
-    bool has_room(Row& row);
     void move(std::int64_t source, std::int64_t target, Events& events);
     void renew(std::int64_t num_rows);
     void publish();
@@ -103,6 +104,7 @@ class Schedule {
     const std::int64_t mask_id_, prefill_tokens_;
     const KvBudget budget_;
     std::optional<Policy> policy_;
+    const StepRecorder record_;
     const std::optional<std::int64_t> max_rows_per_client_;
     Queue waiting_;
     std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting and running rows
@@ -113,7 +115,7 @@ class Schedule {
     bool has_run_ = false;
     std::int64_t turn_ = 0; // which reader is next
 
-    std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
+    std::atomic<std::int64_t> num_running_{0}, num_waiting_{0}, num_entries_{0};
 };
 
 /// Decodes a fixed set of rows side by side until all have ended.
@@ -132,7 +134,7 @@ class Run {
 
 /// Decode `rows` with cursor commit. `backend` and `rows` must outlive the result.
 std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id,
-                            CostSource cost = nullptr);
+                            CostSource cost = nullptr, StepRecorder record = nullptr);
 
 /// Decode `rows` with block commit, the paper's cache loop: rows wait for each other at block boundaries. `backend` and `rows` must outlive the result. Throws SessionError if a block does
 /// not fit a step, and for exact rows.

@@ -32,10 +32,7 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
         run_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
         return;
     }
-    // Measure before the first step, so that no step has to wait for it.
-    const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
-    if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
-    run_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
+    run_ = decode(backend, rows, block, mask, session_->cost_source(), session_->step_recorder());
 }
 
 std::optional<std::vector<Event>> Answers::next() {

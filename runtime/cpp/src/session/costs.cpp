@@ -1,5 +1,7 @@
 #include "session/costs.hpp"
 
+#include <tuple>
+
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
@@ -17,24 +19,30 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int version = 3;
+constexpr int version = 4;
 constexpr std::size_t most_bytes = 16384;
 
-std::optional<Cost> read(const fs::path& file) {
-    const std::optional<std::string> text = read_file(file, most_bytes + 1);
-    if (!text || text->size() > most_bytes) return std::nullopt;
+LearnedCost read(const Cost& curve, const std::optional<fs::path>& file) {
+    const std::optional<std::string> text = file ? read_file(*file, most_bytes + 1) : std::nullopt;
+    if (!text || text->size() > most_bytes) return LearnedCost(curve);
     try {
-        return Cost(parse_json(*text).at("points").get<std::vector<std::pair<std::int64_t, double>>>());
-    } catch (const std::exception&) { // damaged or hostile: measure again
-        return std::nullopt;
+        std::vector<Learned> learned;
+        for (const auto& [positions, ratio, weight] :
+             parse_json(*text).at("sizes").get<std::vector<std::tuple<std::int64_t, double, double>>>())
+            learned.push_back({positions, ratio, weight});
+        return LearnedCost(curve, learned);
+    } catch (const std::exception&) { // damaged or hostile: learn again
+        return LearnedCost(curve);
     }
 }
 
-/// If the file cannot be written, the next session measures again.
-void write(const fs::path& file, const Cost& cost) {
+/// If the file cannot be written, the next session learns again.
+void write(const fs::path& file, const std::vector<Learned>& learned) {
     std::error_code error;
     fs::create_directories(file.parent_path(), error);
-    if (!error) write_whole(file, nlohmann::json{{"points", cost.points()}}.dump() + "\n");
+    nlohmann::json sizes = nlohmann::json::array();
+    for (const Learned& size : learned) sizes.push_back({size.positions, size.ratio, size.weight});
+    if (!error) write_whole(file, nlohmann::json{{"sizes", sizes}}.dump() + "\n");
 }
 
 } // namespace
@@ -62,19 +70,21 @@ std::optional<fs::path> cost_file(const Bundle& bundle, const Variant& variant, 
     return *cache / "costs-cpp" / (name.substr(0, 32) + ".json");
 }
 
-std::shared_ptr<const Cost> Costs::get(Backend& backend, std::int64_t block, std::int64_t mask_id) {
+Costs::Costs(Cost curve, std::optional<fs::path> file) : file_(std::move(file)), learned_(read(curve, file_)) {}
+
+std::shared_ptr<const Cost> Costs::get() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (cost_) return cost_;
-    if (file_)
-        if (auto kept = read(*file_)) return cost_ = std::make_shared<const Cost>(std::move(*kept));
-    cost_ = std::make_shared<const Cost>(measure(backend, block, mask_id));
-    if (file_ && !is_busy()) write(*file_, *cost_);
-    return cost_;
+    return fixed_ ? fixed_ : learned_.cost();
+}
+
+void Costs::record(std::int64_t rows, std::int64_t slots, double seconds) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (learned_.record(rows, slots, seconds) && file_) write(*file_, learned_.learned());
 }
 
 void Costs::set(Cost cost) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    cost_ = std::make_shared<const Cost>(std::move(cost));
+    fixed_ = std::make_shared<const Cost>(std::move(cost));
 }
 
 } // namespace mars

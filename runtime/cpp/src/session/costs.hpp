@@ -1,4 +1,4 @@
-// What a step costs in one session: measured once, set by the user, or read from the user's cache.
+// What a step costs in one session: learned from its steps, set by the user, or read from the user's cache.
 #pragma once
 
 #include <filesystem>
@@ -21,18 +21,22 @@ std::optional<std::filesystem::path> cost_file(const Bundle& bundle, const Varia
 /// Thread-safe.
 class Costs {
   public:
-    explicit Costs(std::optional<std::filesystem::path> file = std::nullopt) : file_(std::move(file)) {}
+    /// Begins with `curve` and what earlier sessions wrote to `file`.
+    explicit Costs(Cost curve = built_in_cost("float32", true), std::optional<std::filesystem::path> file = std::nullopt);
 
-    /// From the cache file, otherwise measured now (about a second) and written there, unless the machine is busy.
-    std::shared_ptr<const Cost> get(Backend& backend, std::int64_t block, std::int64_t mask_id);
+    std::shared_ptr<const Cost> get();
 
-    /// Use this cost and measure nothing, so that every run has the same windows.
+    /// Learn from a step, and write what was learned now and then.
+    void record(std::int64_t rows, std::int64_t slots, double seconds);
+
+    /// Use this cost instead, so that every run has the same windows.
     void set(Cost cost);
 
   private:
     const std::optional<std::filesystem::path> file_;
     std::mutex mutex_;
-    std::shared_ptr<const Cost> cost_;
+    LearnedCost learned_;
+    std::shared_ptr<const Cost> fixed_;
 };
 
 } // namespace mars

@@ -12,6 +12,7 @@
 #include <mars/session.hpp>
 
 #include "bundle/bundle.hpp"
+#include "decode/policy.hpp"
 #include "decode/prefix.hpp"
 #include "decode/row.hpp"
 #include "session/costs.hpp"
@@ -57,8 +58,13 @@ struct Opened {
 
     const Variant& runs() const { return bundle.variant(variant); }
 
-    /// What a step costs here. The first call may measure it, which takes about a second.
-    std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.mask_id()); }
+    /// For a schedule, which must not outlive this.
+    CostSource cost_source() const {
+        return [this] { return costs->get(); };
+    }
+    StepRecorder step_recorder() const {
+        return [this](std::int64_t rows, std::int64_t slots, double seconds) { costs->record(rows, slots, seconds); };
+    }
     Guide new_guide(const GenerationConfig& config) const;
 
     /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.

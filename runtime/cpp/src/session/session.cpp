@@ -31,7 +31,12 @@ Conversation Session::conversation(std::optional<std::string> system, bool drop_
     return Conversation(opened_, std::move(system), drop_oldest);
 }
 
-void Session::warm_up() const { opened_->measured(); }
+void Session::warm_up() const {
+    GenerationConfig config;
+    config.max_new_tokens = 1;
+    generate(std::vector<std::int64_t>{opened_->bundle.manifest.tokens.mask == 0 ? 1 : 0}, config);
+}
+
 void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->costs->set(Cost(std::move(points))); }
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 void Session::forget_prefixes() const { opened_->prefixes->clear(); }

@@ -1,0 +1,121 @@
+#include "decode/lanes.hpp"
+
+#include <algorithm>
+
+namespace mars {
+
+namespace {
+
+constexpr std::int64_t max_passes = 4; // times the rows that may run: rows that may pass one that waits for memory
+
+} // namespace
+
+Lanes::Lanes(KvBudget budget, std::optional<std::int64_t> max_rows_per_client, Open open)
+    : budget_(budget), max_rows_per_client_(max_rows_per_client), open_(std::move(open)) {
+    if (!budget_.num_bytes) lanes_.push_back({open_(budget_), budget_.max_rows, 0});
+    publish();
+}
+
+void Lanes::add(std::shared_ptr<Row> row) {
+    if (!budget_.num_bytes) {
+        lanes_.front().schedule->add(std::move(row));
+    } else {
+        Row* const added = row.get();
+        own_.emplace(added, std::move(row));
+        waiting_.add(added);
+    }
+    publish();
+}
+
+void Lanes::iterate(const std::function<void(const Accepted&)>& deliver) {
+    waiting_.drop_finished([this](const Row* row) { own_.erase(row); });
+    if (budget_.num_bytes) start_rows();
+    publish();
+    for (const Lane& lane : lanes_) lane.schedule->iterate(deliver);
+    if (budget_.num_bytes) // frees their memory
+        lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.schedule->is_idle(); }), lanes_.end());
+    publish();
+}
+
+/// Give a place to each waiting row that has one, in the order of their turns.
+void Lanes::start_rows() {
+    std::vector<const Row*> passed;
+    const Row* blocked = nullptr;
+    while (num_rows_of_all() < budget_.max_rows) {
+        Row* const row = waiting_.first(
+            [&](const Row& each) { return is_welcome(each) && std::find(passed.begin(), passed.end(), &each) == passed.end(); });
+        if (row == nullptr) break;
+        Lane* const lane = lane_for(*row, budget_.max_rows - num_rows_of_all());
+        if (lane == nullptr) {
+            if (blocked == nullptr) {
+                blocked = row;
+                if (blocked_ != blocked) num_passes_ = 0;
+                blocked_ = blocked;
+            }
+            passed.push_back(row);
+            continue;
+        }
+        if (blocked != nullptr && num_passes_++ >= max_passes * budget_.max_rows) return;
+        waiting_.remove(row);
+        lane->schedule->add(std::move(own_.extract(row).mapped()));
+    }
+    if (blocked == nullptr && num_rows_of_all() < budget_.max_rows) blocked_ = nullptr;
+}
+
+/// A batch with a free row for `row`: the one with the shortest rows, or a new one; null if memory is short. `places`: rows
+/// that may still start.
+Lanes::Lane* Lanes::lane_for(const Row& row, std::int64_t places) {
+    const std::int64_t need = budget_.row_bytes(row), limit = budget_.short_bytes(), free = left();
+    Lane* best = nullptr;
+    for (Lane& lane : lanes_)
+        if (lane.row_bytes >= need && lane.used() < lane.num_rows && (best == nullptr || lane.row_bytes < best->row_bytes)) best = &lane;
+    if (best != nullptr) return best;
+    if (need <= limit && limit <= free) return open(std::min(places, free / limit), limit);
+    if (need > free) return nullptr;
+    return open(std::clamp<std::int64_t>((budget_.fixed ? free : free / 2) / need, 1, places), need);
+}
+
+Lanes::Lane* Lanes::open(std::int64_t num_rows, std::int64_t row_bytes) {
+    KvBudget budget = budget_;
+    budget.max_rows = num_rows;
+    budget.num_bytes = num_rows * row_bytes;
+    lanes_.push_back({open_(budget), num_rows, row_bytes});
+    return &lanes_.back();
+}
+
+/// Whether the row's client has fewer rows than it may have.
+bool Lanes::is_welcome(const Row& row) const {
+    if (!max_rows_per_client_ || !row.client) return true;
+    std::int64_t count = 0;
+    for (const Lane& lane : lanes_) count += lane.schedule->num_rows_of(*row.client);
+    return count < *max_rows_per_client_;
+}
+
+std::int64_t Lanes::left() const {
+    std::int64_t free = budget_.num_bytes.value_or(0);
+    for (const Lane& lane : lanes_) free -= lane.num_rows * lane.row_bytes;
+    return free;
+}
+
+std::int64_t Lanes::num_rows_of_all() const {
+    std::int64_t count = 0;
+    for (const Lane& lane : lanes_) count += lane.used();
+    return count;
+}
+
+void Lanes::publish() {
+    std::int64_t running = 0, waiting = static_cast<std::int64_t>(waiting_.size()), entries = 0, rows = 0;
+    for (const Lane& lane : lanes_) {
+        running += lane.schedule->num_running();
+        waiting += lane.schedule->num_waiting();
+        entries += lane.schedule->num_entries();
+        rows += lane.num_rows;
+    }
+    if (budget_.num_bytes) rows += left() / std::max<std::int64_t>(1, budget_.short_bytes());
+    num_rows_ = blocked_ != nullptr ? running : std::min(rows, budget_.max_rows);
+    num_running_ = running;
+    num_waiting_ = waiting;
+    num_entries_ = entries;
+}
+
+} // namespace mars

@@ -1,0 +1,73 @@
+// Rows of different lengths within one KV budget: each batch of them has memory of its own (runtime/decode/lanes.py).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "decode/schedule.hpp"
+
+namespace mars {
+
+/// A schedule within a KV budget, whose rows join by the memory that each of them needs.
+///
+/// The rows of a batch are all as long as the longest. So a row joins a batch whose rows are long enough, or it opens one
+/// in the memory that is left. Rows that need at most half of an equal share get one batch of as many rows as possible. A
+/// batch of longer rows takes at most half of the memory that is left, but at least one row. Four times as many rows as
+/// may run pass one that waits for memory; then the others wait until it has started. Each batch takes a step of its own.
+/// Without a limit of bytes there is one batch. One thread owns it, except where noted.
+class Lanes {
+  public:
+    using Open = std::function<std::unique_ptr<Schedule>(const KvBudget& budget)>;
+
+    Lanes(KvBudget budget, std::optional<std::int64_t> max_rows_per_client, Open open);
+
+    /// Queue a row, as Schedule::add.
+    void add(std::shared_ptr<Row> row);
+
+    /// One iteration of each batch, with each event delivered as soon as its forward has run.
+    void iterate(const std::function<void(const Accepted&)>& deliver);
+
+    bool is_idle() const { return waiting_.empty() && num_rows_of_all() == 0; }
+
+    /// From any thread, as of the last iteration: rows that new requests can use (only those that run while one waits for
+    /// memory), rows in batches, waiting rows, and KV entries in use.
+    std::int64_t num_rows() const { return num_rows_; }
+    std::int64_t num_running() const { return num_running_; }
+    std::int64_t num_waiting() const { return num_waiting_; }
+    std::int64_t num_entries() const { return num_entries_; }
+
+  private:
+    /// A batch of `num_rows` rows, each of at most `row_bytes` of KV memory.
+    struct Lane {
+        std::unique_ptr<Schedule> schedule;
+        std::int64_t num_rows = 0, row_bytes = 0;
+
+        std::int64_t used() const { return schedule->num_running() + schedule->num_waiting(); }
+    };
+
+    void start_rows();
+    Lane* lane_for(const Row& row, std::int64_t places);
+    Lane* open(std::int64_t num_rows, std::int64_t row_bytes);
+    bool is_welcome(const Row& row) const;
+    std::int64_t left() const;
+    std::int64_t num_rows_of_all() const;
+    void publish();
+
+    const KvBudget budget_;
+    const std::optional<std::int64_t> max_rows_per_client_;
+    const Open open_;
+    Queue waiting_;
+    std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting rows
+    std::vector<Lane> lanes_;
+    const Row* blocked_ = nullptr; // the first row that waits for memory
+    std::int64_t num_passes_ = 0;
+
+    std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
+};
+
+} // namespace mars
