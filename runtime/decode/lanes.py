@@ -83,7 +83,7 @@ class Lanes:
 
     def add(self, row: Row) -> None:
         """Queue a row. Clients take turns, and the rows of each start in the order in which they were added,
-        but for rows that wait for memory.
+        except for rows that wait for memory.
         """
         self.waiting.add(row)
 

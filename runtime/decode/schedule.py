@@ -38,7 +38,7 @@ class Limits:
     max_stops: most stop strings, and most eos_ids.
     kv_bytes: KV memory of all rows. A request starts as soon as one of max_rows is free and a running batch,
         or the memory that these batches leave, has room for its prompt and max_new_tokens; at most
-        4 x max_rows requests pass one that waits for memory, then nobody starts before it.
+        4 x max_rows requests pass one that waits for memory, then no other starts before it.
     client_share: the part of all places, running and waiting, that one client may have: above 0, at most 1.
     max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free rows.
 

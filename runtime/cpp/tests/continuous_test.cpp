@@ -297,7 +297,7 @@ TEST_CASE("rows join by the memory that each needs, and one that waits for it is
     for (int i = 0; i < 30; ++i) add(100);
     lanes.iterate([](const mars::Accepted&) {});
     CHECK(lanes.num_running() == most);
-    until([&] { return lanes.num_running() == 1; });
+    until([&] { return lanes.num_running() == 1 && lanes.num_waiting() == 0; });
     CHECK(!beside->finish_reason);
     CHECK(num_begun() == 31);
     const mars::Row* const large = add(6000); // waits for the first one's memory

@@ -224,6 +224,7 @@ TEST_CASE("costs can be set, and nothing is measured") {
     CHECK(device.steps.empty());
     opened.warm_up();
     CHECK(device.steps.size() == 1);
+    device.steps.clear();
     mars::GenerationConfig config = config_of(0.5, 4);
     config.window = mars::auto_window;
     opened.generate(fake::Tokens{4}, config);

@@ -25,7 +25,7 @@ NEAR = 0.25  # weight of a neighbouring size's ratio beside a size's own, for ea
 KEPT = 0.999  # of the weight of a size at each step, so that a size that no longer runs is forgotten
 MAX_WEIGHT = 7.0  # steps that the ratio of a size remembers
 LIMITED = 3.0  # weight from which a single step counts as at most twice its size's ratio
-REFRESH = 16  # recorded steps after which the table is made anew
+REFRESH = 16  # recorded steps after which the table is made again
 MAX_UNSAVED = 4096
 
 

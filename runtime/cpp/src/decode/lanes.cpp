@@ -12,7 +12,10 @@ constexpr std::int64_t max_passes = 4; // times the rows that may run: rows that
 
 Lanes::Lanes(KvBudget budget, std::optional<std::int64_t> max_rows_per_client, Open open)
     : budget_(budget), max_rows_per_client_(max_rows_per_client), open_(std::move(open)) {
-    if (!budget_.num_bytes) lanes_.push_back({open_(budget_), budget_.max_rows, 0});
+    if (!budget_.num_bytes) {
+        lanes_.push_back({open_(budget_), budget_.max_rows, 0});
+        only_ = lanes_.front().schedule.get();
+    }
     publish();
 }
 
@@ -106,8 +109,7 @@ std::int64_t Lanes::num_rows_of_all() const {
 void Lanes::publish() {
     std::int64_t running = 0, waiting = static_cast<std::int64_t>(waiting_.size()), entries = 0, rows = 0;
     for (const Lane& lane : lanes_) {
-        running += lane.schedule->num_running();
-        waiting += lane.schedule->num_waiting();
+        running += lane.used(); // those that have a place start in this iteration or read their prompts after another
         entries += lane.schedule->num_entries();
         rows += lane.num_rows;
     }

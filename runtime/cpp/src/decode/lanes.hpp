@@ -37,9 +37,9 @@ class Lanes {
     /// From any thread, as of the last iteration: rows that new requests can use (only those that run while one waits for
     /// memory), rows in batches, waiting rows, and KV entries in use.
     std::int64_t num_rows() const { return num_rows_; }
-    std::int64_t num_running() const { return num_running_; }
-    std::int64_t num_waiting() const { return num_waiting_; }
-    std::int64_t num_entries() const { return num_entries_; }
+    std::int64_t num_running() const { return only_ != nullptr ? only_->num_running() : num_running_.load(); }
+    std::int64_t num_waiting() const { return only_ != nullptr ? only_->num_waiting() : num_waiting_.load(); }
+    std::int64_t num_entries() const { return only_ != nullptr ? only_->num_entries() : num_entries_.load(); }
 
   private:
     /// A batch of `num_rows` rows, each of at most `row_bytes` of KV memory.
@@ -64,7 +64,8 @@ class Lanes {
     Queue waiting_;
     std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting rows
     std::vector<Lane> lanes_;
-    const Row* blocked_ = nullptr; // the first row that waits for memory
+    const Schedule* only_ = nullptr; // without a limit of bytes
+    const Row* blocked_ = nullptr;   // the first row that waits for memory
     std::int64_t num_passes_ = 0;
 
     std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
