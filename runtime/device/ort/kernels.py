@@ -35,6 +35,8 @@ def installed() -> Kernels | None:
         import mars_export_kernels as package
     except ImportError:
         return None
+    if not package.LIBRARY.exists():  # built without a compiler
+        return None
     try:
         name = package.instructions()
     except OSError as error:
