@@ -94,7 +94,8 @@ wheels: $(STAMP)
 
 # Installs dist/ into fresh environments with no compiler in PATH: Python, mars-run, a C++ program.
 wheels-test: $(STAMP)
-	tests/machines/wheels.sh $(BIN)/python
+	[ -d $(DEMO) ] || $(BIN)/mars-export onnx -o $(DEMO) --precision auto
+	tests/machines/wheels.sh $(BIN)/python $(DEMO)
 
 # A tiny model in every precision, run by qemu-user on processors that are not here: a table of what held (docs/measurements.md).
 # Arm too, in Debian's Python for it. `processors-few` is a part of it.

@@ -31,7 +31,9 @@ def is_release_file(source: str) -> bool:
 
 def default_name(source: str) -> str:
     """`small.bundle` for `https://host/v1/small.bundle.tar`."""
-    return source.partition("?")[0].rpartition("/")[2].removesuffix(".tar").removesuffix(".bundle") + ".bundle"
+    return (
+        source.partition("?")[0].rpartition("/")[2].removesuffix(".tar").removesuffix(".bundle") + ".bundle"
+    )
 
 
 def pull(source: str, output: Path, sha256: str | None = None) -> Manifest:
@@ -67,7 +69,9 @@ def _local(source: str, folder: Path, *, is_checked: bool) -> Iterator[Any]:
     with tempfile.TemporaryFile(dir=folder) as copy:
         with urlopen(source, timeout=SECONDS) as reply:
             if not is_checked and not reply.url.startswith("https://"):
-                raise BundleError(f"{reply.url}: give the archive's hash with --sha256, or a https:// address")
+                raise BundleError(
+                    f"{reply.url}: give the archive's hash with --sha256, or a https:// address"
+                )
             shutil.copyfileobj(reply, copy, 1 << 20)
         copy.seek(0)
         yield copy

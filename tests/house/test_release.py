@@ -16,7 +16,12 @@ from support.missing import lacking, need
 from support.paths import ROOT
 
 INDEXED = {"description", "readme", "license", "requires-python", "keywords", "classifiers"}
-PACKAGES = ("pyproject.toml", "exporter/default/pyproject.toml", "kernels/pyproject.toml", "runtime/cpp/pyproject.toml")
+PACKAGES = (
+    "pyproject.toml",
+    "exporter/default/pyproject.toml",
+    "kernels/pyproject.toml",
+    "runtime/cpp/pyproject.toml",
+)
 LINK = re.compile(r"\]\(([\w./#:-]+)\)")
 
 

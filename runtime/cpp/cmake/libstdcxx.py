@@ -1,9 +1,10 @@
-"""Makes GCC's C++ library usable for zig, so that the wheel of libmars has the C++ interface of GCC's programs.
+"""Lets zig compile with GCC's C++ library, for the C++ interface of libmars's wheel.
 
     libstdcxx.py ZIG ARCHITECTURE FOLDER    needs Debian's g++ for the architecture (x86_64, aarch64)
 
-manylinux_2_28 has the libstdc++ of GCC 8. `FOLDER` gets libraries to link with that have only its symbols, as in the
-C++ library that the program uses; newer functions are linked statically (`libnewer.a`), as by Red Hat's newer compilers.
+manylinux_2_28 has the libstdc++ of GCC 8. FOLDER gets stubs of the libraries with the symbols of that version
+only, and libnewer.a with the newer functions, which are linked statically. Red Hat's newer compilers for the
+same system do it in this way, too.
 """
 
 from __future__ import annotations
@@ -75,12 +76,18 @@ def main(zig: str, architecture: str, folder: Path) -> None:
     run(zig, "cc", "-target", target, "-O2", "-fPIC", "-c", folder / "single.c", "-o", folder / "single.o")
     archive = Path(run(gxx, "-print-file-name=libstdc++.a").strip())
     for name in NEWER:
-        (folder / name).write_bytes(subprocess.run(["ar", "p", archive, name], capture_output=True, check=True).stdout)
+        (folder / name).write_bytes(
+            subprocess.run(["ar", "p", archive, name], capture_output=True, check=True).stdout
+        )
     members = [folder / name for name in (*NEWER, "single.o")]
     (folder / "libnewer.a").unlink(missing_ok=True)
     run(zig, "ar", "rcs", folder / "libnewer.a", *members)
-    searched = subprocess.run([gxx, "-E", "-v", "-x", "c++", "/dev/null"], capture_output=True, text=True, check=True)
-    places = [line.strip() for line in searched.stderr.splitlines() if line.startswith(" /") and "c++" in line]
+    searched = subprocess.run(
+        [gxx, "-E", "-v", "-x", "c++", "/dev/null"], capture_output=True, text=True, check=True
+    )
+    places = [
+        line.strip() for line in searched.stderr.splitlines() if line.startswith(" /") and "c++" in line
+    ]
     (folder / "include.txt").write_text(" ".join(f"-I{place}" for place in [folder, *places]))
 
 

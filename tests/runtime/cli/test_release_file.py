@@ -61,7 +61,9 @@ def test_by_path(archive: Path, bundles: Named, tmp_path: Path) -> None:
     assert "exists; choose another directory" in run("pull", archive, "-o", tmp_path / "new").stderr
 
 
-def test_by_url(url: str, archive: Path, bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_url(
+    url: str, archive: Path, bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert "give the archive's hash with --sha256, or a https:// address" in run("pull", url).stderr
     right = sha256(archive.read_bytes()).hexdigest()
@@ -75,16 +77,15 @@ def test_a_https_address_has_its_hash_beside_it(
 ) -> None:
     asked = []
 
-    def urlopen(url: str, timeout: float) -> Any:
-        asked.append(url)
-        reply: Any = io.BytesIO((archive.parent / url.rpartition("/")[2]).read_bytes())
-        reply.url = url
-        return reply
-
     class Reply(io.BytesIO):
         url = ""
 
-    monkeypatch.setattr(io, "BytesIO", Reply)
+    def urlopen(url: str, **_: float) -> Reply:
+        asked.append(url)
+        reply = Reply((archive.parent / url.rpartition("/")[2]).read_bytes())
+        reply.url = url
+        return reply
+
     monkeypatch.setattr(release_file, "urlopen", urlopen)
     release_file.pull("https://host/v1/tiny.bundle.tar", tmp_path / "new")
     assert asked == ["https://host/v1/SHA256SUMS", "https://host/v1/tiny.bundle.tar"]
