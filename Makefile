@@ -7,16 +7,16 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS = cpu,export,rtx,serve,dev
+EXTRAS = export,rtx,serve,dev
 # Half a gigabyte more, in an environment of its own.
 MORE_VENV = build/more
 MORE_STAMP := $(MORE_VENV)/.installed
 MORE_EXTRAS = $(EXTRAS),lm-eval,browser,traces
-CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_tables)
-# Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
+CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v -e unicode_tables -e ^kernels/onnxruntime/)
+# Where ONNX Runtime's library is; runtime/cpp/setup.sh links the wheel's in build/ort.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check check-more check-fast docs format lint types test browser kernels processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
+.PHONY: wheels wheels-test demo check check-more check-fast docs format lint types test browser kernels processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
 
 # The quick start of README.md, and its request one token a step, for comparison.
 DEMO = build/demo.bundle
@@ -71,11 +71,9 @@ cpp: $(STAMP)
 	@if runtime/cpp/setup.sh $(BIN)/python; then $(MAKE) --no-print-directory cpp-release; \
 	else echo "NOT CHECKED: the C++ runtime, because of the above (docs/cpp.md)"; fi
 
-# mars-export-kernels for its own tests, outside of the environment: all other tests run without it.
+# mars-export-kernels as it is now, for its own tests. The environment has it, too; all other tests switch it off.
 kernels: $(STAMP)
-	@if runtime/cpp/setup.sh $(BIN)/python; then \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/kernels ./kernels; \
-	else echo "NOT CHECKED: kernels/, because of the above (docs/cpp.md)"; fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/kernels ./kernels
 
 # The library for 64-bit Arm, its tests run by qemu-user. Not part of `check`: two compilers more.
 cpp-aarch64: $(STAMP)
@@ -89,6 +87,18 @@ compilers: $(STAMP)
 	place=../../build/cpp/$$compiler; cmake -S . -B $$place -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$$compiler \
 	-DMARS_TESTS=ON -DMARS_WERROR=ON -DCMAKE_UNITY_BUILD=ON && cmake --build $$place && ctest --test-dir $$place --output-on-failure \
 	|| exit 1; done
+
+# All wheels, in dist/: mars-export, the default adapter, and for manylinux_2_28 the kernels and libmars.
+wheels: $(STAMP)
+	mkdir -p dist && rm -f dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./exporter/default
+	runtime/cpp/wheels.sh $(BIN)/python dist
+	ls -l dist/*.whl
+
+# Installs dist/ into fresh environments with no compiler in PATH: Python, mars-run, a C++ program.
+wheels-test: $(STAMP)
+	[ -d $(DEMO) ] || $(BIN)/mars-export onnx -o $(DEMO) --precision auto
+	tests/machines/wheels.sh $(BIN)/python $(DEMO)
 
 # A tiny model in every precision, run by qemu-user on processors that are not here: a table of what held (docs/measurements.md).
 # Arm too, in Debian's Python for it. `processors-few` is a part of it.
@@ -114,7 +124,8 @@ qemu:
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends qemu-user >/dev/null; }
 
 # The same with the oldest and the newest release of ONNX Runtime that the extras allow, each in an environment of its own.
-VERSION = $(PYTHON) -m venv build/ort-$(1) && build/ort-$(1)/bin/python -m pip install --quiet --upgrade --disable-pip-version-check . "$(2)"
+VERSION = $(PYTHON) -m venv build/ort-$(1) && build/ort-$(1)/bin/python -m pip install --quiet --upgrade --disable-pip-version-check . \
+	$(or $(wildcard dist/mars_export_kernels-*$(shell uname -m).whl),./kernels) "$(2)"
 versions: $(STAMP)
 	$(call VERSION,oldest,onnxruntime==1.25.*)
 	$(call VERSION,newest,onnxruntime)
@@ -144,14 +155,15 @@ fuzz: $(STAMP)
 # What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
 gpu: $(STAMP)
 	$(BIN)/python -c "import onnxruntime as o; exit('CUDAExecutionProvider' not in o.get_available_providers())" \
-	|| { $(BIN)/python -m pip uninstall --quiet --yes onnxruntime; $(BIN)/python -m pip install --quiet '.[gpu]'; }
+	|| { $(BIN)/python -m pip install --quiet '.[gpu]' ./kernels; \
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps onnxruntime-gpu; }
 	$(BIN)/python benchmarks/gpu_prove.py
 
 # Fleets on Ray Serve: requests, kills, an update under load. Half a gigabyte in an environment of its own, and
 # some ten minutes, so neither `check` nor `check-more` does it (docs/scale.md, docs/measurements.md).
 ray: $(STAMP)
 	$(PYTHON) -m venv build/ray
-	build/ray/bin/python -m pip install --quiet --disable-pip-version-check '.[cpu,serve,ray]'
+	build/ray/bin/python -m pip install --quiet --disable-pip-version-check '.[serve,ray]' ./kernels
 	MARS_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(BIN)/python -m pytest tests/ray
 
 # For a machine with a GPU, PyTorch and no network: pieces of at most 25 MB here, joined there (PYTHON is the one
@@ -165,13 +177,15 @@ gpu-unpack:
 gpu-offline: gpu-unpack
 	$(PYTHON) benchmarks/gpu_prove.py --joined build/gpu-joined
 
-# What a version publishes, in dist/: both packages, the default checkpoint in three precisions, the changelog's first
+# What a version publishes, in dist/: all packages, the default checkpoint in three precisions, the changelog's first
 # section as notes, checksums (CONTRIBUTING.md). GPTQ chooses the codes of int4, which takes most of the time.
 release: $(STAMP)
 	rm -rf dist build/release && mkdir -p dist build/release
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m build --outdir dist exporter/default
+	$(BIN)/python -m build --sdist --outdir dist kernels
+	runtime/cpp/wheels.sh $(BIN)/python dist
 	$(BIN)/python -m twine check --strict dist/*
 	@set -e; for precision in w8a8 int4 fp32; do name=mars-smollm2-135m-$$precision.bundle; \
 	$(BIN)/mars-export onnx --precision $$precision -o build/release/$$name; $(BIN)/mars-export verify build/release/$$name; \
@@ -188,13 +202,13 @@ INSTALL = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(call INSTALL,$(VENV)) $(TORCH)
-	$(call INSTALL,$(VENV)) --editable '.[$(EXTRAS)]'
+	$(call INSTALL,$(VENV)) --editable '.[$(EXTRAS)]' ./kernels
 	touch $@
 
 $(MORE_STAMP): pyproject.toml
 	$(PYTHON) -m venv $(MORE_VENV)
 	$(call INSTALL,$(MORE_VENV)) $(TORCH)
-	$(call INSTALL,$(MORE_VENV)) --editable '.[$(MORE_EXTRAS)]'
+	$(call INSTALL,$(MORE_VENV)) --editable '.[$(MORE_EXTRAS)]' ./kernels
 	touch $@
 
 clean:

@@ -46,7 +46,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "chat": (RUN,),
     "serve": (RUN, SERVE),
     "push": (HUB,),
-    "pull": (HUB,),
     "calibrate": (RUN,),
     "bench": (RUN,),
 }

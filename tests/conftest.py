@@ -46,6 +46,14 @@ def _interrupts_arrive() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _graphs_run_their_standard_nodes() -> Iterator[None]:
+    """Whether mars-export-kernels is installed or not; tests/kernels compares both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARS_EXPORT_KERNELS", "0")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _every_step_costs_the_same() -> Iterator[None]:
     """No test depends on how fast this machine is: with steps that all cost the same, windows are always
     full.

@@ -14,6 +14,7 @@ TORCH = "torch==2.13.0"
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "transformers": (TORCH, "transformers>=5"),
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
+    "onnx-genai": ("onnx-genai==0.1.0.dev6", "tokenizers"),
     "optimum": (TORCH, "optimum-onnx[onnxruntime]"),
     "openvino": (
         TORCH,
@@ -98,7 +99,9 @@ def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Pr
     builder = [python_of(venvs, "genai"), "-m", "onnxruntime_genai.models.builder", "-i", str(weights)]
     builder += ["-o", "{out}", "-e", "cpu", "-c", str(work / "genai-cache"), "-p"]
     for p in ("fp32", "int4"):
-        yield Program(f"genai {p}", "genai", "genai", work / f"genai-{p}", [*builder, p])
+        place = work / f"genai-{p}"
+        yield Program(f"genai {p}", "genai", "genai", place, [*builder, p])
+        yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", place, [*builder, p])
 
     export = ["export", "onnx", "--model", str(weights), "--task", "text-generation-with-past"]
     make = [str(venvs / "optimum" / "bin" / "optimum-cli"), *export, "{out}"]

@@ -4,13 +4,17 @@
 #     -v "$PWD/mars.bundle:/bundles/mars.bundle:ro" mars-export:cpu
 # Linted, and never built where it was written (docs/scale.md).
 FROM python:3.12-slim-bookworm AS build
-ARG EXTRAS=cpu,serve,grammar
+ARG EXTRAS=serve,grammar
+# For the kernels.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py cli.py py.typed ./
 COPY runtime runtime
 COPY exporter exporter
 COPY calibration calibration
-RUN python -m venv /opt/mars && /opt/mars/bin/pip install --no-cache-dir ".[${EXTRAS}]"
+COPY kernels kernels
+RUN python -m venv /opt/mars && /opt/mars/bin/pip install --no-cache-dir ".[${EXTRAS}]" ./kernels
 
 FROM python:3.12-slim-bookworm
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin mars \

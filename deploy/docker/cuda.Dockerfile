@@ -16,7 +16,10 @@ COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py cli.py py.typed ./
 COPY runtime runtime
 COPY exporter exporter
 COPY calibration calibration
-RUN python3 -m venv /opt/mars && /opt/mars/bin/pip install --no-cache-dir ".[${EXTRAS}]"
+COPY kernels kernels
+# The files of onnxruntime and onnxruntime-gpu have the same names: those of the last one stay.
+RUN python3 -m venv /opt/mars && /opt/mars/bin/pip install --no-cache-dir ".[${EXTRAS}]" ./kernels \
+    && case ",${EXTRAS}," in *,gpu,*) /opt/mars/bin/pip install --no-cache-dir --force-reinstall --no-deps onnxruntime-gpu ;; esac
 
 # hadolint ignore=DL3006
 FROM nvidia/cuda:${CUDA}

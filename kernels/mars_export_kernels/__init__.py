@@ -17,3 +17,8 @@ def instructions() -> str:
     function.restype = c_char_p
     name: bytes = function()
     return name.decode()
+
+
+def get_library_path() -> str:
+    """The library, for `SessionOptions.register_custom_ops_library` and other programs with ONNX Runtime."""
+    return str(LIBRARY)

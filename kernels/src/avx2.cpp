@@ -33,7 +33,7 @@ struct Avx2 {
     }
 };
 
-bool is_here() { return __builtin_cpu_supports("avx2"); }
+bool is_here() { return mars::kernels::Processor().avx2; }
 
 } // namespace
 

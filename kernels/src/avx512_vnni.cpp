@@ -34,10 +34,7 @@ struct Avx512Vnni {
     }
 };
 
-bool is_here() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-}
+bool is_here() { return mars::kernels::Processor().avx512_vnni; }
 
 } // namespace
 

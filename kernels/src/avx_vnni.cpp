@@ -29,7 +29,7 @@ struct AvxVnni {
     }
 };
 
-bool is_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("avxvnni"); }
+bool is_here() { return mars::kernels::Processor().avx_vnni; }
 
 } // namespace
 

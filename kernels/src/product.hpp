@@ -29,6 +29,12 @@ struct InstructionSet {
 extern const InstructionSet portable;
 #ifdef __x86_64__
 extern const InstructionSet avx512_vnni, avx_vnni, avx2;
+
+// What this processor has and its system has enabled; AVX-512 with F, BW and VL.
+struct Processor {
+    Processor();
+    bool avx2 = false, avx_vnni = false, avx512_vnni = false;
+};
 #endif
 
 // The set called `name` if this processor has it, else the fastest that it has.

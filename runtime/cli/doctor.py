@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -17,7 +19,7 @@ from ..bundle.open import Bundle, open_bundle
 from ..decode.config import GenerationConfig
 from ..device.name import DeviceName
 from ..device.ort import kernels
-from ..device.ort.library import PROVIDERS, version_and_devices
+from ..device.ort.library import PROVIDERS, REPLACE, version_and_devices
 from ..device.variants import Host, choose, inspect_host, why_not
 from ..errors import MarsError, SessionError
 from ..machine import byte_products, processor
@@ -62,6 +64,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
         _package("mars-export", _version("mars-export"), "export", "everything"),
         _onnxruntime(),
         _kernels(),
+        _libmars(),
         *(_device(name) for name in PROVIDERS),
         *(_package(name, _version(name), *hint) for name, hint in OPTIONAL.items()),
         *(_package(name, host.tensorrt.get(name), *hint) for name, hint in TENSORRT.items()),
@@ -99,7 +102,16 @@ def _onnxruntime() -> Finding:
             "absent",
             "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'",
         )
-    return Finding("onnxruntime", "good", installed[0])
+    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
+    if len(both) < 2:
+        return Finding("onnxruntime", "good", installed[0])
+    has_cuda = "cuda" in installed[1]
+    return Finding(
+        "onnxruntime",
+        "good" if has_cuda else "bad",
+        f"{installed[0]} {'with' if has_cuda else 'without'} CUDA; {' and '.join(both)} are installed and"
+        f" have the same files. If CUDA is missing: {REPLACE}",
+    )
 
 
 def _kernels() -> Finding:
@@ -112,9 +124,21 @@ def _kernels() -> Finding:
     return Finding(
         "mars-export-kernels",
         "absent",
-        f"not installed, turned off by {kernels.VARIABLE}, or without code for this processor; for faster"
-        " w8a8 steps on a CPU: pip install ./kernels, in a clone",
+        f"not installed, turned off by {kernels.VARIABLE}, built without a compiler, or without code for this"
+        " processor; for faster w8a8 steps on a CPU: pip install mars-export-kernels (./kernels in a clone)",
     )
+
+
+def _libmars() -> Finding:
+    """The package mars-export-cpp, and the ONNX Runtime that its library loads."""
+    if find_spec("mars_export_cpp") is None:
+        return Finding(
+            "mars-export-cpp", "absent", "not installed; for C++ and mars-run: pip install mars-export-cpp"
+        )
+    command = [sys.executable, "-c", "import mars_export_cpp; mars_export_cpp.main()", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() or done.stderr.splitlines()[-1:]
+    return Finding("mars-export-cpp", "good" if done.returncode == 0 else "bad", "; ".join(lines))
 
 
 def _device(name: str) -> Finding:

@@ -1,4 +1,4 @@
-"""The commands `push` and `pull`: bundles on the Hugging Face hub."""
+"""The commands `push` and `pull`: bundles on the Hugging Face hub, and of releases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import MarsError
 from ..terminal.console import out, print_json, visible
 from ..terminal.options import BundleArgument, Json
 
@@ -49,7 +50,14 @@ def push(
 
 @app.command()
 def pull(
-    repo: Repository,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Model repository on the Hugging Face hub, such as me/my-model; or a release file"
+            " NAME.bundle.tar, by URL or path.",
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -57,18 +65,32 @@ def pull(
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit; main by default.")
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a repository; main by default.")
+    ] = None,
+    sha256: Annotated[
+        str | None,
+        typer.Option(
+            "--sha256", metavar="HASH", help="Hash of a release file. Default: that in SHA256SUMS beside it."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a bundle from the Hugging Face hub.
+    """Download a bundle from the Hugging Face hub, or a release file.
 
-    Every hash is checked before the directory appears.
+    Every hash is checked before the directory appears. Release files need no extra.
     """
-    from .hub_repository import pull as download
+    from . import hub_repository, release_file
 
-    target = output or Path(f"{repo.rpartition('/')[2]}.bundle")
-    manifest = download(repo, target, revision=revision)
+    if release_file.is_release_file(source):
+        if revision is not None:
+            raise MarsError("--revision is for repositories; a release file has --sha256")
+        target = output or Path(release_file.default_name(source))
+        manifest = release_file.pull(source, target, sha256)
+    else:
+        if sha256 is not None:
+            raise MarsError("--sha256 is for release files; a repository has --revision")
+        target = output or Path(f"{source.rpartition('/')[2]}.bundle")
+        manifest = hub_repository.pull(source, target, revision=revision)
     if as_json:
         print_json({"bundle": str(target), "files": len(manifest.files)})
     else:

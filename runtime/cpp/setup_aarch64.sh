@@ -25,7 +25,6 @@ if [ ! -e "$ort/lib/libonnxruntime.so" ]; then
     cp "$scratch"/wheel/onnxruntime/capi/libonnxruntime.so.1.* "$ort/lib/libonnxruntime.so.1"
     ln -sfn libonnxruntime.so.1 "$ort/lib/libonnxruntime.so"
 fi
-ln -sfn "$root/build/ort/include" "$ort/include"
 
 emulated=$root/build/qemu-aarch64
 mkdir -p "$emulated/proc"

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from typer.main import get_command
 from mars_export import cli
 
 # Ours that come with the base install, and those that no command may begin without.
-BASE = {"inspect", "doctor", "verify", "profiles", "grammar"}
+BASE = {"inspect", "doctor", "verify", "profiles", "grammar", "pull"}
 ABSENT = tuple({name for needs in cli.NEEDS.values() for need in needs for name in need.modules})
 RUNNERS = cli.RUN.modules
 BLOCKER = """
@@ -75,9 +76,11 @@ def test_the_base_does_what_it_can(tmp_path: Path) -> None:
 
 def test_the_base_reads_and_writes_bundles(bundles: Named, tmp_path: Path) -> None:
     path = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
+    archive = Path(shutil.make_archive(str(path), "tar", tmp_path, path.name))
     asked = (
         ["inspect", path], ["verify", path], ["profiles", "list", path],
         ["grammar", path, "--regex", "a+", "--name", "a"],
+        ["pull", archive, "-o", tmp_path / "pulled", "--sha256", sha256(archive.read_bytes()).hexdigest()],
     )  # fmt: skip
     assert {words[0] for words in asked} == BASE - {"doctor"}
     for words in asked:

@@ -54,9 +54,16 @@ def test_python_m_and_the_version() -> None:
 
 def test_one_version() -> None:
     cmake = (ROOT / "runtime" / "cpp" / "CMakeLists.txt").read_text(encoding="utf-8")
-    data = tomllib.loads((ROOT / "exporter" / "default" / "pyproject.toml").read_text(encoding="utf-8"))
     assert f"project(mars VERSION {mars_export.__version__} " in cmake
-    assert data["project"]["version"] == mars_export.__version__
+    for folder in ("exporter/default", "kernels", "runtime/cpp"):
+        data = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+        assert data["project"]["version"] == mars_export.__version__, folder
+    for package in ("kernels/mars_export_kernels", "runtime/cpp/mars_export_cpp"):
+        text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
+        assert f'__version__ = "{mars_export.__version__}"' in text, package
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    minor = mars_export.__version__.rpartition(".")[0]
+    assert any(text.startswith(f"mars-export-kernels=={minor}.*;") for text in settings["dependencies"])
 
 
 def test_every_room_is_packaged() -> None:

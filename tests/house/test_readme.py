@@ -58,6 +58,7 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_commands_and_python(place: Path) -> None:
     commands = [line for block in blocks("sh") for line in block.splitlines() if "mars-export " in line]
     commands = [line for line in commands if not line.startswith("mars-export serve")]  # test_serving_docs.py
+    commands = [line for line in commands if not line.startswith("uvx")]  # tests/machines/wheels.sh
     assert len(commands) >= 10
     assert any(command.startswith(DEFAULT) for command in commands), "the quick start's first command"
     for command in commands:
@@ -75,7 +76,7 @@ def test_commands_and_python(place: Path) -> None:
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"`make (\S+)`", README + INSTALL))
-    assert targets == {"demo", "check", "check-more"}
+    assert targets == {"demo", "check", "check-more", "wheels"}
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.M)
 
@@ -115,8 +116,8 @@ def test_what_is_installed_exists() -> None:
     ]
     assert len(named) >= 9
     assert {extra for names in named for extra in names} <= extras.keys()
-    wheels = set(re.findall(r"mars_export-(\S+?)-py3-none-any\.whl", INSTALL))
-    assert wheels == {mars_export.__version__}
+    releases = set(re.findall(r"/download/v(\S+?)/", README + INSTALL))
+    assert releases == {mars_export.__version__}
 
 
 def test_the_table_of_extras_is_the_command_line_s() -> None:
@@ -125,6 +126,8 @@ def test_the_table_of_extras_is_the_command_line_s() -> None:
         rows = [line for line in TABLE.splitlines() if f"`{command}`" in line]
         assert rows, command
         for need in needs:
+            if need == cli.RUN:
+                continue  # onnxruntime comes with the package
             assert any(need.extra in re.findall(r"\w+", row.split("|")[2]) for row in rows), (command, need)
 
 

@@ -16,6 +16,12 @@ from support.missing import lacking, need
 from support.paths import ROOT
 
 INDEXED = {"description", "readme", "license", "requires-python", "keywords", "classifiers"}
+PACKAGES = (
+    "pyproject.toml",
+    "exporter/default/pyproject.toml",
+    "kernels/pyproject.toml",
+    "runtime/cpp/pyproject.toml",
+)
 LINK = re.compile(r"\]\(([\w./#:-]+)\)")
 
 
@@ -37,7 +43,7 @@ def test_the_source_archive_has_all_that_is_tracked(tmp_path: Path) -> None:
     assert tracked - archived == set(), "name it in MANIFEST.in"
 
 
-@pytest.mark.parametrize("file", ["pyproject.toml", "exporter/default/pyproject.toml"])
+@pytest.mark.parametrize("file", PACKAGES)
 def test_an_index_is_told_what_it_asks(file: str) -> None:
     """`twine check --strict` takes no package without a long description."""
     project = tomllib.loads((ROOT / file).read_text(encoding="utf-8"))["project"]
@@ -75,6 +81,9 @@ def released(at: Path, broken: str = "") -> int:
     for name, text in PROGRAMS.items():
         (at / ".venv/bin" / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
         (at / ".venv/bin" / name).chmod(0o755)
+    (at / "runtime/cpp").mkdir(parents=True)
+    (at / "runtime/cpp/wheels.sh").write_text("#!/bin/sh\ntouch $2/kernels.whl\n", encoding="utf-8")
+    (at / "runtime/cpp/wheels.sh").chmod(0o755)
     for stamp in (".installed", ".installed-ci"):
         (at / ".venv" / stamp).touch()
     return subprocess.run(
@@ -86,7 +95,7 @@ def test_make_release_fills_dist(tmp_path: Path) -> None:
     assert released(tmp_path) == 0
     dist = tmp_path / "dist"
     bundles = {f"mars-smollm2-135m-{precision}.bundle" for precision in ("w8a8", "int4", "fp32")}
-    files = {"adapter.whl", "program.whl", "NOTES.md", *(f"{name}.tar" for name in bundles)}
+    files = {"adapter.whl", "kernels.whl", "program.whl", "NOTES.md", *(f"{name}.tar" for name in bundles)}
     assert {file.name for file in dist.iterdir()} == files | {"SHA256SUMS"}
     sums = (dist / "SHA256SUMS").read_text().splitlines()
     assert {line.split()[1] for line in sums} == files

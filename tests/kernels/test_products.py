@@ -192,3 +192,22 @@ def test_an_older_onnxruntime_refuses_the_library(instructions: kernels.Kernels)
     functions = ctypes.cast(get_api(1), ctypes.POINTER(ctypes.c_void_p))
     message = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(functions[2])(status)  # GetErrorMessage
     assert b"update onnxruntime" in message
+
+
+def test_the_path_for_other_programs(instructions: kernels.Kernels) -> None:
+    import mars_export_kernels
+
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(mars_export_kernels.get_library_path())
+    assert Path(mars_export_kernels.get_library_path()) == instructions.library
+
+
+@pytest.mark.usefixtures("instructions")
+def test_a_package_built_without_a_compiler_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import mars_export_kernels
+
+    monkeypatch.setattr(mars_export_kernels, "LIBRARY", tmp_path / "absent.so")
+    assert kernels.installed() is None
+    assert doctor._kernels().state == "absent"

@@ -2,7 +2,7 @@
 # Debian's Python for 64-bit Arm with mars-export and what it needs, unpacked in build/arm64; build/arm64/python CPU ...
 # runs it on that processor of qemu-aarch64.
 #   arm64.sh PYTHON    PYTHON has pip
-# Needs root, apt (debootstrap, qemu-user) and a Python package index. What programs see as /proc/cpuinfo is a
+# Needs the kernels' wheel for Arm (`make wheels`), root, apt (debootstrap, qemu-user) and a Python package index. What programs see as /proc/cpuinfo is a
 # Cortex-A72, since qemu-user would pass the host's through.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -32,7 +32,7 @@ platforms=(--platform manylinux2014_aarch64)
 for glibc in 17 26 27 28 31 34; do platforms+=(--platform "manylinux_2_${glibc}_aarch64"); done
 rm -rf "$arm/opt/mars"
 "$python" -m pip install --quiet --disable-pip-version-check --no-warn-conflicts "${platforms[@]}" --python-version 3.11 --only-binary=:all: \
-    --target "$arm/opt/mars" "$(ls "$scratch"/mars_export-*.whl)[cpu]"
+    --find-links "$root/dist" --target "$arm/opt/mars" "$scratch"/mars_export-*.whl
 
 cat >"$arm/python" <<RUN
 #!/usr/bin/env bash

@@ -99,6 +99,15 @@ void print_summary(const mars::Completion& done) {
     std::cerr << stats.time_to_first_token << " s, ended by " << to_string(done.finish_reason) << "\n";
 }
 
+void print_version() {
+    std::cout << "mars-run " << mars_version() << "\n";
+    try {
+        std::cout << "ONNX Runtime " << mars::onnxruntime_library() << "\n";
+    } catch (const mars::SessionError& error) { // a device that runs engines needs none
+        std::cout << error.what() << "\n";
+    }
+}
+
 int answer(const Options& options) {
     options.config.check();
     const mars::Prompt prompt = prompt_of(options);
@@ -141,7 +150,7 @@ int main(int argc, char** argv) {
             return 0;
         }
         if (options.version) {
-            std::cout << "mars-run " << mars_version() << "\n";
+            print_version();
             return 0;
         }
         return answer(options);

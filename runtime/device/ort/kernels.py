@@ -43,6 +43,8 @@ def installed() -> Kernels | None:
     try:
         import mars_export_kernels as package
 
+        if not package.LIBRARY.exists():  # built without a compiler
+            return None
         _require_whole(package.LIBRARY)
         name = package.instructions()
     except Exception as error:

@@ -24,6 +24,8 @@ PROVIDERS = {
 }
 CUDA_PLUGIN = "libonnxruntime_providers_cuda_plugin.so"
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+# Both packages have the files of `onnxruntime/`; those of the one installed last are used.
+REPLACE = "pip install --force-reinstall --no-deps onnxruntime-gpu"
 # Read when the library is loaded. Since 1.31 ONNX Runtime sends telemetry from threads of its own, which
 # crash the process if they get no memory.
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
@@ -42,7 +44,7 @@ def load(device: str) -> tuple[Any, str]:
         raise SessionError(
             f"this onnxruntime {ort.__version__} has no {PROVIDERS[device][0]} (it has:"
             f" {', '.join(ort.get_available_providers())});"
-            f" pip uninstall onnxruntime, then {install}"
+            f" {install}, then {REPLACE}"
         )
     if device == "cuda":
         load_libraries(ort)

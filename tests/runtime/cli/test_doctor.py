@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import pytest
 from support.agreement import MAIN
 from support.fixtures import Sessions
+from support.paths import ROOT
 
+from mars_export.runtime.cli import doctor
 from mars_export.runtime.cli.doctor import proof
 
 
@@ -29,3 +35,33 @@ def test_a_device_with_other_tokens_or_rows_elsewhere(sessions: Sessions) -> Non
         session.device = "cpu"
     assert (kv.state, kv.detail) == ("bad", "in cpu memory")
     assert tokens.state == "bad"
+
+
+def test_two_packages_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the same files, so that the one installed last decides whether there is CUDA."""
+    monkeypatch.setattr(doctor, "_version", lambda _: "1.32.0")
+    for devices, state in ((["cpu", "cuda"], "good"), (["cpu"], "bad")):
+        monkeypatch.setattr(doctor, "version_and_devices", lambda devices=devices: ("1.32.0", devices))
+        finding = doctor._onnxruntime()
+        assert finding.state == state
+        assert "onnxruntime and onnxruntime-gpu are installed" in finding.detail
+        assert "pip install --force-reinstall --no-deps onnxruntime-gpu" in finding.detail
+    monkeypatch.setattr(doctor, "_version", lambda name: "1.32.0" if name == "onnxruntime" else None)
+    assert doctor._onnxruntime() == doctor.Finding("onnxruntime", "good", "1.32.0")
+
+
+def test_libmars_says_which_onnxruntime_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._libmars().state == "absent"
+    package = Path(shutil.copytree(ROOT / "runtime/cpp/mars_export_cpp", tmp_path / "mars_export_cpp"))
+    (package / "bin").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert doctor._libmars().state == "bad", "it has no mars-run"
+    program = package / "bin/mars-run"
+    program.write_text("#!/bin/sh\necho mars-run 0.1.0\necho ONNX Runtime 1.32.0, /x/libonnxruntime.so.1\n")
+    program.chmod(0o755)
+    finding = doctor._libmars()
+    assert (finding.state, finding.detail) == (
+        "good",
+        "mars-run 0.1.0; ONNX Runtime 1.32.0, /x/libonnxruntime.so.1",
+    )

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from support.cabi import build
 from support.fixtures import Named
@@ -73,6 +74,17 @@ def test_its_name_says_the_version_of_its_interface(prefix: Path) -> None:
 
 def test_the_installed_command_starts(prefix: Path) -> None:
     assert run(prefix / "bin/mars-run", "--version").startswith(f"mars-run {VERSION}.")
+
+
+def test_as_a_python_package_it_loads_the_wheel_of_onnxruntime(prefix: Path, tmp_path: Path) -> None:
+    package = Path(shutil.copytree(prefix, tmp_path / "mars_export_cpp", symlinks=True))
+    for library in (package / "lib").glob("libonnxruntime*"):
+        library.unlink()
+    wheel = Path(onnxruntime.__file__).resolve().parent
+    (tmp_path / "onnxruntime").symlink_to(wheel)
+    (library,) = wheel.glob("capi/libonnxruntime.so.1*")
+    lines = run(package / "bin/mars-run", "--version").splitlines()
+    assert lines[1:] == [f"ONNX Runtime {onnxruntime.__version__}, {library}"]
 
 
 def test_a_program_finds_it(prefix: Path, bundles: Named, tmp_path: Path) -> None:

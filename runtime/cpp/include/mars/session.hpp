@@ -102,6 +102,11 @@ struct SessionInfo {
     std::vector<std::string> draft_adapters; ///< names for GenerationConfig::draft
 };
 
+/// Version and file of the ONNX Runtime that graphs run on, such as "1.32.0, /usr/lib/libonnxruntime.so.1". Loads it.
+///
+/// Throws SessionError if it cannot be loaded.
+MARS_API std::string onnxruntime_library();
+
 /// A bundle opened on a device. Thread-safe: each call owns its rows and their KV memory.
 class MARS_API Session {
   public:

@@ -12,7 +12,7 @@
 namespace mars {
 
 /// The library's table of versions. The first call loads the library: from $MARS_ONNXRUNTIME (a file or a directory),
-/// otherwise from the directory of libmars, otherwise from where the loader looks. Throws SessionError.
+/// otherwise from the directory of libmars, the onnxruntime wheel beside it, or where the loader looks. Throws SessionError.
 const OrtApiBase& ort_base();
 
 /// Initialize the interface; call this first. Throws SessionError if the library is older than the headers.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <mars/errors.hpp>
+#include <mars/session.hpp>
 
 #include "device/ort/api.hpp"
 #include "machine.hpp"
@@ -17,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* library_name = "libonnxruntime.so.1";
 constexpr const char* variable = "MARS_ONNXRUNTIME";
+constexpr const char* wheel = "../../onnxruntime/capi"; // from lib/ of the Python package mars-export-cpp
 
 /// The library in a directory. In a wheel it has a versioned name only.
 fs::path library_in(const fs::path& directory) {
@@ -31,6 +33,7 @@ void* open_library() {
     const char* said = std::getenv(variable);
     std::error_code error;
     fs::path path = said != nullptr && *said != '\0' ? fs::path(said) : library_in(own_directory());
+    if (path.empty()) path = library_in(own_directory() / wheel);
     if (fs::is_directory(path, error)) path = library_in(path);
     // Resolve links: ONNX Runtime looks for its providers beside the path it was opened by.
     if (!path.empty()) path = fs::weakly_canonical(path, error);
@@ -42,6 +45,13 @@ void* open_library() {
 }
 
 } // namespace
+
+std::string onnxruntime_library() {
+    const OrtApiBase& base = ort_base();
+    Dl_info found{};
+    const bool is_found = dladdr(reinterpret_cast<const void*>(base.GetApi), &found) != 0;
+    return std::string(base.GetVersionString()) + (is_found ? std::string(", ") + found.dli_fname : "");
+}
 
 const OrtApiBase& ort_base() {
     static const OrtApiBase* const base = [] {

@@ -1,0 +1,25 @@
+# Toolchain of `make wheels`: the compiler in MARS_ZIG compiles for the system in MARS_TARGET, such as x86_64-linux-gnu.2.28
+# (manylinux_2_28), with its own C++ library or with that of GCC in MARS_LIBSTDCXX, which libstdcxx.py fills. Environment variables,
+# because CMake's own trial projects read them too.
+string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "$ENV{MARS_TARGET}")
+set(CMAKE_CXX_COMPILER "$ENV{MARS_ZIG}" c++ -target $ENV{MARS_TARGET})
+if("$ENV{MARS_TARGET}" MATCHES "-linux-")
+    set(CMAKE_SYSTEM_NAME Linux)
+elseif("$ENV{MARS_TARGET}" MATCHES "-macos")
+    set(CMAKE_SYSTEM_NAME Darwin)
+    set(CMAKE_INSTALL_NAME_TOOL true) # of Xcode; not needed, because no RPATH changes at installation
+else()
+    set(CMAKE_SYSTEM_NAME Windows)
+    set(CMAKE_CXX_FLAGS_INIT "'-D_Return_type_success_(x)='") # ONNX Runtime's headers use it without defining it for MinGW
+endif()
+if(DEFINED ENV{MARS_LIBSTDCXX})
+    set(mars_gcc "$ENV{MARS_LIBSTDCXX}")
+    list(TRANSFORM CMAKE_CXX_COMPILER REPLACE "^c\\+\\+$" cc)
+    file(READ "${mars_gcc}/include.txt" mars_includes)
+    set(CMAKE_CXX_FLAGS_INIT "-nostdinc++ ${mars_includes} -w")
+    set(CMAKE_CXX_STANDARD_LIBRARIES_INIT "${mars_gcc}/libnewer.a ${mars_gcc}/libstdc++.so.6 ${mars_gcc}/libgcc_s.so.1")
+endif()
+# The linker strips, for all systems alike.
+set(CMAKE_STRIP true)
+set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+set(CMAKE_EXE_LINKER_FLAGS_INIT -s)
