@@ -30,7 +30,7 @@ from mars_export.runtime.device.ort.library import open_session
 from mars_export.runtime.session.cost_file import CostFile
 
 BUILT = ROOT / "build" / "kernels"
-SETS = ("avx512_vnni", "avx_vnni", "avx2", "portable")
+SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "portable")
 SHAPES = [(1, 1), (3, 5), (8, 8), (17, 33), (64, 48), (130, 100), (576, 65)]
 
 
