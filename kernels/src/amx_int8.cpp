@@ -1,10 +1,10 @@
-#include <cstring>
+#include <algorithm>
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "product.hpp"
-#include "quantize_avx2.hpp"
+#include "quantize_avx512.hpp"
 
 namespace {
 
@@ -55,6 +55,20 @@ void add_up(const int8_t* block, const uint8_t* codes, size_t num_blocks, size_t
     _tile_stored(3, sums + LINES * COLUMNS + 16, COLUMNS * 4);
 }
 
+// 16 columns, whose sums become numbers
+struct Half {
+    const __m512i middles;
+    const __m512 steps;
+
+    Half(const Packed& weights, size_t column)
+        : middles(_mm512_loadu_si512(weights.middles.data() + column)), steps(_mm512_loadu_ps(weights.steps.data() + column)) {}
+
+    void store(const int32_t* sums, float largest, float* place, __mmask16 columns) const {
+        const __m512 units = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), middles));
+        _mm512_mask_storeu_ps(place, columns, _mm512_mul_ps(_mm512_mul_ps(units, steps), _mm512_set1_ps(largest)));
+    }
+};
+
 void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
     const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows), num_blocks = width / INPUTS;
     alignas(64) int32_t sums[MOST_ROWS * COLUMNS];
@@ -66,17 +80,13 @@ void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* la
         const auto add = has_lower ? (t ? add_up<true, false> : add_up<true, true>) : (t ? add_up<false, false> : add_up<false, true>);
         for (size_t p = from; p < to; ++p) {
             add(weights.blocks.get() + p * width * COLUMNS, codes + first * width, num_blocks, count, sums);
-            for (size_t half = p * COLUMNS; half < (p + 1) * COLUMNS && half < weights.outputs; half += 16) {
-                const size_t left = weights.outputs - half;
-                const auto columns = static_cast<__mmask16>(left < 16 ? (1 << left) - 1 : -1);
-                const __m512i middles = _mm512_loadu_si512(weights.middles.data() + half);
-                const __m512 steps = _mm512_loadu_ps(weights.steps.data() + half);
-                for (size_t row = 0; row < count; ++row) {
-                    const __m512i sum = _mm512_load_si512(sums + row * COLUMNS + half - p * COLUMNS);
-                    const __m512 units = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, middles)), steps);
-                    float* place = out + (first + row) * weights.outputs + half;
-                    _mm512_mask_storeu_ps(place, columns, _mm512_mul_ps(units, _mm512_set1_ps(largest[first + row])));
-                }
+            const size_t column = p * COLUMNS, columns = std::min(COLUMNS, weights.outputs - column);
+            const auto is_there = static_cast<uint32_t>((uint64_t{1} << columns) - 1);
+            const Half left(weights, column), right(weights, column + 16);
+            float* place = out + first * weights.outputs + column;
+            for (size_t row = 0; row < count; ++row, place += weights.outputs) {
+                left.store(sums + row * COLUMNS, largest[first + row], place, static_cast<__mmask16>(is_there));
+                right.store(sums + row * COLUMNS + 16, largest[first + row], place + 16, static_cast<__mmask16>(is_there >> 16));
             }
         }
     }
@@ -94,5 +104,5 @@ bool is_here() {
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet amx_int8{"amx_int8", is_here, COLUMNS, INPUTS, 4, MOST_ROWS, false, quantize_avx2<INPUTS>, multiply_tiles};
+const InstructionSet amx_int8{"amx_int8", is_here, COLUMNS, INPUTS, 4, MOST_ROWS, false, quantize_avx512<INPUTS>, multiply_tiles};
 }

@@ -56,9 +56,8 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
             const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
             const __m128i bytes = _mm_add_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(-128));
             const int64_t eight = _mm_cvtsi128_si64(bytes);
-            constexpr size_t PART = Block < 8 ? Block : 8;
-            for (size_t part = 0; part < 8; part += PART)
-                std::memcpy(codes + code_place<Block>(i + part, row, rows), reinterpret_cast<const char*>(&eight) + part, PART);
+            for (size_t part = 0; part < 8; part += Block)
+                std::memcpy(codes + code_place<Block>(i + part, row, rows), reinterpret_cast<const char*>(&eight) + part, Block);
         }
         for (size_t i = even; i < inputs; ++i) codes[code_place<Block>(i, row, rows)] = code_of(x[i], largest[row]);
     }
@@ -66,7 +65,6 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
 
 template void quantize_avx2<4>(const float*, size_t, size_t, uint8_t*, float*);
 template void quantize_avx2<8>(const float*, size_t, size_t, uint8_t*, float*);
-template void quantize_avx2<64>(const float*, size_t, size_t, uint8_t*, float*);
 
 const InstructionSet avx2{
     "avx2", is_here, Avx2::COLUMNS, Avx2::INPUTS, 4, Avx2::MOST_ROWS, true, quantize_avx2<Avx2::INPUTS>, multiply_panels<Avx2>};

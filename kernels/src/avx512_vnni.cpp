@@ -1,6 +1,6 @@
 #include <immintrin.h>
 
-#include "quantize_avx2.hpp"
+#include "quantize_avx512.hpp"
 #include "tile.hpp"
 
 namespace {
@@ -49,6 +49,6 @@ const InstructionSet avx512_vnni{"avx512_vnni",
                                  4,
                                  Avx512Vnni::MOST_ROWS,
                                  false,
-                                 quantize_avx2<Avx512Vnni::INPUTS>,
+                                 quantize_avx512<Avx512Vnni::INPUTS>,
                                  multiply_panels<Avx512Vnni>};
 }

@@ -6,6 +6,7 @@
 // and so on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -81,7 +82,9 @@ void multiply(const Packed& weights, const float* x, size_t rows, float* out, Ru
         run(tiles, quantize);
     else
         for (size_t tile = 0; tile < tiles; ++tile) quantize(tile);
-    const size_t panel_bytes = width * set.columns, part = 1 + 16384 / panel_bytes; // enough work to be worth a call
+    // A call is worth 16 KiB of weights. More of them are faster with many rows, but leave less to divide among threads.
+    const size_t panel_bytes = width * set.columns, most = 65536 / panel_bytes;
+    const size_t part = std::max(1 + 16384 / panel_bytes, std::min(most, panels / 32));
     run((panels + part - 1) / part, [&weights, codes, largest, rows, out, part, panels](size_t index) {
         const size_t to = (index + 1) * part;
         weights.set.multiply(weights, codes, largest, rows, out, index * part, to < panels ? to : panels);
