@@ -10,7 +10,7 @@ namespace {
 // Without VNNI two byte products are added in 16 bits. The sums of a block's two groups are added there too, because widening them costs
 // as much as a product.
 struct Avx2 {
-    static constexpr size_t COLUMNS = 8, INPUTS = 8, MOST_ROWS = 10;
+    static constexpr size_t COLUMNS = 8, INPUTS = 8, ROWS = 1, MOST_ROWS = 10;
     static constexpr bool ADDS_IN_16_BITS = true;
     using Sums = __m256i;
     struct Weights {
@@ -28,7 +28,7 @@ struct Avx2 {
         sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1)));
     }
 
-    static void store(Sums sums, const int32_t* middles, const float* steps, float largest, float* out) {
+    static void store(Sums sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
         store_avx2(sums, middles, steps, largest, out);
     }
 };
@@ -67,6 +67,6 @@ template void quantize_avx2<4>(const float*, size_t, size_t, uint8_t*, float*);
 template void quantize_avx2<8>(const float*, size_t, size_t, uint8_t*, float*);
 
 const InstructionSet avx2{
-    "avx2", is_here, Avx2::COLUMNS, Avx2::INPUTS, Avx2::MOST_ROWS, true, quantize_avx2<Avx2::INPUTS>, multiply_panels<Avx2>};
+    "avx2", is_here, Avx2::COLUMNS, Avx2::INPUTS, 4, Avx2::MOST_ROWS, true, quantize_avx2<Avx2::INPUTS>, multiply_panels<Avx2>};
 
 } // namespace mars::kernels

@@ -1,6 +1,6 @@
 #include <immintrin.h>
 
-#include "quantize_avx2.hpp"
+#include "quantize_avx512.hpp"
 #include "tile.hpp"
 
 namespace {
@@ -8,7 +8,7 @@ namespace {
 // Compilers copy a sum before each product that adds to it. With more than 8 rows the copies do not fit into the registers, and products
 // take twice as long.
 struct Avx512Vnni {
-    static constexpr size_t COLUMNS = 32, INPUTS = 4, MOST_ROWS = 8;
+    static constexpr size_t COLUMNS = 32, INPUTS = 4, ROWS = 1, MOST_ROWS = 8;
     static constexpr bool ADDS_IN_16_BITS = false;
     struct Sums {
         __m512i left, right;
@@ -23,7 +23,7 @@ struct Avx512Vnni {
         sums.right = _mm512_dpbusd_epi32(sums.right, x, weights.right);
     }
 
-    static void store(const Sums& sums, const int32_t* middles, const float* steps, float largest, float* out) {
+    static void store(const Sums& sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
         half(sums.left, middles, steps, largest, out);
         half(sums.right, middles + 16, steps + 16, largest, out + 16);
     }
@@ -43,8 +43,9 @@ const InstructionSet avx512_vnni{"avx512_vnni",
                                  is_here,
                                  Avx512Vnni::COLUMNS,
                                  Avx512Vnni::INPUTS,
+                                 4,
                                  Avx512Vnni::MOST_ROWS,
                                  false,
-                                 quantize_avx2<Avx512Vnni::INPUTS>,
+                                 quantize_avx512<Avx512Vnni::INPUTS>,
                                  multiply_panels<Avx512Vnni>};
 }

@@ -5,7 +5,7 @@
 namespace {
 
 struct AvxVnni {
-    static constexpr size_t COLUMNS = 16, INPUTS = 4, MOST_ROWS = 6;
+    static constexpr size_t COLUMNS = 16, INPUTS = 4, ROWS = 1, MOST_ROWS = 6;
     static constexpr bool ADDS_IN_16_BITS = false;
     struct Sums {
         __m256i left, right;
@@ -23,7 +23,7 @@ struct AvxVnni {
         sums.right = _mm256_dpbusd_avx_epi32(sums.right, x, weights.right);
     }
 
-    static void store(const Sums& sums, const int32_t* middles, const float* steps, float largest, float* out) {
+    static void store(const Sums& sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
         store_avx2(sums.left, middles, steps, largest, out);
         store_avx2(sums.right, middles + 8, steps + 8, largest, out + 8);
     }
@@ -38,6 +38,7 @@ const InstructionSet avx_vnni{"avx_vnni",
                               is_here,
                               AvxVnni::COLUMNS,
                               AvxVnni::INPUTS,
+                              4,
                               AvxVnni::MOST_ROWS,
                               false,
                               quantize_avx2<AvxVnni::INPUTS>,

@@ -10,9 +10,9 @@ namespace mars::kernels {
 namespace {
 
 constexpr int MOST_WEIGHT = 32767 / 255; // of the weights that are added in one number of 16 bits
-constexpr size_t GROUP = 4, LINE = 64;
+constexpr size_t LINE = 64;
 
-using Block = std::vector<int8_t>; // [groups, columns, 4]
+using Block = std::vector<int8_t>; // [groups, columns, group]
 
 void free_line(void* memory) { ::operator delete(memory, std::align_val_t{LINE}); }
 
@@ -51,7 +51,7 @@ Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float*
             for (size_t i = 0; i < std::min(set.inputs, inputs - input); ++i)
                 for (size_t column = 0; column < columns; ++column) {
                     const int8_t weight = weights[(input + i) * outputs + from + column];
-                    block[(i / GROUP * set.columns + column) * GROUP + i % GROUP] = weight;
+                    block[(i / set.group * set.columns + column) * set.group + i % set.group] = weight;
                     middles[from + column] += 128 * weight;
                 }
             int halvings = 0;
@@ -72,8 +72,13 @@ Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float*
 
 const InstructionSet& choose(const char* name) {
     static const InstructionSet* const sets[] = {
+#if defined(__x86_64__) && defined(__linux__)
+        &amx_int8,
+#endif
 #ifdef __x86_64__
         &avx512_vnni, &avx_vnni, &avx2,
+#elif defined(__aarch64__)
+        &i8mm, &dotprod,
 #endif
         &portable};
     const InstructionSet* best = nullptr;

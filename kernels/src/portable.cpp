@@ -4,7 +4,7 @@
 namespace {
 
 struct Portable {
-    static constexpr size_t COLUMNS = 8, INPUTS = 4, MOST_ROWS = 4;
+    static constexpr size_t COLUMNS = 8, INPUTS = 4, ROWS = 1, MOST_ROWS = 4;
     static constexpr bool ADDS_IN_16_BITS = false;
     struct Sums {
         int32_t of[COLUMNS];
@@ -18,7 +18,7 @@ struct Portable {
             for (size_t i = 0; i < INPUTS; ++i) sums.of[column] += codes[i] * weights[column * INPUTS + i];
     }
 
-    static void store(const Sums& sums, const int32_t* middles, const float* steps, float largest, float* out) {
+    static void store(const Sums& sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
         for (size_t column = 0; column < COLUMNS; ++column)
             out[column] = static_cast<float>(sums.of[column] - middles[column]) * steps[column] * largest;
     }
@@ -36,6 +36,6 @@ void quantize(const float* x, size_t rows, size_t inputs, uint8_t* codes, float*
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet portable{"portable",          is_here, Portable::COLUMNS, Portable::INPUTS,
+const InstructionSet portable{"portable",          is_here, Portable::COLUMNS, Portable::INPUTS,         4,
                               Portable::MOST_ROWS, false,   quantize,          multiply_panels<Portable>};
 }

@@ -1,10 +1,12 @@
 // The product of rows that are quantized on the way and int8 weights, for one instruction set.
 //
-// Weights are packed in panels of `columns` columns. A panel is a list of blocks of `inputs` inputs; a block has groups of four inputs, of
-// each column one group, because instructions for byte products add four. Columns and inputs that are missing are zeros. Rows become
-// unsigned codes around 128, in tiles of a few rows: for each block the codes of the first row, of the second, and so on.
+// Weights are packed in panels of `columns` columns. A panel is a list of blocks of `inputs` inputs; a block has groups of `group` inputs,
+// of each column one group, because instructions for byte products add four or eight. Columns and inputs that are missing are zeros. Rows
+// become codes, unsigned around 128 or, on Arm, signed, in tiles of a few rows: for each block the codes of the first row, of the second,
+// and so on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,9 +19,9 @@ struct Packed;
 // Sizes that an instruction set works with, and its code.
 struct InstructionSet {
     const char* name;
-    bool (*is_here)();                 // whether this processor has it
-    size_t columns, inputs, most_rows; // of a panel, of a block, of a tile
-    bool adds_in_16_bits;              // the products of the two groups of a block
+    bool (*is_here)();                        // whether this processor has it
+    size_t columns, inputs, group, most_rows; // of a panel, of a block, of a group in it, of a tile
+    bool adds_in_16_bits;                     // the products of the two groups of a block
     // Codes of a tile of rows [rows, inputs], and the largest number of each row.
     void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
     // Panels `from` to `to` of `rows` rows. out is [rows, outputs].
@@ -33,8 +35,14 @@ extern const InstructionSet avx512_vnni, avx_vnni, avx2;
 // What this processor has and its system has enabled; AVX-512 with F, BW and VL.
 struct Processor {
     Processor();
-    bool avx2 = false, avx_vnni = false, avx512_vnni = false;
+    bool avx2 = false, avx_vnni = false, avx512_vnni = false, amx_int8 = false;
 };
+
+#ifdef __linux__
+extern const InstructionSet amx_int8;
+#endif
+#elif defined(__aarch64__)
+extern const InstructionSet i8mm, dotprod;
 #endif
 
 // The set called `name` if this processor has it, else the fastest that it has.
@@ -58,7 +66,8 @@ struct Packed {
     std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
 };
 
-constexpr size_t FEW_TILES = 4; // which one thread quantizes
+constexpr size_t FEW_TILES = 4;   // which one thread quantizes
+constexpr size_t CODES_AHEAD = 8; // that are read behind the last row if two rows are multiplied at once
 
 // out [rows, outputs] = x [rows, inputs] times the weights. `run(count, part)` calls part(0) to part(count - 1), on several threads.
 template <class Run>
@@ -67,7 +76,7 @@ void multiply(const Packed& weights, const float* x, size_t rows, float* out, Ru
     static thread_local std::vector<float> largest_memory;
     const InstructionSet& set = weights.set;
     const size_t width = weights.padded_inputs(), panels = weights.num_panels();
-    code_memory.resize(rows * width);
+    code_memory.resize(rows * width + CODES_AHEAD);
     largest_memory.resize(rows);
     uint8_t* codes = code_memory.data();
     float* largest = largest_memory.data();
@@ -80,7 +89,9 @@ void multiply(const Packed& weights, const float* x, size_t rows, float* out, Ru
         run(tiles, quantize);
     else
         for (size_t tile = 0; tile < tiles; ++tile) quantize(tile);
-    const size_t panel_bytes = width * set.columns, part = 1 + 16384 / panel_bytes; // enough work to be worth a call
+    // A call is worth 16 KiB of weights. More of them are faster with many rows, but leave less to divide among threads.
+    const size_t panel_bytes = width * set.columns, most = 65536 / panel_bytes;
+    const size_t part = std::max(1 + 16384 / panel_bytes, std::min(most, panels / 32));
     run((panels + part - 1) / part, [&weights, codes, largest, rows, out, part, panels](size_t index) {
         const size_t to = (index + 1) * part;
         weights.set.multiply(weights, codes, largest, rows, out, index * part, to < panels ? to : panels);

@@ -1,5 +1,5 @@
-// A product in tiles of rows and panels of columns whose sums stay in registers. `Isa` has the instructions. Included by one file for each
-// instruction set, which is compiled for it; nothing here may be shared among them.
+// A product in tiles of rows and panels of columns whose sums stay in registers. `Isa` has the instructions, for ROWS rows at a time.
+// Included by one file for each instruction set, which is compiled for it; nothing here may be shared among them.
 #pragma once
 
 #include <cstring>
@@ -24,7 +24,7 @@ struct Panel {
 // out [Rows, Isa::COLUMNS] with rows `stride` apart
 template <class Isa, size_t Rows, bool IsFirst>
 void tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
-    typename Isa::Sums sums[Rows] = {};
+    typename Isa::Sums sums[(Rows + Isa::ROWS - 1) / Isa::ROWS] = {};
     const int8_t* block = panel.blocks;
     for (size_t i = 0; i < panel.num_blocks; ++i, block += Isa::INPUTS * Isa::COLUMNS) {
         const uint8_t* row = codes + (Isa::ADDS_IN_16_BITS ? panel.place[i] : i) * Isa::INPUTS * Rows;
@@ -32,9 +32,11 @@ void tile(const Panel& panel, const uint8_t* codes, const float* largest, float*
         if (IsFirst)
             for (size_t line = 0; line < Isa::INPUTS * Isa::COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
 #pragma GCC unroll 16
-        for (size_t r = 0; r < Rows; ++r) Isa::add(sums[r], weights, row + r * Isa::INPUTS);
+        for (size_t r = 0; r < Rows; r += Isa::ROWS) Isa::add(sums[r / Isa::ROWS], weights, row + r * Isa::INPUTS);
     }
-    for (size_t r = 0; r < Rows; ++r) Isa::store(sums[r], panel.middles, panel.steps, largest[r], out + r * stride);
+#pragma GCC unroll 16
+    for (size_t r = 0; r < Rows; ++r)
+        Isa::store(sums[r / Isa::ROWS], r % Isa::ROWS, panel.middles, panel.steps, largest[r], out + r * stride);
 }
 
 template <class Isa, bool IsFirst, size_t... Less>

@@ -31,7 +31,7 @@ from mars_export.runtime.device.ort.library import open_session
 from mars_export.runtime.session.cost_file import CostFile
 
 BUILT = ROOT / "build" / "kernels"
-SETS = ("avx512_vnni", "avx_vnni", "avx2", "portable")
+SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "portable")
 SHAPES = [(1, 1), (3, 5), (8, 8), (17, 33), (64, 48), (130, 100), (576, 65)]
 
 
@@ -111,6 +111,19 @@ def test_a_product_is_that_of_the_standard_nodes(
         np.testing.assert_array_equal(y, slow_product(x, weight, scale))
         if most == 63:
             np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
+
+
+def test_numbers_between_two_codes_are_rounded_as_by_a_division(
+    instructions: kernels.Kernels, tmp_path: Path
+) -> None:
+    graph = write_product(tmp_path / "product.onnx", np.eye(255, dtype=np.int8), np.ones(255, np.float32))
+    largest = np.random.default_rng(0).uniform(1, 2, (40, 1)).astype(np.float32)
+    largest[::8] *= np.float32(1e-30)
+    x = (np.arange(-127, 128, dtype=np.float32) + np.float32(0.5)) / 127 * largest
+    x[1::2] = np.nextafter(x[1::2], np.float32(0))
+    x[:, -1:] = largest
+    y = run(graph, x, instructions.library, threads=1)
+    np.testing.assert_array_equal(y, slow_product(x, np.eye(255), np.ones(255, np.float32)))
 
 
 def test_rows_with_infinite_numbers_are_those_of_the_standard_nodes(

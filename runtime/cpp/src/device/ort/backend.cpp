@@ -6,6 +6,7 @@
 
 #include "device/lost.hpp"
 #include "device/name.hpp"
+#include "device/ort/kernels.hpp"
 #include "device/ort/products.hpp"
 #include "machine.hpp"
 
@@ -70,7 +71,9 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     if (is_cuda) check_cuda_version(version());
     check_memory(bundle, variant);
     try {
-        open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level));
+        const std::optional<Kernels> kernels = is_on_cpu && is_w8a8 ? installed_kernels() : std::nullopt;
+        const std::filesystem::path operators = kernels ? kernels->library : std::filesystem::path();
+        open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level), operators);
         if (is_on_cpu && is_w8a8) require_exact_products(graph_.env, options.entries);
         check_signature(file);
         if (is_cuda && !memory_) memory_ = cuda_memory(name.ordinal());

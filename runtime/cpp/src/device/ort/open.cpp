@@ -115,7 +115,7 @@ bool is_shortage(const std::exception& error) {
 }
 
 void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
-                const OrtSettings& settings, std::int64_t accuracy_level) {
+                const OrtSettings& settings, std::int64_t accuracy_level, const std::filesystem::path& operators) {
     disable_telemetry();
     graph.on_log = settings.on_log;
     graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
@@ -125,6 +125,7 @@ void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::s
     if (const std::optional<int> threads = settings.threads ? settings.threads : default_threads()) all.SetIntraOpNumThreads(*threads);
     all.AddConfigEntry(accuracy_entry, std::to_string(accuracy_level).c_str());
     for (const auto& [name, value] : options.entries) all.AddConfigEntry(name.c_str(), value.c_str());
+    if (!operators.empty()) all.RegisterCustomOpsLibrary(operators.c_str());
     add_provider(all, provider, provider_options(provider, options.of_provider), settings.cuda_stream);
     graph.session = Ort::Session(graph.env, file.c_str(), all);
 }

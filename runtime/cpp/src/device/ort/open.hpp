@@ -47,8 +47,8 @@ OrtOptions provider_options(const std::string& provider, OrtOptions own);
 /// be copied to the CPU in every layer.
 void check_cuda_version(const std::string& version);
 
-/// Load a graph. Throws Ort::Exception.
+/// Load a graph. `operators`: a library of own operators, or empty. Throws Ort::Exception.
 void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
-                const OrtSettings& settings, std::int64_t accuracy_level);
+                const OrtSettings& settings, std::int64_t accuracy_level, const std::filesystem::path& operators);
 
 } // namespace mars

@@ -1,0 +1,63 @@
+"""libmars uses the operator of mars-export-kernels for w8a8 bundles. `make kernels` builds it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cabi import build
+from support.fixtures import Named
+from support.paths import ROOT
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
+
+LIBRARY = ROOT / "build" / "kernels" / "mars_export_kernels" / "libmars_export_kernels.so"
+
+
+@pytest.fixture(scope="module")
+def w8a8(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bundle = tmp_path_factory.mktemp("cpp_kernels") / "w8a8"
+    options = ExportOptions(block=6, precision="w8a8")
+    export_onnx(open_checkpoint(str(checkpoints("llama"))), bundle, options)
+    return bundle
+
+
+def answer(bundle: Path, **environment: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [build() / "mars-run", bundle, "-p", "some words to begin with", "-n", "24", "--tau", "0.3"],
+        env=os.environ | {name: str(value) for name, value in environment.items()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="make kernels has not been run")
+@pytest.mark.parametrize("place", [LIBRARY, LIBRARY.parent])
+def test_the_text_is_the_same_with_the_operator(w8a8: Path, place: Path) -> None:
+    plain, fast = answer(w8a8), answer(w8a8, MARS_KERNELS=place, MARS_EXPORT_KERNELS="portable")
+    assert plain.returncode == fast.returncode == 0, plain.stderr + fast.stderr
+    assert plain.stdout == fast.stdout != ""
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="make kernels has not been run")
+def test_an_instruction_set_that_is_not_here_is_an_error(w8a8: Path) -> None:
+    done = answer(w8a8, MARS_KERNELS=LIBRARY, MARS_EXPORT_KERNELS="avx3")
+    assert done.returncode == 1
+    assert "MARS_EXPORT_KERNELS=avx3 is not an instruction set of this processor" in done.stderr
+
+
+def test_a_library_that_does_not_load_is_an_error_unless_it_is_turned_off(w8a8: Path) -> None:
+    broken = answer(w8a8, MARS_KERNELS="/no/such/library.so")
+    assert broken.returncode == 1
+    assert "mars-export-kernels cannot be loaded: /no/such/library.so: cannot open" in broken.stderr
+    assert answer(w8a8, MARS_KERNELS="/no/such/library.so", MARS_EXPORT_KERNELS="0").returncode == 0
+
+
+def test_other_precisions_do_not_need_it(bundles: Named) -> None:
+    assert answer(bundles("llama"), MARS_KERNELS="/no/such/library.so").returncode == 0
