@@ -1,0 +1,44 @@
+"""A rotated model computes what the model computes, in every family, and its activations have fewer outliers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.families import ALL
+
+from mars_export.exporter.check import reference
+from mars_export.exporter.checkpoint.architecture import names
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.quantize.rotate import RotatedTensors, keeps_residual, rotated, smoothing
+
+SEQUENCES = [[(37 * i + 5 * k) % 250 for i in range(20 + k)] for k in range(3)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 12, 48, 64, 96, 576, 640])
+def test_the_rotation_is_orthogonal_and_spreads_single_channels(size: int) -> None:
+    matrix = rotated(torch.eye(size))
+    assert torch.allclose(matrix @ matrix.T, torch.eye(size), atol=1e-5)
+    assert matrix.abs().max() <= (2 / size) ** 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_rotated_model_computes_the_same(name: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny.write(ALL[name], tmp_path / name)))
+    dims = checkpoint.dims
+    factors = torch.rand(dims.num_layers, dims.intermediate_size) * 3 + 0.2
+    turned = RotatedTensors(checkpoint.tensors, dims, factors)
+    weights = {key: turned.read(key) for key in turned.shapes}
+    assert {key: value.shape for key, value in weights.items()} == turned.shapes
+    plain = checkpoint.tensors.read(names.EMBEDDING).astype(np.float32)
+    assert np.allclose(weights[names.EMBEDDING], plain, atol=1e-3) == (keeps_residual(dims) is not None)
+    for part in (names.O, names.DOWN, *dims.knobs.qkv[-1:], *dims.knobs.gate_up[-1:]):
+        name = names.weight(0, part)
+        assert not np.allclose(weights[name], checkpoint.tensors.read(name), atol=1e-3), part
+    expected = reference.logits(dims, checkpoint.tensors, SEQUENCES)
+    found = reference.logits(turned.dims, turned, SEQUENCES)
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(one - other).max() < 1e-4 * np.abs(other).max()
