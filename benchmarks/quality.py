@@ -4,10 +4,10 @@
     python benchmarks/quality.py                            # makes the models that are absent, then measures
     python benchmarks/quality.py --bundles my.bundle        # other bundles of the same checkpoint, too
 
-Every text is fed as it stands, in pieces of 256 tokens, and the predictions of its next tokens are compared with
-those of our fp32 bundle: how often the most likely token is the same, the Kullback-Leibler divergence in nats,
-and the text's perplexity. Of the chats (`chat.test.jsonl`), the answers count. A piece's first prediction is left
-out: nothing precedes it, and no decoding step uses it. The mask token is never predicted.
+Every text is fed as it stands, in pieces of 256 tokens, and the predictions of its next tokens are compared
+with those of our fp32 bundle: how often the most likely token is the same, the Kullback-Leibler divergence in
+nats, and the text's perplexity. Of the chats (`chat.test.jsonl`), the answers count. A piece's first
+prediction is left out: nothing precedes it, and no decoding step uses it. The mask token is never predicted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import catalog, machine, rows, running
-from peers.machine import say
-from peers.process import PeerError, Process
-from peers.protocol import Request
 
 from mars_export.calibration.tasks import tasks
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.text.tokenizer import Text
+from peers import catalog, machine, rows, running
+from peers.machine import say
+from peers.process import PeerError, Process
+from peers.protocol import Request
 
 ROOT = Path(__file__).resolve().parent
 REFERENCE = "ours fp32"
@@ -131,7 +131,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     lines.append("|---" * (len(texts) + 1) + "|")
     for name in dict.fromkeys(row["system"] for row in found):
         cells = [
-            f"{row['top1_equal']:.1%}, {row['kl']:.4f}, {row['perplexity']:.2f} ({row['perplexity_change']:+.1%})"
+            f"{row['top1_equal']:.1%}, {row['kl']:.4f},"
+            f" {row['perplexity']:.2f} ({row['perplexity_change']:+.1%})"
             for row in found
             if row["system"] == name
         ]

@@ -42,9 +42,11 @@ class CalibratedTensors:
     ) -> None:
         self._stored, self._dims, self._codec = stored, dims, codec
         self._progress = progress or (lambda done: None)
-        self._batches = list(_batches(sequences))
+        self._batches = list(batches(sequences))
         with torch.inference_mode():
-            self._hidden = [reference.embedded(dims, stored, batch) for batch in self._batches]
+            # All at once, because a table may be computed when it is read.
+            every = reference.embedded(dims, stored, [ids for batch in self._batches for ids in batch])
+            self._hidden = list(every.split([sum(map(len, batch)) for batch in self._batches]))
         self._codes: dict[str, Encoded] = {}
         self._next_layer = 0
         # Linear maps that get the same input are one matrix for GPTQ.
@@ -96,7 +98,7 @@ class CalibratedTensors:
                 start += size
         if i + 1 < dims.num_layers:
             for at, (x, batch) in enumerate(zip(self._hidden, self._batches, strict=True)):
-                self._hidden[at] = reference.layer(dims, i, weights, x, *_places(batch))
+                self._hidden[at] = reference.layer(dims, i, weights, x, *places(batch))
         else:
             self._hidden = []
         return codes
@@ -110,7 +112,7 @@ class CalibratedTensors:
                 sums[part].add(value)
 
         for x, batch in zip(self._hidden, self._batches, strict=True):
-            reference.layer(self._dims, i, weights, x, *_places(batch), watch)
+            reference.layer(self._dims, i, weights, x, *places(batch), watch)
         strange = [part for part, moments in sums.items() if not moments.are_finite]
         if strange:
             raise ExportError(
@@ -121,11 +123,11 @@ class CalibratedTensors:
         return sums
 
 
-def _places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return reference.places([len(sequence) for sequence in batch])
 
 
-def _batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+def batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
     """Batches of whole sequences, of similar lengths, that are computed together."""
     batch: list[Sequence[int]] = []
     for sequence in sorted(sequences, key=len):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...runtime.bundle.quantization_info import QuantizerInfo
@@ -11,9 +11,10 @@ from ...runtime.errors import ExportError
 from ..checkpoint import default
 from ..checkpoint.formats.packed import PackedTensors
 from ..checkpoint.open import Checkpoint
-from ..checkpoint.tensors import Tensors
 from ..codes import Quantization
-from .text import read_text
+from .calibrated import CalibratedTensors
+from .rotate import rotated_checkpoint
+from .text import built_in_text, read_text
 
 QUANTIZERS = ("auto", "gptq", "round")
 HOW = (
@@ -31,17 +32,19 @@ class Quantizer:
     text: Path | None = None
     reason: str = ""
 
-    def tensors(
+    def prepared(
         self, checkpoint: Checkpoint, storage: Quantization, block: int, progress: Callable[[int, int], None]
-    ) -> tuple[Tensors, QuantizerInfo]:
-        """The checkpoint's tensors, with the codes that this quantizer chooses, and its entry for the
-        manifest. `progress` is called with the number of layers that are done, and of all layers.
+    ) -> tuple[Checkpoint, QuantizerInfo]:
+        """The checkpoint as it is stored, rotated for integer products and with the codes that this quantizer
+        chooses, and its entry for the manifest. `progress` is called with the number of layers that are done,
+        and of all layers.
         """
-        if self.text is None:
-            return checkpoint.tensors, QuantizerInfo(self.name)
-        from .calibrated import CalibratedTensors
-
-        text = read_text(self.text, checkpoint, block)
+        text = None if self.text is None else read_text(self.text, checkpoint, block)
+        if storage.is_integer:
+            sequences = built_in_text(checkpoint, block) if text is None else text.sequences
+            checkpoint = rotated_checkpoint(checkpoint, sequences)
+        if text is None:
+            return checkpoint, QuantizerInfo(self.name)
         layers = checkpoint.dims.num_layers
         progress(0, layers)
         tensors = CalibratedTensors(
@@ -51,7 +54,8 @@ class Quantizer:
             text.sequences,
             lambda done: progress(done, layers),
         )
-        return tensors, QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
+        info = QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
+        return replace(checkpoint, tensors=tensors), info
 
 
 def choose_quantizer(

@@ -1,16 +1,17 @@
 """Rotates a model's hidden states so that 8 bits keep more of them. What the model computes stays the same.
 
-A few channels of a hidden state are much larger than the others, and one scale for a token then leaves the others few
-codes. A rotation spreads them over all channels (QuaRot, arXiv 2404.00456). It is folded into the weights before and
-after, so a step has the same nodes as before:
+A few channels of a hidden state are much larger than the others, so that one scale for a token leaves few
+codes to the others. A rotation spreads them over all channels (QuaRot, arXiv 2404.00456). It is folded into
+the weights, so a step has the same nodes as before. Rotated are:
 
-- the residual stream, with a norm's scale folded into the maps behind it. Vocabulary tables are rotated too; the scale
-  of the last norm is folded into lm_head, so tied tables become two. Only where nothing but a norm's root mean square,
-  which a rotation keeps, stands between the stream and the maps: not in families with norms after attention or MLP.
+- the residual stream. The scale of each norm is folded into the maps behind it, so norms keep only the root
+  mean square, which a rotation does not change. The last norm's scale is folded into lm_head: tied tables
+  become two. Families with norms after attention or MLP keep their residual stream as it is.
 - the values of each head, between v_proj and o_proj.
-- the inputs of down_proj cannot be rotated, because a product of two maps is taken before it. They are divided by a
-  factor for each channel instead, folded into up_proj, which makes typical maxima similar (SmoothQuant, arXiv
-  2211.10438).
+
+The inputs of down_proj cannot be rotated, because they are a product of two maps. Each channel is divided by
+a factor instead, folded into up_proj, so that their largest numbers become similar (SmoothQuant, arXiv
+2211.10438).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import torch
 from ..check import reference
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
+from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
+from .calibrated import batches, places
 
 LARGEST_HADAMARD = 64
 SEED = 0
@@ -67,12 +70,13 @@ def keeps_residual(dims: Dims) -> str | None:
 
 
 class RotatedTensors:
-    """The tensors of a rotated model, of the dimensions `dims`. `factors` [layers, inputs] divide the inputs of
-    down_proj.
+    """The tensors of a rotated model, of the dimensions `dims`. `factors` [layers, inputs] divide the inputs
+    of down_proj; None: all are 1.
     """
 
-    def __init__(self, stored: Tensors, dims: Dims, factors: torch.Tensor) -> None:
-        self._stored, self._knobs, self._factors = stored, dims.knobs, factors
+    def __init__(self, stored: Tensors, dims: Dims, factors: torch.Tensor | None = None) -> None:
+        self._stored, self._knobs = stored, dims.knobs
+        self._factors = torch.ones(dims.num_layers, dims.intermediate_size) if factors is None else factors
         self._head_dim, self._values = dims.head_dim, dims.num_kv_heads * dims.head_dim
         self._turns = keeps_residual(dims) is None
         self._tied = dims.tied
@@ -149,23 +153,36 @@ class RotatedTensors:
 
 
 def smoothing(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Factors [layers, inputs] of the inputs of down_proj, from those that token sequences give.
+    """Factors [layers, inputs] of the inputs of down_proj, from the largest that token sequences give.
 
     First tokens are left out: some of their inputs are a thousand times larger than any other token's.
     """
-    positions, owner = reference.places([len(sequence) for sequence in sequences])
+    together = list(batches(sequences))
     factors = torch.ones(dims.num_layers, dims.intermediate_size)
     with torch.inference_mode():
-        x = reference.embedded(dims, tensors, sequences)
+        hidden = [reference.embedded(dims, tensors, batch) for batch in together]
         for i in range(dims.num_layers):
-            weights = reference.layer_weights(tensors, i)
+            weights, largest = reference.layer_weights(tensors, i), torch.zeros(dims.intermediate_size)
+            for at, (x, batch) in enumerate(zip(hidden, together, strict=True)):
+                positions, owner = places(batch)
+                inputs: list[torch.Tensor] = []
 
-            def watch(part: str, value: torch.Tensor, i: int = i, weights: dict[str, torch.Tensor] = weights) -> None:
-                if part == names.DOWN and (positions > 0).any():
-                    inputs = value[positions > 0].abs().amax(0).clamp(min=SMALLEST)
-                    columns = weights[f"{part}.weight"].abs().amax(0).clamp(min=SMALLEST)
-                    factor = inputs**SMOOTHING / columns ** (1 - SMOOTHING)
-                    factors[i] = factor / factor.log().mean().exp()
+                def watch(part: str, value: torch.Tensor, inputs: list[torch.Tensor] = inputs) -> None:
+                    if part == names.DOWN:
+                        inputs.append(value)
 
-            x = reference.layer(dims, i, weights, x, positions, owner, watch)
+                hidden[at] = reference.layer(dims, i, weights, x, positions, owner, watch)
+                if (later := inputs[0][positions > 0]).numel():
+                    largest = torch.maximum(largest, later.abs().amax(0))
+            columns = weights[f"{names.DOWN}.weight"].abs().amax(0).clamp(min=SMALLEST)
+            factor = largest.clamp(min=SMALLEST) ** SMOOTHING / columns ** (1 - SMOOTHING)
+            factors[i] = torch.nan_to_num(factor / factor.log().mean().exp(), 1.0, 1.0, 1.0)
     return factors
+
+
+def rotated_checkpoint(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]] = ()) -> Checkpoint:
+    """The checkpoint in rotated form, smoothed for what token sequences give; without any, not smoothed."""
+    factors = smoothing(checkpoint.dims, checkpoint.tensors, sequences) if sequences else None
+    tensors = RotatedTensors(checkpoint.tensors, checkpoint.dims, factors)
+    drafts = checkpoint.drafts and replace(checkpoint.drafts, changed=tensors.pair)
+    return replace(checkpoint, dims=tensors.dims, tensors=tensors, drafts=drafts)

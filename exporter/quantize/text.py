@@ -23,6 +23,29 @@ PARTS = 3  # sequences of a row: whole, and cut twice with masks after the cut
 CHARACTERS = 8 * LONGEST  # at most, of a row or paragraph; a longer one keeps its end
 SEED = 0
 Prompt = str | list[Any]
+GENERAL = (
+    "The market opens at six in the morning. Farmers from the valley bring apples, cheese and"
+    " eggs, and by nine o'clock most of the bread has been sold. In the afternoon the square is"
+    " empty again, except for the pigeons.",
+    "def mean(values: list[float]) -> float:\n    total = 0.0\n    for value in values:\n       "
+    " total += value\n    return total / len(values) if values else 0.0\n\nprint(mean([3.5, 4.25,"
+    " 10]))\n",
+    '{"id": 4821, "name": "Maria Keller", "email": "maria@example.org", "tags": ["admin", "beta"],'
+    ' "active": true, "score": 17.25, "address": {"city": "Bern", "zip": "3011"}}',
+    "Question: A box holds 24 pencils. How many pencils are in 7 boxes, if 5 pencils are"
+    " missing?\nAnswer: 7 boxes hold 7 * 24 = 168 pencils. 168 - 5 = 163. There are 163 pencils.",
+    "User: My order has not arrived yet. Can you help me?\nAssistant: I am sorry to hear that."
+    " Please give me the order number, and I will find out where the parcel is.\nUser: It is 77-1093.",
+    "Photosynthesis converts light into chemical energy. Plants absorb carbon dioxide and water,"
+    " and release oxygen; the sugar that they build is stored as starch. The rate depends on"
+    " temperature, light and the supply of water.",
+    "# Installation\n\n1. Download the archive (version 2.4.1 or later).\n2. Run `make install` as"
+    " root.\n3. Edit /etc/server.conf and set `port = 8080`.\n\n- Linux, macOS: supported\n- Windows:"
+    " see [notes](notes.md)\n",
+    "Translate into French: Good evening, where is the station? Bonsoir, où est la gare ?"
+    " Translate into German: The train is late. Der Zug hat Verspätung. Translate into Spanish:"
+    " Thank you. Gracias.",
+)
 
 
 Row = tuple[int, Prompt, str | None]
@@ -39,6 +62,12 @@ class CalibrationText:
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.sequences))
+
+
+def built_in_text(checkpoint: Checkpoint, block: int) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of a short general text, for what needs only typical activations."""
+    rows: list[Row] = [(number, text, None) for number, text in enumerate(GENERAL, 1)]
+    return _draw(Path("the built-in text"), rows, checkpoint, block)
 
 
 def read_text(path: Path, checkpoint: Checkpoint, block: int) -> CalibrationText:
