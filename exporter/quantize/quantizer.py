@@ -39,11 +39,12 @@ class Quantizer:
         chooses, and its entry for the manifest. `progress` is called with the number of layers that are done,
         and of all layers.
         """
-        text = None if self.text is None else read_text(self.text, checkpoint, block)
+        if self.name != "gptq" and not storage.is_integer:
+            return checkpoint, QuantizerInfo(self.name)
+        text = read_text(self.text, checkpoint, block) if self.text else built_in_text(checkpoint, block)
         if storage.is_integer:
-            sequences = built_in_text(checkpoint, block) if text is None else text.sequences
-            checkpoint = rotated_checkpoint(checkpoint, sequences)
-        if text is None:
+            checkpoint = rotated_checkpoint(checkpoint, text.sequences)
+        if self.name != "gptq":
             return checkpoint, QuantizerInfo(self.name)
         layers = checkpoint.dims.num_layers
         progress(0, layers)
@@ -53,6 +54,7 @@ class Quantizer:
             storage.linear,
             text.sequences,
             lambda done: progress(done, layers),
+            storage.table(storage.head) if storage.is_integer else None,
         )
         info = QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
         return replace(checkpoint, tensors=tensors), info
@@ -85,6 +87,8 @@ def choose_quantizer(
         return Quantizer("gptq", rows, "codes: gptq, on rows of the default checkpoint's tasks")
     if text is not None:
         return Quantizer("gptq", text, f"codes: gptq, on {text}")
+    if storage.is_integer and name == "gptq":
+        return Quantizer("gptq", None, "codes: gptq, on a built-in text")
     if name == "gptq":
         raise ExportError(
             f"--quantizer gptq needs a text to calibrate with: {HOW}; or choose --quantizer round"

@@ -54,20 +54,20 @@ Row = tuple[int, Prompt, str | None]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """Token sequences to calibrate with, and the sha256 of the file they come from."""
+    """Token sequences to calibrate with, and the sha256 of their file; None for the built-in text."""
 
     sequences: tuple[tuple[int, ...], ...]
-    sha256: str
+    sha256: str | None
 
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.sequences))
 
 
-def built_in_text(checkpoint: Checkpoint, block: int) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of a short general text, for what needs only typical activations."""
+def built_in_text(checkpoint: Checkpoint, block: int) -> CalibrationText:
+    """A short general text, for what needs typical activations only."""
     rows: list[Row] = [(number, text, None) for number, text in enumerate(GENERAL, 1)]
-    return _draw(Path("the built-in text"), rows, checkpoint, block)
+    return CalibrationText(_draw(Path("the built-in text"), rows, checkpoint, block), None)
 
 
 def read_text(path: Path, checkpoint: Checkpoint, block: int) -> CalibrationText:
