@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, machine, measure, models, prefill, rows
-from peers.catalog import Entry, Program
+from peers import catalog, machine, measure, prefill, rows, running
+from peers.catalog import Entry
 from peers.machine import say
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -44,38 +44,6 @@ def set_up(venvs: Path, names: list[str]) -> None:
             if subprocess.run(command, check=False).returncode:
                 say(f"{name}: this step failed; the peer will be named as absent")
                 break
-
-
-def start(program: Program, args: argparse.Namespace) -> Process:
-    model = program.model / program.options["file"] if "file" in program.options else program.model
-    options = {**program.options, "model": str(model), "threads": args.threads}
-    if args.prompts:
-        options["context"] = max(args.prompts) + 16
-    command = [catalog.python_of(args.venvs, program.environment), "-m", f"peers.{program.module}"]
-    threads = {"OMP_NUM_THREADS": str(args.threads), "ORT_DISABLE_TELEMETRY": "1"}
-    return Process(command, options, args.work / "logs" / f"{program.name}.log", threads)
-
-
-def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, str]]:
-    """The processes that run, by name, and why others are absent."""
-    (args.work / "logs").mkdir(parents=True, exist_ok=True)
-    if problem := models.make(catalog.merged(args.work), args.work):
-        sys.exit(f"error: the merged weights of the default checkpoint: {problem}")
-    processes: dict[str, Process] = {}
-    absent: dict[str, str] = {}
-    for program in catalog.programs(args.work, args.venvs, args.llama_server):
-        if args.only and not any(word in program.name for word in [*args.only, "ours fp32"]):
-            continue
-        problem = models.why_absent(program, args.venvs) or models.make(program, args.work)
-        if problem is None:
-            try:
-                processes[program.name] = start(program, args)
-            except PeerError as error:
-                problem = str(error)
-        if problem is not None:
-            absent[program.name] = problem
-            say(f"{program.name}: absent: {problem}")
-    return processes, absent
 
 
 class Results:
@@ -199,7 +167,8 @@ def main() -> None:
         return
     places = {"VENVS": str(args.venvs), "WORK": str(args.work), "python": sys.executable}
     about: dict[str, Any] = {**machine.about(args.threads), "failed": {}}
-    processes, absent = start_all(args)
+    options = {"context": max(args.prompts) + 16} if args.prompts else {}
+    processes, absent = running.start_all(args, args.only, options)
     about |= {"absent": absent, "versions": {name: p.versions for name, p in processes.items()}}
     results = Results(args.json, about, places)
     bundle = args.work / "fp32.bundle"

@@ -29,7 +29,6 @@ from .checkpoint.architecture.dims import Dims
 from .checkpoint.drafts import products
 from .checkpoint.formats.packed import require_same_form
 from .checkpoint.open import Checkpoint
-from .checkpoint.tensors import Tensors
 from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
@@ -38,6 +37,7 @@ from .graph.step import StepGraph
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .option_rules import check_options, quantizer_for
 from .output import writing
+from .quantize.rotate import rotated_checkpoint
 from .turns import derive_chat_turns, find_thinking
 
 GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.onnx", "weights.bin", "tokenizer.json"
@@ -86,9 +86,9 @@ def write_bundle(
 ) -> Manifest:
     """Write a bundle to an empty directory. The options must have been checked."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
-    tensors, quantizer = _coded(checkpoint, options, report)
-    placed = _write_weights(directory, checkpoint, tensors, options, report)
-    spec = _spec(checkpoint, options)
+    stored, quantizer = _stored(checkpoint, options, report)
+    placed = _write_weights(directory, stored, options, report)
+    spec = _spec(stored, options)
     model = graph.build(spec, placed, WEIGHTS_FILE, version("mars-export"))
     onnx.save(model, directory / GRAPH_FILE)
     onnx.checker.check_model(str(directory / GRAPH_FILE))
@@ -127,6 +127,8 @@ def _fixed_variants(
 
 def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
     """Bytes of the weights that an export with `options` writes."""
+    if options.quantization is not None and options.quantization.is_integer:
+        checkpoint = rotated_checkpoint(checkpoint)
     return total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
 
 
@@ -135,22 +137,23 @@ def producer() -> str:
     return f"mars-export {version('mars-export')}"
 
 
-def _coded(
+def _stored(
     checkpoint: Checkpoint, options: ExportOptions, report: Progress
-) -> tuple[Tensors, QuantizerInfo | None]:
-    """The tensors to write: the checkpoint's, or codes that a calibration chooses."""
+) -> tuple[Checkpoint, QuantizerInfo | None]:
+    """The checkpoint as it is written: rotated, or with codes that a calibration chooses."""
     quantizer = quantizer_for(options, checkpoint)
     if quantizer is None or options.quantization is None:
-        return checkpoint.tensors, None
-    return quantizer.tensors(
+        return checkpoint, None
+    return quantizer.prepared(
         checkpoint, options.quantization, options.block, lambda done, layers: report("codes", done, layers)
     )
 
 
 def _write_weights(
-    directory: Path, checkpoint: Checkpoint, tensors: Tensors, options: ExportOptions, report: Progress
+    directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> dict[str, Placed]:
-    done, size, dims = 0, weight_bytes(checkpoint, options), checkpoint.dims
+    done, dims, tensors = 0, checkpoint.dims, checkpoint.tensors
+    size = total_bytes(tensors.shapes, dims, options.dtype, options.quantization)
 
     def written(count: int) -> None:
         nonlocal done

@@ -8,6 +8,7 @@ import json
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import onnxruntime_genai as og
 
 from peers.protocol import Answer, Reply, Request, serve
@@ -30,6 +31,9 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
             params.set_speculative_options(**speculative)
         generator = og.Generator(model, params)
         generator.append_tokens(prompt)
+        if path := request.settings.get("logits"):
+            np.save(path, generator.get_output("logits")[0].astype(np.float32))
+            return Reply([], 0, 0, 0)
         new: list[int] = []
         first_seconds = 0.0
         while not generator.is_done():

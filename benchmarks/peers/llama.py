@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 from peers.protocol import Answer, Reply, Request, serve
 
@@ -13,13 +14,22 @@ from peers.protocol import Answer, Reply, Request, serve
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
     threads = options["threads"]
     model = llama_cpp.Llama(
-        options["model"], n_ctx=options["context"], n_threads=threads, n_threads_batch=threads, verbose=False
+        options["model"],
+        n_ctx=options["context"],
+        n_threads=threads,
+        n_threads_batch=threads,
+        logits_all=options.get("logits", False),
+        verbose=False,
     )
 
     def answer(request: Request) -> Reply:
         prompt, limit = request.prompt, request.limit
         begun = perf_counter()
         model.reset()
+        if path := request.settings.get("logits"):
+            model.eval(prompt)
+            np.save(path, model.scores[: len(prompt)])
+            return Reply([], 0, 0, 0)
         new: list[int] = []
         first_seconds = 0.0
         for token in model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0):

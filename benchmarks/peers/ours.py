@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
@@ -14,7 +15,19 @@ from peers.protocol import Answer, Reply, Request, serve
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
     session = Session.open(options["model"], threads=options["threads"], cache_bytes=0)
 
+    def logits(prompt: list[int]) -> np.ndarray:
+        cache = session.backend.new_cache(1)
+        cache.reserve(len(prompt))
+        index = np.arange(len(prompt))[None]
+        found = session.backend.step(cache, 0, np.array([prompt]), np.array([0]), index, True).logits
+        if found is None:
+            raise ValueError("this bundle has no logits: export it without --no-logits")
+        return found[0]
+
     def answer(request: Request) -> Reply:
+        if path := request.settings.get("logits"):
+            np.save(path, logits(request.prompt))
+            return Reply([], 0, 0, 0)
         config = GenerationConfig(
             tau=request.settings.get("tau"), max_new_tokens=request.limit, eos_ids=tuple(request.eos)
         )

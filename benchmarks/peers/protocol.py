@@ -21,7 +21,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Request:
     """A prompt to answer greedily: token ids, the most new tokens, the ids that end an answer, the model's
-    mask.
+    mask. With the setting `logits`, a path: no answer, but the prompt's logits [tokens, vocab] in that file.
     """
 
     prompt: list[int]

@@ -42,7 +42,7 @@ def logits(
             x = layer(dims, i, layer_weights(tensors, i), x, positions, owner, added=added)
             if progress is not None:
                 progress()
-        normed = _rms(x, _read(tensors, names.FINAL_NORM) + dims.knobs.norm_offset, dims.rms_norm_eps)
+        normed = head_input(dims, tensors, x)
         parts = []
         for rows in chunks(tensors.read(names.EMBEDDING if dims.tied else names.HEAD)):
             head = torch.from_numpy(np.array(rows, np.float32))
@@ -75,6 +75,11 @@ def embedded(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -
     table = tensors.read(names.EMBEDDING)
     rows = np.array(table[[token for ids in sequences for token in ids]], np.float32)
     return torch.from_numpy(rows) * dims.knobs.embedding_factor
+
+
+def head_input(dims: Dims, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """What lm_head gets [tokens, hidden] from the output x of the last layer."""
+    return _rms(x, _read(tensors, names.FINAL_NORM) + dims.knobs.norm_offset, dims.rms_norm_eps)
 
 
 def layer_weights(tensors: Tensors, i: int) -> dict[str, torch.Tensor]:

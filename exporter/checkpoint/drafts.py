@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +30,15 @@ FOREIGN = {
 class Drafts:
     """Draft adapters over one base model. Adapter k is the owner k + 1 of its draft slots.
 
-    `low` and `high`: the token ids of draft slots, without `high`.
+    `low` and `high`: the token ids of draft slots, without `high`. `changed` makes A and B of a weight fit a
+    base model that is stored in another form.
     """
 
     names: tuple[str, ...]
     adapters: tuple[MergedTensors, ...]
     low: int
     high: int
+    changed: Callable[[str, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     def pairs(self, weight: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(owner, A [rank, in], B [out, rank]) of each adapter for a weight, in fp32; alpha / r is in B."""
@@ -46,7 +48,8 @@ class Drafts:
                 for key, part in zip(adapter.pairs[weight], (down, up), strict=True):
                     check_finite(key, part)
                 scale = adapter.config.scaling(weight.removesuffix(".weight"), len(down))
-                yield owner, down.astype(np.float32), up.astype(np.float32) * np.float32(scale)
+                pair = down.astype(np.float32), up.astype(np.float32) * np.float32(scale)
+                yield (owner, *(pair if self.changed is None else self.changed(weight, *pair)))
 
     def owners(self, weights: tuple[str, ...]) -> tuple[int, ...]:
         """The owner of each column of A, of `matrices`."""

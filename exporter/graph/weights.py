@@ -85,6 +85,8 @@ def recipes(dims: Dims, precision: str, quantization: Quantization | None = None
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
     codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
+    if embedding is not None and not shares_table(dims, quantization):
+        embedding = Codec("int8", None)  # no product reads it, so it needs no room for sums
     yield Recipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
     knobs, plus = dims.knobs, dims.knobs.norm_offset
     for i in range(dims.num_layers):

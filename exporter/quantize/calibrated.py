@@ -18,7 +18,7 @@ from ...runtime.errors import ExportError
 from ..check import reference
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
-from ..checkpoint.tensors import Tensors
+from ..checkpoint.tensors import Tensors, chunks
 from ..codes import Codec, Encoded
 from .gptq import Moments, choose_codes
 
@@ -26,7 +26,8 @@ TOKENS_AT_ONCE = 512  # of whole sequences; attention is quadratic in it
 
 
 class CalibratedTensors:
-    """Tensors whose Linear weights of layers are codes, chosen when a layer is first requested.
+    """Tensors whose Linear weights of layers are codes, chosen when a layer is first requested, and those of
+    an lm_head of its own, if `head` is its codec.
 
     `progress` is called after each layer with the number of layers that are done. Layers must be requested in
     their order, because only the codes of one are kept.
@@ -39,12 +40,16 @@ class CalibratedTensors:
         codec: Codec,
         sequences: Sequence[Sequence[int]],
         progress: Callable[[int], None] | None = None,
+        head: Codec | None = None,
     ) -> None:
         self._stored, self._dims, self._codec = stored, dims, codec
+        self._head = None if dims.tied else head
         self._progress = progress or (lambda done: None)
-        self._batches = list(_batches(sequences))
+        self._batches = list(batches(sequences))
         with torch.inference_mode():
-            self._hidden = [reference.embedded(dims, stored, batch) for batch in self._batches]
+            # All at once, because a table may be computed when it is read.
+            every = reference.embedded(dims, stored, [ids for batch in self._batches for ids in batch])
+            self._hidden = list(every.split([sum(map(len, batch)) for batch in self._batches]))
         self._codes: dict[str, Encoded] = {}
         self._next_layer = 0
         # Linear maps that get the same input are one matrix for GPTQ.
@@ -59,7 +64,9 @@ class CalibratedTensors:
         return self._stored.read(name)
 
     def holds(self, name: str, codec: Codec) -> bool:
-        return names.is_linear(name) and codec == self._codec
+        return (names.is_linear(name) and codec == self._codec) or (
+            name == names.HEAD and codec == self._head
+        )
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded:
         """The codes of a Linear weight.
@@ -67,6 +74,9 @@ class CalibratedTensors:
         Raises ExportError for activations that are NaN or Inf, OverflowError for weights beyond
         `scale_dtype`.
         """
+        if name == names.HEAD:
+            with torch.inference_mode():
+                return self._head_codes(scale_dtype)
         if name not in self._codes:
             assert name.startswith(names.layer(self._next_layer)), f"{name} is out of order"
             with torch.inference_mode():
@@ -94,12 +104,26 @@ class CalibratedTensors:
                 codes[names.weight(i, part)] = Encoded(encoded.codes[rows], encoded.scales[rows], zeros)
                 weights[key] = decoded[rows]
                 start += size
-        if i + 1 < dims.num_layers:
+        if i + 1 < dims.num_layers or self._head is not None:
             for at, (x, batch) in enumerate(zip(self._hidden, self._batches, strict=True)):
-                self._hidden[at] = reference.layer(dims, i, weights, x, *_places(batch))
+                self._hidden[at] = reference.layer(dims, i, weights, x, *places(batch))
         else:
             self._hidden = []
         return codes
+
+    def _head_codes(self, scale_dtype: np.dtype[Any]) -> Encoded:
+        assert self._head is not None and self._next_layer == self._dims.num_layers
+        moments = Moments(self._dims.hidden_size)
+        for x in self._hidden:
+            moments.add(reference.head_input(self._dims, self._stored, x))
+        self._hidden = []
+        parts = [
+            choose_codes(torch.from_numpy(np.array(rows, np.float32)), moments.sums, self._head, scale_dtype)
+            for rows in chunks(self._stored.read(names.HEAD))
+        ]
+        return Encoded(
+            np.concatenate([p.codes for p in parts]), np.concatenate([p.scales for p in parts]), None
+        )
 
     def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
         """The moments of each group of maps, by its first part."""
@@ -110,7 +134,7 @@ class CalibratedTensors:
                 sums[part].add(value)
 
         for x, batch in zip(self._hidden, self._batches, strict=True):
-            reference.layer(self._dims, i, weights, x, *_places(batch), watch)
+            reference.layer(self._dims, i, weights, x, *places(batch), watch)
         strange = [part for part, moments in sums.items() if not moments.are_finite]
         if strange:
             raise ExportError(
@@ -121,11 +145,11 @@ class CalibratedTensors:
         return sums
 
 
-def _places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return reference.places([len(sequence) for sequence in batch])
 
 
-def _batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+def batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
     """Batches of whole sequences, of similar lengths, that are computed together."""
     batch: list[Sequence[int]] = []
     for sequence in sorted(sequences, key=len):

@@ -20,14 +20,20 @@ COLUMNS_AT_ONCE = 128
 
 
 class Moments:
-    """Sums of x x^T over inputs x as they come, fp32 [inputs, inputs]."""
+    """Sums of x x^T over inputs x as they come, fp32 [inputs, inputs].
+
+    Inputs that are longer than most count as much as the median: those of a sequence's first token can be a
+    thousand times longer, and would decide every code alone.
+    """
 
     def __init__(self, inputs: int) -> None:
         self.sums = torch.zeros(inputs, inputs)
 
     def add(self, x: torch.Tensor) -> None:
         """x [tokens, inputs]"""
-        self.sums.addmm_(x.T, x)
+        lengths = x.norm(dim=-1, keepdim=True)
+        kept = x * (lengths.median() / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1)
+        self.sums.addmm_(kept.T, kept)
 
     @property
     def are_finite(self) -> bool:

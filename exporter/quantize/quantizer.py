@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...runtime.bundle.quantization_info import QuantizerInfo
@@ -11,9 +11,10 @@ from ...runtime.errors import ExportError
 from ..checkpoint import default
 from ..checkpoint.formats.packed import PackedTensors
 from ..checkpoint.open import Checkpoint
-from ..checkpoint.tensors import Tensors
 from ..codes import Quantization
-from .text import read_text
+from .calibrated import CalibratedTensors
+from .rotate import rotated_checkpoint
+from .text import built_in_text, read_text
 
 QUANTIZERS = ("auto", "gptq", "round")
 HOW = (
@@ -31,17 +32,20 @@ class Quantizer:
     text: Path | None = None
     reason: str = ""
 
-    def tensors(
+    def prepared(
         self, checkpoint: Checkpoint, storage: Quantization, block: int, progress: Callable[[int, int], None]
-    ) -> tuple[Tensors, QuantizerInfo]:
-        """The checkpoint's tensors, with the codes that this quantizer chooses, and its entry for the
-        manifest. `progress` is called with the number of layers that are done, and of all layers.
+    ) -> tuple[Checkpoint, QuantizerInfo]:
+        """The checkpoint as it is stored, rotated for integer products and with the codes that this quantizer
+        chooses, and its entry for the manifest. `progress` is called with the number of layers that are done,
+        and of all layers.
         """
-        if self.text is None:
-            return checkpoint.tensors, QuantizerInfo(self.name)
-        from .calibrated import CalibratedTensors
-
-        text = read_text(self.text, checkpoint, block)
+        if self.name != "gptq" and not storage.is_integer:
+            return checkpoint, QuantizerInfo(self.name)
+        text = read_text(self.text, checkpoint, block) if self.text else built_in_text(checkpoint, block)
+        if storage.is_integer:
+            checkpoint = rotated_checkpoint(checkpoint, text.sequences)
+        if self.name != "gptq":
+            return checkpoint, QuantizerInfo(self.name)
         layers = checkpoint.dims.num_layers
         progress(0, layers)
         tensors = CalibratedTensors(
@@ -50,8 +54,10 @@ class Quantizer:
             storage.linear,
             text.sequences,
             lambda done: progress(done, layers),
+            storage.table(storage.head) if storage.is_integer else None,
         )
-        return tensors, QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
+        info = QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
+        return replace(checkpoint, tensors=tensors), info
 
 
 def choose_quantizer(
@@ -81,6 +87,8 @@ def choose_quantizer(
         return Quantizer("gptq", rows, "codes: gptq, on rows of the default checkpoint's tasks")
     if text is not None:
         return Quantizer("gptq", text, f"codes: gptq, on {text}")
+    if storage.is_integer and name == "gptq":
+        return Quantizer("gptq", None, "codes: gptq, on a built-in text")
     if name == "gptq":
         raise ExportError(
             f"--quantizer gptq needs a text to calibrate with: {HOW}; or choose --quantizer round"

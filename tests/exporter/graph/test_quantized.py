@@ -18,14 +18,29 @@ from support.oracle import Oracle
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.codes import Quantization
-from mars_export.exporter.export import export_onnx
+from mars_export.exporter.codes import Codec, Quantization
+from mars_export.exporter.export import export_onnx, weight_bytes
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph.weights import total_bytes
+from mars_export.exporter.quantize.quantizer import Quantizer
 from mars_export.runtime.bundle.open import open_bundle
 
 FP32 = np.dtype(np.float32)
+BLOCK = 6
 PROMPT = [(37 * i) % 250 for i in range(23)]
+
+
+def rotated(directory: Path, model: Any, quantization: Quantization) -> Any:
+    """`model` with the rotated weights of its checkpoint, if the quantization stores them so."""
+    if not quantization.is_integer:
+        return model
+    stored, _ = Quantizer("round").prepared(
+        open_checkpoint(str(directory)), quantization, BLOCK, lambda done, layers: None
+    )
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    model.load_state_dict(
+        {name: torch.from_numpy(np.array(stored.tensors.read(name))) for name in stored.tensors.shapes}
+    )
+    return model
 
 
 def decode_into(model: Any, quantization: Quantization) -> Any:
@@ -48,6 +63,9 @@ def decode_into(model: Any, quantization: Quantization) -> Any:
                     module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
         embedding = model.get_input_embeddings().weight
         if codec := quantization.table(quantization.embedding):
+            codec = (
+                Codec("int8", None) if quantization.is_integer else codec
+            )  # rotated tables are never shared
             embedding.copy_(
                 torch.from_numpy(codec.encode(embedding.numpy(), FP32).decoded().reshape(embedding.shape))
             )
@@ -79,7 +97,7 @@ def quantized(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> C
         target = root / f"{name}-{choice}"
         if not target.exists():
             options = ExportOptions(
-                block=6, metrics=True, logits=True, allow_drift=True, group=16, **CHOICES[choice]
+                block=BLOCK, metrics=True, logits=True, allow_drift=True, group=16, **CHOICES[choice]
             )
             export_onnx(open_checkpoint(str(checkpoints(name))), target, options)
         return target
@@ -94,9 +112,8 @@ def test_tokens_are_those_of_torch_with_the_decoded_weights(
 ) -> None:
     options = ExportOptions(group=16, **CHOICES[choice])
     assert options.quantization is not None
-    oracle = Oracle(
-        decode_into(tiny.load(tiny.TINIES[name], checkpoints(name)), options.quantization), tiny.MASK, 6
-    )
+    model = rotated(checkpoints(name), tiny.load(tiny.TINIES[name], checkpoints(name)), options.quantization)
+    oracle = Oracle(decode_into(model, options.quantization), tiny.MASK, BLOCK)
     level = None if options.precision == "w8a8" else 0
     session = Session.open(quantized(name, choice), threads=1, accuracy_level=level)
     cache = session.backend.new_cache(1)
@@ -165,9 +182,7 @@ def test_tied_tables_of_one_form_are_stored_once_and_sizes_are_near_the_bits(
     checkpoint = open_checkpoint(str(checkpoints("llama")))
     for choice in CHOICES:
         options = ExportOptions(group=16, **CHOICES[choice])
-        expected = total_bytes(
-            checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization
-        )
+        expected = weight_bytes(checkpoint, options)
         stored = {
             place(i) for i in initializers(choice).values() if i.data_location == onnx.TensorProto.EXTERNAL
         }

@@ -1,0 +1,192 @@
+"""Rotates a model's hidden states so that 8 bits keep more of them. What the model computes stays the same.
+
+A few channels of a hidden state are much larger than the others, so that one scale for a token leaves few
+codes to the others. A rotation spreads them over all channels (QuaRot, arXiv 2404.00456). It is folded into
+the weights, so a step has the same nodes as before. Rotated are:
+
+- the residual stream. The scale of each norm is folded into the maps behind it, so norms keep only the root
+  mean square, which a rotation does not change. The last norm's scale is folded into lm_head: tied tables
+  become two. Families with norms after attention or MLP keep their residual stream as it is.
+- the values of each head, between v_proj and o_proj.
+
+The inputs of down_proj cannot be rotated, because they are a product of two maps. Each channel is divided by
+a factor instead, folded into up_proj, so that their largest numbers become similar (SmoothQuant, arXiv
+2211.10438).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ..check import reference
+from ..checkpoint.architecture import names
+from ..checkpoint.architecture.dims import Dims
+from ..checkpoint.open import Checkpoint
+from ..checkpoint.tensors import Tensors
+from .calibrated import batches, places
+
+LARGEST_HADAMARD = 64
+SEED = 0
+SMOOTHING = 0.5  # of the maxima that move from the inputs of down_proj to its weights
+SMALLEST = 1e-5  # of a maximum, so that an unused channel has a finite factor
+NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """x [..., n] times an orthogonal matrix whose numbers are all of about the same size."""
+    size = x.shape[-1]
+    inner = math.gcd(size, LARGEST_HADAMARD)
+    signs = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
+    parts = (x * signs).unflatten(-1, (size // inner, inner)) @ _hadamard(inner)
+    return (_hartley(size // inner) @ parts).flatten(-2)
+
+
+def _hadamard(size: int) -> torch.Tensor:
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return matrix / math.sqrt(size)
+
+
+def _hartley(size: int) -> torch.Tensor:
+    """The Hartley transform, which has flat rows for every size."""
+    index = torch.arange(size, dtype=torch.float64)
+    angles = 2 * math.pi * (index[:, None] * index % size) / size
+    return ((angles.cos() + angles.sin()) / math.sqrt(size)).float()
+
+
+def keeps_residual(dims: Dims) -> str | None:
+    """Why the residual stream of a family cannot be rotated, or None."""
+    norms = dims.knobs.norms
+    if norms.after_attention is not None or norms.after_mlp is not None:
+        return "its norms after attention and MLP scale single channels"
+    return None
+
+
+class RotatedTensors:
+    """The tensors of a rotated model, of the dimensions `dims`. `factors` [layers, inputs] divide the inputs
+    of down_proj; None: all are 1.
+    """
+
+    def __init__(self, stored: Tensors, dims: Dims, factors: torch.Tensor | None = None) -> None:
+        self._stored, self._knobs = stored, dims.knobs
+        self._factors = torch.ones(dims.num_layers, dims.intermediate_size) if factors is None else factors
+        self._head_dim, self._values = dims.head_dim, dims.num_kv_heads * dims.head_dim
+        self._turns = keeps_residual(dims) is None
+        self._tied = dims.tied
+        self.dims = replace(dims, tied=dims.tied and not self._turns)
+        norms = dims.knobs.norms
+        self._norm_of = dict.fromkeys(dims.knobs.qkv, norms.before_attention)
+        self._norm_of |= dict.fromkeys(dims.knobs.gate_up, norms.before_mlp)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = dict(self._stored.shapes)
+        return shapes if self.dims.tied else {names.HEAD: shapes[names.EMBEDDING], **shapes}
+
+    def read(self, name: str) -> np.ndarray:
+        found = NAME.fullmatch(name)
+        if found is None:
+            return self._table(name)
+        layer, part, kind = int(found[1]), found[2], found[3]
+        if part in self._norm_of.values():
+            return self._unit(name) if self._turns else self._stored.read(name)
+        if not names.is_linear(f".{part}.weight"):
+            return self._stored.read(name)
+        stored = self._read(name)
+        if kind == "bias":
+            stored = self._after(layer, part, stored[:, None])[:, 0]
+        else:
+            stored = self._after(layer, part, self._before(layer, part, stored))
+        weight: np.ndarray = stored.contiguous().numpy()
+        return weight
+
+    def pair(self, weight: str, down: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A [rank, in] and B [out, rank] of an adapter of a Linear weight, for the rotated model."""
+        found = NAME.fullmatch(weight)
+        assert found is not None, weight
+        layer, part = int(found[1]), found[2]
+        before = self._before(layer, part, torch.from_numpy(down))
+        return before.numpy(), self._after(layer, part, torch.from_numpy(up)).contiguous().numpy()
+
+    def _table(self, name: str) -> np.ndarray:
+        if not self._turns:
+            return self._stored.read(name)
+        if name == names.FINAL_NORM:
+            return self._unit(name)
+        if name not in (names.EMBEDDING, names.HEAD):
+            return self._stored.read(name)
+        table = self._read(names.EMBEDDING if self._tied else name)
+        if name == names.HEAD:
+            table *= self._read(names.FINAL_NORM) + self._knobs.norm_offset
+        turned: np.ndarray = rotated(table).numpy()
+        return turned
+
+    def _before(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
+        """The numbers x [..., inputs] that meet the inputs of a map."""
+        norm = self._norm_of.get(part)
+        if norm is not None and self._turns:
+            return rotated(x * (self._read(names.weight(layer, norm)) + self._knobs.norm_offset))
+        if part == names.O:
+            return rotated(x.unflatten(-1, (-1, self._head_dim))).flatten(-2)
+        return x * self._factors[layer] if part == names.DOWN else x
+
+    def _after(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
+        """The numbers x [outputs, ...] that make the outputs of a map."""
+        if part in (names.V, names.QKV):
+            kept, values = x[: -self._values], x[-self._values :]
+            heads = values.T.unflatten(-1, (-1, self._head_dim))
+            return torch.cat([kept, rotated(heads).flatten(-2).T])
+        if part in (names.UP, names.GATE_UP):
+            factors = self._factors[layer]
+            kept, up = x[: -len(factors)], x[-len(factors) :]
+            return torch.cat([kept, up / factors[:, None]])
+        return rotated(x.T).T if part in (names.O, names.DOWN) and self._turns else x
+
+    def _read(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(np.array(self._stored.read(name), np.float32))
+
+    def _unit(self, name: str) -> np.ndarray:
+        return np.full(self._stored.shapes[name], 1 - self._knobs.norm_offset, np.float32)
+
+
+def smoothing(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Factors [layers, inputs] of the inputs of down_proj, from the largest that token sequences give.
+
+    First tokens are left out: some of their inputs are a thousand times larger than any other token's.
+    """
+    together = list(batches(sequences))
+    factors = torch.ones(dims.num_layers, dims.intermediate_size)
+    with torch.inference_mode():
+        hidden = [reference.embedded(dims, tensors, batch) for batch in together]
+        for i in range(dims.num_layers):
+            weights, largest = reference.layer_weights(tensors, i), torch.zeros(dims.intermediate_size)
+            for at, (x, batch) in enumerate(zip(hidden, together, strict=True)):
+                positions, owner = places(batch)
+                inputs: list[torch.Tensor] = []
+
+                def watch(part: str, value: torch.Tensor, inputs: list[torch.Tensor] = inputs) -> None:
+                    if part == names.DOWN:
+                        inputs.append(value)
+
+                hidden[at] = reference.layer(dims, i, weights, x, positions, owner, watch)
+                if (later := inputs[0][positions > 0]).numel():
+                    largest = torch.maximum(largest, later.abs().amax(0))
+            columns = weights[f"{names.DOWN}.weight"].abs().amax(0).clamp(min=SMALLEST)
+            factor = largest.clamp(min=SMALLEST) ** SMOOTHING / columns ** (1 - SMOOTHING)
+            factors[i] = torch.nan_to_num(factor / factor.log().mean().exp(), 1.0, 1.0, 1.0)
+    return factors
+
+
+def rotated_checkpoint(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]] = ()) -> Checkpoint:
+    """The checkpoint in rotated form, smoothed for what token sequences give; without any, not smoothed."""
+    factors = smoothing(checkpoint.dims, checkpoint.tensors, sequences) if sequences else None
+    tensors = RotatedTensors(checkpoint.tensors, checkpoint.dims, factors)
+    drafts = checkpoint.drafts and replace(checkpoint.drafts, changed=tensors.pair)
+    return replace(checkpoint, dims=tensors.dims, tensors=tensors, drafts=drafts)

@@ -1,0 +1,101 @@
+"""A rotated model computes the same in every family, and its activations have fewer outliers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.families import ALL
+
+from mars_export.exporter.check import reference
+from mars_export.exporter.checkpoint.architecture import names
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.tensors import Tensors
+from mars_export.exporter.quantize.rotate import RotatedTensors, keeps_residual, rotated, smoothing
+
+SEQUENCES = [[(37 * i + 5 * k) % 250 for i in range(20 + k)] for k in range(3)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 12, 48, 64, 96, 576, 640])
+def test_the_rotation_is_orthogonal_and_spreads_single_channels(size: int) -> None:
+    matrix = rotated(torch.eye(size))
+    assert torch.allclose(matrix @ matrix.T, torch.eye(size), atol=1e-5)
+    assert matrix.abs().max() <= (2 / size) ** 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_rotated_model_computes_the_same(name: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny.write(ALL[name], tmp_path / name)))
+    dims = checkpoint.dims
+    factors = torch.rand(dims.num_layers, dims.intermediate_size) * 3 + 0.2
+    turned = RotatedTensors(checkpoint.tensors, dims, factors)
+    weights = {key: turned.read(key) for key in turned.shapes}
+    assert {key: value.shape for key, value in weights.items()} == turned.shapes
+    plain = checkpoint.tensors.read(names.EMBEDDING).astype(np.float32)
+    assert np.allclose(weights[names.EMBEDDING], plain, atol=1e-3) == (keeps_residual(dims) is not None)
+    for part in (names.O, names.DOWN, *dims.knobs.qkv[-1:], *dims.knobs.gate_up[-1:]):
+        name = names.weight(0, part)
+        assert not np.allclose(weights[name], checkpoint.tensors.read(name), atol=1e-3), part
+    expected = reference.logits(dims, checkpoint.tensors, SEQUENCES)
+    found = reference.logits(turned.dims, turned, SEQUENCES)
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(one - other).max() < 1e-4 * np.abs(other).max()
+
+
+class WithPairs:
+    """The tensors of a checkpoint, with B A added to each Linear weight."""
+
+    def __init__(self, stored: Tensors) -> None:
+        self._stored = stored
+        draw = np.random.default_rng(0)
+        self.pairs = {
+            name: (draw.normal(0, 1, (2, shape[1])), draw.normal(0, 1, (shape[0], 2)))
+            for name, shape in stored.shapes.items()
+            if names.is_linear(name)
+        }
+        self.pairs = {k: (a.astype(np.float32), b.astype(np.float32)) for k, (a, b) in self.pairs.items()}
+        self.shapes = stored.shapes
+
+    def read(self, name: str) -> np.ndarray:
+        weight = self._stored.read(name)
+        if name not in self.pairs:
+            return weight
+        down, up = self.pairs[name]
+        return weight.astype(np.float32) + up @ down
+
+
+@pytest.mark.parametrize("name", ["llama-bias", "qwen3", "gemma2", "phi3"])
+def test_adapters_are_rotated_like_their_weights(name: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny.write(ALL[name], tmp_path / name)))
+    dims, merged = checkpoint.dims, WithPairs(checkpoint.tensors)
+    factors = torch.rand(dims.num_layers, dims.intermediate_size) + 0.5
+    turned, both = (RotatedTensors(tensors, dims, factors) for tensors in (checkpoint.tensors, merged))
+    for weight, pair in merged.pairs.items():
+        down, up = turned.pair(weight, *pair)
+        assert np.abs(both.read(weight) - turned.read(weight) - up @ down).max() < 1e-4, weight
+
+
+def test_outliers_are_spread() -> None:
+    x = torch.randn(50, 96)
+    x[:, 5] *= 100
+
+    def flatness(value: torch.Tensor) -> float:
+        return float((value.abs().amax(-1) / value.pow(2).mean(-1).sqrt()).mean())
+
+    assert flatness(rotated(x)) < 0.4 * flatness(x)
+
+
+def test_smoothing_moves_large_channels_to_the_weights(tmp_path: Path) -> None:
+    model = tiny.build(ALL["llama"])
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[7] *= 50
+    tiny.save(model, tmp_path / "c")
+    checkpoint = open_checkpoint(str(tmp_path / "c"))
+    factors = smoothing(checkpoint.dims, checkpoint.tensors, SEQUENCES)
+    assert factors.shape == (checkpoint.dims.num_layers, checkpoint.dims.intermediate_size)
+    assert factors[0, 7] == factors[0].max() > 3 * factors[0].median()
+    assert torch.allclose(factors.log().mean(-1), torch.zeros(checkpoint.dims.num_layers), atol=1e-4)
+    assert (smoothing(checkpoint.dims, checkpoint.tensors, [[5]]) > 0).all(), "first tokens alone"
