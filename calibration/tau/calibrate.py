@@ -150,7 +150,8 @@ class Calibrator:
         """The rows at a setting. Those of a safer tau that hold at this one, too, are not decoded again."""
         phase, journal = name_of(config), self.journal
         keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
-        for key, task, outcome in zip(keys, tasks, safer, strict=False):
+        is_repeatable = self.is_batch_invariant or self.batch == 1
+        for key, task, outcome in zip(keys, tasks, safer if is_repeatable else (), strict=False):
             if key not in journal and not task.form and outcome.holds_at(config):
                 journal[key] = asdict(outcome)
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in journal}
@@ -174,7 +175,7 @@ class Calibrator:
         return tokens / seconds
 
     def race(self, tasks: Sequence[Task], settings: dict[str, GenerationConfig]) -> race.Laps:
-        return race.race(self.session, self.journal, tasks, settings, self.options.batch, self.report)
+        return race.race(self.session, tasks, settings, self.options.batch, self.report)
 
 
 def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
@@ -341,6 +342,7 @@ def _references(
         one_token, exact = calibrator.outcomes(tasks, ONE_TOKEN), calibrator.outcomes(first, EXACT)
     if num_same(one_token, exact) == len(first):
         return (exact if is_invariant else one_token), one_token, exact[: len(first)]
+    calibrator.is_batch_invariant, calibrator.batch = False, calibrator.options.batch
     one_token = calibrator.outcomes(tasks, ONE_TOKEN)
     return one_token, one_token, calibrator.outcomes(tasks, EXACT)
 

@@ -14,6 +14,7 @@ def row_seconds(
 ) -> float:
     """Predicted seconds of a row with full windows, `batch` rows at once."""
     cost, masks = session.cost, 0 if config.one_token else session.bundle.manifest.block - 1
+    forwards = max(1, forwards)  # a grammar can force a whole answer
     positions = batch * (tokens / forwards + masks)
     return cost.of(prompt + masks) + (forwards - 1) * cost.of(positions) / batch
 

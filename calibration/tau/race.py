@@ -9,20 +9,17 @@ from statistics import median
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
-from ..journal import Journal
 from ..rounds import Rounds, interleaved
 from ..tasks.tasks import Task
 from .decoding import decode_rows
 
 ROUNDS = 3
 ROWS = 16  # fewer if there are few, and at least four times the batch
-SLICE = 8  # rows; or four times the batch
 WARM_TOKENS = 8
 TIE = 1.03  # a smaller lead counts as a tie
 PHASE = "speed"
 
-Settings = Mapping[str, GenerationConfig]
-Lap = Sequence[float]  # tokens, forwards, seconds
+Lap = tuple[int, int, float]  # tokens, forwards, seconds
 Laps = Mapping[str, Sequence[Lap]]
 """Each setting's laps by round. The safest setting, one-token mode, is the first."""
 
@@ -33,43 +30,32 @@ def num_rows(all_rows: int, batch: int) -> int:
 
 def safest_tie(predicted: Mapping[str, float]) -> str:
     """Of settings from safe to risky with these speeds, the first that the fastest has no lead over."""
-    return next(name for name, speed in predicted.items() if max(predicted.values()) < speed * TIE)
+    return next(name for name, speed in predicted.items() if max(predicted.values()) <= speed * TIE)
 
 
 def race(
     session: Session,
-    journal: Journal,
     tasks: Sequence[Task],
-    settings: Settings,
+    settings: Mapping[str, GenerationConfig],
     batch: int,
     report: Callable[[str, int, int], None],
-) -> dict[str, list[Lap]]:
-    """Decode the first rows at all `settings`, slice by slice, in interleaved rounds."""
-    rows, size = tasks[: num_rows(len(tasks), batch)], max(SLICE, 4 * batch)
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    field = ", ".join(settings)  # part of the key, because laps with other settings are not comparable
-
-    def lap(turn: str, part: Sequence[Task], name: str) -> Lap:
-        """A lap with the rows' prompts."""
-        key = f"{PHASE} of {field}: {turn}, {name}"
-        if key not in journal:
-            start = time.perf_counter()
-            outcomes = list(decode_rows(session, part, settings[name], batch))
-            seconds = time.perf_counter() - start
-            tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
-            journal[key] = (tokens, forwards, seconds)
-        return tuple(journal[key])
-
+) -> Laps:
+    """Decode the first rows, with their prompts, at all `settings` in interleaved rounds."""
+    rows = tasks[: num_rows(len(tasks), batch)]
+    laps: dict[str, list[Lap]] = {name: [] for name in settings}
     for config in settings.values():  # the first steps of a shape are slow
         few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
         list(decode_rows(session, few, config, batch))
-    laps: dict[str, list[Lap]] = {name: [(0, 0, 0.0)] * ROUNDS for name in settings}
     done, total = 0, ROUNDS * len(rows) * len(settings)
-    for number, at, name in interleaved(list(settings), len(parts), ROUNDS):
+    for _, _, name in interleaved(list(settings), 1, ROUNDS):
         report(PHASE, done, total)
-        added = lap(f"round {number + 1}, slice {at + 1}/{len(parts)}", parts[at], name)
-        laps[name][number] = tuple(a + b for a, b in zip(laps[name][number], added, strict=True))
-        done += len(parts[at])
+        start = time.perf_counter()
+        outcomes = list(decode_rows(session, rows, settings[name], batch))
+        seconds = time.perf_counter() - start
+        laps[name].append(
+            (sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes), seconds)
+        )
+        done += len(rows)
     report(PHASE, done, total)
     return laps
 

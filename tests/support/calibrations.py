@@ -55,4 +55,4 @@ def laps_of(speeds: Mapping[str, Sequence[float]]) -> Laps:
 
 def by_order(*arguments: Any) -> Laps:
     """Laps as if each setting were twice as fast as the safer one before it."""
-    return laps_of({name: [2.0**i] * 3 for i, name in enumerate(arguments[3])})
+    return laps_of({name: [2.0**i] * 3 for i, name in enumerate(arguments[2])})

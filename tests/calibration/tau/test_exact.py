@@ -37,7 +37,7 @@ def test_where_exact_mode_is_as_fast_no_profile_is_needed(
         "tau 0": 20.0,
         "exact": exact,
     }
-    monkeypatch.setattr(race, "race", lambda *a: laps_of({name: [speeds[name]] * 3 for name in a[3]}))
+    monkeypatch.setattr(race, "race", lambda *a: laps_of({name: [speeds[name]] * 3 for name in a[2]}))
     monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config, ___: speeds[name_of(config)])
     made = run(request_for())
     found = made.calibration.exact

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from support.calibrations import laps_of, task
 
 from mars_export import Completion, GenerationConfig, Stats
-from mars_export.calibration.journal import Journal
 from mars_export.calibration.rounds import busy_note
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.options import EXACT, ONE_TOKEN, setting
@@ -48,36 +46,31 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     return made
 
 
-def journal(path: Path, *, resume: bool = False) -> Journal:
-    return Journal.open(path / "state.jsonl", {}, resume=resume, force=False)
-
-
-def run(session: Any, kept: Journal, report: Any = lambda *_: None, settings: Any = None) -> race.Laps:
-    return race.race(session, kept, TASKS, settings or SETTINGS, 1, report)
+def run(session: Any, report: Any = lambda *_: None) -> race.Laps:
+    return race.race(session, TASKS, SETTINGS, 1, report)
 
 
 def speeds_of(laps: race.Laps) -> dict[str, Any]:
     return {name: pytest.approx([n / seconds for n, _, seconds in rounds]) for name, rounds in laps.items()}
 
 
-def test_every_setting_decodes_the_same_rows_in_turns(session: Clockwork, tmp_path: Path) -> None:
-    laps = run(session, journal(tmp_path))
+def test_every_setting_decodes_the_same_rows_in_turns(session: Clockwork) -> None:
+    laps = run(session)
     found = {name: race.tokens_per_second(laps, name) for name in laps}
     assert found == pytest.approx({"one token": 1.0, "tau 0.9": 2.0, "tau 0.5": 4.0, "exact": 3.0})
     warm, timed = session.calls[:4], session.calls[4:]
     assert {longest for *_, longest in warm} == {race.WARM_TOKENS}
     turns = [[tau for tau, *_ in timed[i : i + 4]] for i in range(0, len(timed), 4)]
-    assert len(turns) == race.ROUNDS * 2, "16 rows in slices of 8"
-    assert turns[:3] == [[1.0, 0.9, 0.5, None], [0.9, 0.5, None, 1.0], [0.5, None, 1.0, 0.9]]
-    assert {rows for _, rows, _ in timed} == {8}
+    assert turns == [[1.0, 0.9, 0.5, None], [0.9, 0.5, None, 1.0], [0.5, None, 1.0, 0.9]]
+    assert {rows for _, rows, _ in timed} == {16}
     assert {tokens for rounds in laps.values() for tokens, *_ in rounds} == {16 * 12}
 
 
-def test_other_work_in_one_round_hits_all_alike(session: Clockwork, tmp_path: Path) -> None:
+def test_other_work_in_one_round_hits_all_alike(session: Clockwork) -> None:
     def report(_: str, done: int, total: int) -> None:
         session.slow = 5.0 if total / 3 <= done < 2 * total / 3 else 1.0
 
-    laps = run(session, journal(tmp_path), report)
+    laps = run(session, report)
     assert speeds_of(laps)["tau 0.5"] == [4.0, 0.8, 4.0]
     ratios = race.speed_ups(laps)
     assert [ratio.median for ratio in ratios.values()] == pytest.approx([1.0, 2.0, 4.0, 3.0])
@@ -89,25 +82,6 @@ def test_other_work_in_one_round_hits_all_alike(session: Clockwork, tmp_path: Pa
 )
 def test_few_rows_make_a_short_race(rows: int, batch: int, raced: int) -> None:
     assert race.num_rows(rows, batch) == raced
-
-
-def test_what_was_timed_is_kept_but_not_for_another_field(session: Clockwork, tmp_path: Path) -> None:
-    def stop(_: str, done: int, __: int) -> None:
-        if done >= 60:
-            raise KeyboardInterrupt
-
-    kept = journal(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run(session, kept, stop)
-    kept.close()
-    done = len(session.calls)
-    first = run(session, journal(tmp_path, resume=True))
-    assert len(session.calls) == 2 * 4 + race.ROUNDS * 2 * 4, "both runs warmed up, and no lap was run twice"
-    assert done < len(session.calls)
-    assert run(session, journal(tmp_path, resume=True)) == first
-    assert len(session.calls) == 3 * 4 + race.ROUNDS * 2 * 4
-    run(session, journal(tmp_path, resume=True), settings=dict(list(SETTINGS.items())[:2]))
-    assert len(session.calls) == 3 * 4 + race.ROUNDS * 2 * 4 + 2 + race.ROUNDS * 2 * 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The choice of tau is that of the plain procedure, which decodes every row at every setting and races all that
-passed, on scripted models and a clock without noise."""
+"""The choice of tau is that of the plain procedure, which decodes every row at every setting and races all
+that passed: on scripted models, with a clock without noise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.calibrations import task
+from support.calibrations import laps_of, task
 
 from mars_export import Completion, GenerationConfig, Stats
 from mars_export.calibration.journal import Journal
 from mars_export.calibration.rows import Plan
 from mars_export.calibration.tau import bounds, race
-from mars_export.calibration.tau.calibrate import Calibration, Calibrator, calibrate
+from mars_export.calibration.tau.calibrate import BATCH, Calibration, Calibrator, calibrate
 from mars_export.calibration.tau.options import GRID, CalibrationOptions, setting
 from mars_export.runtime.decode.pace.cost import Cost
 
@@ -52,6 +52,7 @@ class Model:
     def generate_each(
         self, prompts: Sequence[Any], configs: Sequence[GenerationConfig], *, batch: int
     ) -> Iterator[Completion]:
+        assert batch in (1, BATCH)
         for prompt, config in zip(prompts, configs, strict=True):
             self.decoded += not config.exact and not config.one_token
             made, seconds = self.answer(prompt[0], config)
@@ -79,8 +80,8 @@ class Model:
         return Completion(text, tuple(tokens), (), "eos", stats), seconds
 
 
-def plainly(model: Model) -> str:
-    """The name of the choice of the plain procedure."""
+def plainly(model: Model) -> race.Laps:
+    """The laps of the plain procedure."""
     passed: list[tuple[float, str, float]] = []
     first = {"one token": model_speed(model, setting(1.0))}
     truth = [model.answer(i, setting(1.0))[0].text for i in range(NUM_ROWS)]
@@ -91,7 +92,7 @@ def plainly(model: Model) -> str:
             break
         passed.append((drops.mean(), f"tau {tau:g}", model_speed(model, setting(tau))))
     raced = first | {name: speed for _, name, speed in sorted(passed, key=lambda line: line[0])}
-    return race.choose({name: [(speed, 1, 1.0)] * 3 for name, speed in raced.items()})[0]
+    return laps_of({name: [speed] * 3 for name, speed in raced.items()})
 
 
 def model_speed(model: Model, config: GenerationConfig) -> float:
@@ -111,14 +112,19 @@ def made_by(model: Model, path: Path) -> Calibration:
 def test_the_choice_is_that_of_decoding_and_racing_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = []
+    choices, same = [], 0
     for seed in range(SEEDS):
         model = Model(seed)
         monkeypatch.setattr(race, "time", model)
         made = made_by(model, tmp_path / f"state-{seed}.jsonl")
         name = made.chosen.measured.name if made.chosen else "one token"
-        assert name == plainly(model), f"seed {seed}"
+        laps = plainly(model)
+        other = race.choose(laps)[0]
+        # A prediction knows the mean width of steps, so a lead at the very edge of a tie may go either way.
+        assert name == other or abs(race.lead_of(laps, name, other).median - race.TIE) < 0.005, f"seed {seed}"
+        same += name == other
         choices.append(name)
         raced = race.ROUNDS * race.num_rows(NUM_ROWS, 1) + 1
         assert model.decoded - raced < 0.7 * NUM_ROWS * len(made.tested), "rows whose answer is known already"
+    assert same >= SEEDS - 1
     assert len(set(choices)) > 2, "not always the same one"
