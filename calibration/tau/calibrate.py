@@ -162,7 +162,11 @@ class Calibrator:
             journal[key] = asdict(outcome)
             done, self._tokens = done + 1, self._tokens + len(outcome.token_ids)
             self.report(phase, done, len(tasks))
-        kept = [journal[key] for key in keys]
+        return self.known(tasks, config)
+
+    def known(self, tasks: Sequence[Task], config: GenerationConfig) -> list[Outcome]:
+        """The rows that were decoded at a setting."""
+        kept = [self.journal[f"{name_of(config)}/{task.digest[:24]}"] for task in tasks]
         return [Outcome(**row | {"token_ids": tuple(row["token_ids"])}) for row in kept]
 
     def predicted_speed(self, tasks: Sequence[Task], config: GenerationConfig, outcomes: Outcomes) -> float:
@@ -206,8 +210,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         choice, reason = _fastest(laps, trials)
     changes: list[Change] = []
     if choice is not None:
-        outcomes = calibrator.outcomes(plan.tasks, choice.measured.config)
-        changes = changes_of(plan.tasks, references, outcomes)
+        changes = changes_of(plan.tasks, references, calibrator.known(plan.tasks, choice.measured.config))
     return Calibration(
         options=options,
         judges=plan.judges,
@@ -271,15 +274,9 @@ def _sequence(
         p_value = float(bounds.p_value(drops, options.max_drop, options.level))
         passed = p_value <= options.level if options.guarantee else drops.mean() < options.max_drop
         agreement = num_same(outcomes, references) / len(references)
+        speed = calibrator.predicted_speed(plan.tasks, config, outcomes)
         yield Trial(
-            figures(
-                config,
-                outcomes,
-                scores,
-                agreement,
-                options.confidence,
-                calibrator.predicted_speed(plan.tasks, config, outcomes),
-            ),
+            figures(config, outcomes, scores, agreement, options.confidence, speed),
             float(drops.mean()),
             bounds.upper_bound(drops, options.level),
             p_value,
@@ -301,20 +298,20 @@ def _race(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race.L
     return calibrator.race(plan.tasks, {name_of(config): config for config in configs})
 
 
-def _timed(laps: race.Laps, one_token: Figures, trials: Sequence[Trial]) -> tuple[Figures, list[Trial]]:
-    """One-token mode and the trials, with their speeds in the same rounds if they took part."""
-    ratios = race.speed_ups(laps)
+def _timed(laps: race.Laps, one_token: Figures, trials: list[Trial]) -> tuple[Figures, list[Trial]]:
+    """One-token mode and the trial that was raced, with their speeds in the same rounds; the predictions of
+    other trials are scaled alike."""
+    ratios, scale = race.speed_ups(laps), 1.0
 
     def timed(point: Figures) -> Figures:
         return replace(point, tokens_per_second=race.tokens_per_second(laps, point.name))
 
-    raced = [
-        replace(t, measured=timed(t.measured), speed_up=ratios[t.measured.name])
-        if t.measured.name in laps
-        else t
-        for t in trials
-    ]
-    return timed(one_token), raced
+    for point in (trial.measured for trial in trials if trial.measured.name in laps):
+        scale = timed(point).tokens_per_second / point.tokens_per_second
+    for i, trial in enumerate(trials):
+        point = replace(trial.measured, tokens_per_second=scale * trial.measured.tokens_per_second)
+        trials[i] = replace(trial, measured=point, speed_up=ratios.get(point.name))
+    return timed(one_token), trials
 
 
 def _fastest(laps: race.Laps, trials: Sequence[Trial]) -> tuple[Trial | None, str]:
@@ -322,7 +319,7 @@ def _fastest(laps: race.Laps, trials: Sequence[Trial]) -> tuple[Trial | None, st
     name, reason = race.choose({name: rounds for name, rounds in laps.items() if name != name_of(EXACT)})
     if others := sum(t.passed and t.speed_up is None for t in trials):
         reason += (
-            f"; {others} more passed, and by their forwards none has a lead over it or is as fast and safer"
+            f"; by their forwards, {others} others that passed are slower, or tie with it and are riskier"
         )
     return next((t for t in trials if t.passed and t.measured.name == name), None), reason
 
