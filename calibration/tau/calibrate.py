@@ -120,7 +120,7 @@ class Calibrator:
         self.batch = max(BATCH, options.batch) if self.is_batch_invariant else options.batch
 
     def plan(self, tasks: Sequence[Task]) -> None:
-        """Report what so many rows can show, and the most time that all phases may take."""
+        """Report the drop that these rows can show, and the most time that all phases may take."""
         options, text, count = self.options, self.session.text, len(tasks)
         answers = [len(text.encode_part(t.answer)) if t.answer and text else t.max_new_tokens for t in tasks]
         prompt = sum(len(task.prompt_ids or ()) for task in tasks) / count

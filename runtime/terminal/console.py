@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-PROGRESS_SECONDS = 10.0  # between the lines of a long phase where there is no terminal
+PROGRESS_SECONDS = 10.0  # between the lines of a long phase without a terminal
 
 
 def progress_bars() -> Progress:
@@ -139,9 +139,8 @@ def advance(bars: Progress) -> Any:
             return
         is_late = monotonic() - printed >= PROGRESS_SECONDS
         if bars.disable and (is_late or phase not in tasks):
-            begins = phase not in tasks and not done
-            count = "..." if begins else f"{done} of {total}"
-            err.print(f"{phase} {count}" + (f", {note}" if note and not begins else ""), markup=False)
+            count = ", ".join(filter(None, (f"{done} of {total}", note))) if phase in tasks else "..."
+            err.print(f"{phase} {count}", markup=False)
             printed = monotonic()
         if phase not in tasks:
             tasks[phase] = bars.add_task(phase, total=total, note=note)
