@@ -113,6 +113,13 @@ def calibrate(
     ] = None,
     batch: Annotated[int, option(SETTINGS, "Rows decoded together.", min=1)] = 1,
     limit: MostRows = None,
+    guarantee: Annotated[
+        bool,
+        typer.Option(
+            "--guarantee/--no-guarantee",
+            help="Whether the bound is shown for all requests, or only the mean drop of these rows counts.",
+        ),
+    ] = True,
     *,
     options: TaskOptions,
     state: StateOptions,
@@ -125,7 +132,7 @@ def calibrate(
     from .tau.run import PAGE_FILE, CalibrationRequest, run
 
     candidates = numbers("--taus", taus, float)
-    goal = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
+    goal = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch, guarantee)
     request = CalibrationRequest(
         bundle,
         task,

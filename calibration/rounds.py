@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-Progress = Callable[[str, int, int], None]
-"""Called with (phase, pieces done, all pieces)."""
 BUSY = 0.5  # running programs for each core before the measurement
 T = TypeVar("T")
-Lap = TypeVar("Lap")
-Kind = TypeVar("Kind")
+
+
+class Progress(Protocol):
+    """Called with a phase, its pieces done and all of them, and a note on the rest of the work."""
+
+    def __call__(self, phase: str, done: int, total: int, note: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +64,6 @@ def interleaved(settings: Sequence[T], num_slices: int, num_rounds: int) -> Iter
     for turn, (number, at) in enumerate(product(range(num_rounds), range(num_slices))):
         first = turn % len(settings)
         yield from ((number, at, setting) for setting in (*settings[first:], *settings[:first]))
-
-
-def run_laps(
-    rows: Sequence[T],
-    size: int,
-    settings: Sequence[Kind],
-    num_rounds: int,
-    lap: Callable[[str, Sequence[T], Kind], Lap],
-    report: Callable[[int, int], None],
-) -> dict[Kind, list[list[Lap]]]:
-    """Each setting's laps by round, over slices of at most `size` rows. `lap` is called with the name of the
-    turn, a slice and a setting, `report` with the rows done and all rows."""
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    laps: dict[Kind, list[list[Lap]]] = {setting: [[] for _ in range(num_rounds)] for setting in settings}
-    total, done = num_rounds * len(rows) * len(settings), 0
-    report(0, total)
-    for number, at, setting in interleaved(settings, len(parts), num_rounds):
-        turn = f"round {number + 1}, slice {at + 1}/{len(parts)}"
-        laps[setting][number].append(lap(turn, parts[at], setting))
-        done += len(parts[at])
-        report(done, total)
-    return laps
 
 
 def busy_note(load: float | None) -> str | None:

@@ -14,7 +14,7 @@ from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
-from ..rounds import Progress, run_laps
+from ..rounds import Progress, interleaved
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task, data_hash
 from .compare import Comparison, compare
@@ -76,14 +76,16 @@ def measure(
     for setting in options.settings:  # the first steps of a shape are slow
         few = [replace(task, max_new_tokens=WARM_TOKENS) for task in tasks[: setting.batch]]
         serve(session, few, setting)
-    return run_laps(
-        tasks,
-        options.slice_rows,
-        options.settings,
-        options.rounds,
-        lambda _, part, setting: serve(session, part, setting),
-        lambda done, total: progress(PHASE, done, total) if progress else None,
-    )
+    size, settings, rounds = options.slice_rows, options.settings, options.rounds
+    parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    laps: dict[Setting, list[list[Lap]]] = {setting: [[] for _ in range(rounds)] for setting in settings}
+    done, total = 0, rounds * len(tasks) * len(settings)
+    for number, at, setting in interleaved(settings, len(parts), rounds):
+        if progress:
+            progress(PHASE, done, total)
+        laps[setting][number].append(serve(session, parts[at], setting))
+        done += len(parts[at])
+    return laps
 
 
 def _check_store(request: BenchRequest) -> None:

@@ -18,7 +18,8 @@ class Outcome:
 
     With one row at a time, `seconds` and `tokens_timed` exclude the prompt and its first step: they give the
     speed of decoding alone. In a batch, rows start at different times: `seconds` is the time since the
-    previous row, and only sums are meaningful. The row's grammar forced `forced` of the tokens.
+    previous row, and only sums are meaningful. The row's grammar forced `forced` of the tokens; `refused` is
+    as in Stats.
     """
 
     text: str
@@ -28,10 +29,16 @@ class Outcome:
     seconds: float
     finish_reason: str
     forced: int = 0
+    refused: float | None = None
 
     @property
     def output(self) -> Output:
         return Output(self.text, self.token_ids)
+
+    def holds_at(self, config: GenerationConfig) -> bool:
+        """Whether an outcome at a safer tau is that of `config` too, step by step: no prediction was refused
+        that `config` accepts. Not for rows with a grammar."""
+        return self.refused is None or not config.passes(self.refused)
 
 
 def decode_rows(
@@ -45,7 +52,9 @@ def decode_rows(
         end, stats = time.perf_counter(), row.stats
         alone = (stats.tokens_after_first, stats.decode_time)
         timed = alone if batch == 1 else (stats.tokens, end - start)
-        yield Outcome(row.text, row.token_ids, stats.forwards, *timed, row.finish_reason, stats.forced)
+        yield Outcome(
+            row.text, row.token_ids, stats.forwards, *timed, row.finish_reason, stats.forced, stats.refused
+        )
         start = end
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -20,8 +19,9 @@ class ExactMode:
     differently, above all in w8a8. `same` of `num_rows` rows had the one-token text.
 
     If all had, `quality` is that of one-token mode. Otherwise all rows were decoded, and `drop` was measured
-    and bounded. Its speed is from the same interleaved rounds as the others'. `suffices`: the choice has no
-    lead over it and the bound holds, so that no profile is needed; `verdict` says so in words.
+    and bounded. Its speed is from the same interleaved rounds as the others', as are its tokens per forward.
+    `suffices`: the choice has no lead over it and the bound holds, so no profile is needed; `verdict` says
+    so in words.
     """
 
     num_rows: int
@@ -38,7 +38,7 @@ class ExactMode:
 
 
 def beside(
-    speeds: race.Speeds,
+    laps: race.Laps,
     outcomes: Sequence[Outcome],
     references: Sequence[Outcome],
     drops: np.ndarray,
@@ -58,8 +58,8 @@ def beside(
             f" {100 * drop:.1f} points (below {100 * bound:.1f})"
         )
     quality, (low, high) = one_token
-    tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
-    suffices = race.is_as_fast(speeds, name, best) and bound <= options.max_drop
+    tokens, forwards, _ = map(sum, zip(*laps[name], strict=True))
+    suffices = race.is_as_fast(laps, name, best) and bound <= options.max_drop
     needed = "no profile is needed" if suffices else "the bound is not shown"
     return ExactMode(
         num_rows=len(outcomes),
@@ -69,20 +69,20 @@ def beside(
         drop=drop,
         drop_bound=bound,
         tokens_per_forward=tokens / forwards if forwards else 0.0,
-        tokens_per_second=median(speeds[name]),
-        speed_up=race.speed_ups(speeds)[name],
+        tokens_per_second=race.tokens_per_second(laps, name),
+        speed_up=race.speed_ups(laps)[name],
         suffices=suffices,
-        verdict=_verdict(speeds, best, kept, needed),
+        verdict=_verdict(laps, best, kept, needed),
     )
 
 
-def _verdict(speeds: race.Speeds, best: str, kept: str, needed: str) -> str:
+def _verdict(laps: race.Laps, best: str, kept: str, needed: str) -> str:
     name = name_of(EXACT)
-    up = race.speed_ups(speeds)[name]
-    if not race.is_as_fast(speeds, name, best):
-        return f"{best} is {race.lead_of(speeds, best, name)} as fast as exact mode, which {kept}"
+    up = race.speed_ups(laps)[name]
+    if not race.is_as_fast(laps, name, best):
+        return f"{best} is {race.lead_of(laps, best, name)} as fast as exact mode, which {kept}"
     if best == name_of(ONE_TOKEN):
         return f"exact mode {kept}, at {up} the speed of one-token mode: {needed}"
-    is_faster = not race.is_as_fast(speeds, best, name)
+    is_faster = not race.is_as_fast(laps, best, name)
     how = "faster than" if is_faster else "as fast, within the margin of a tie, as"
     return f"exact mode is {how} {best} ({up} the speed of one-token mode) and {kept}: {needed}"

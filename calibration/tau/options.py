@@ -46,8 +46,8 @@ class CalibrationOptions:
     """The goal: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with `confidence`.
 
     Several `metrics` share the error: each is tested at (1 - confidence) / their number. `taus` replaces the
-    grid of a single metric. `limit` is the largest number of rows, `batch` the rows decoded together. Raises
-    CalibrationError that lists every bad value.
+    grid of a single metric. `limit` is the largest number of rows, `batch` the rows decoded together.
+    Without `guarantee`, the mean drop of the rows decides. Raises CalibrationError with every bad value.
     """
 
     max_drop: Annotated[float, number("between 0 and 1 (0.02 is two points)", high=BELOW_1, above=True)] = (
@@ -58,6 +58,7 @@ class CalibrationOptions:
     taus: tuple[float, ...] = ()
     limit: Annotated[int | None, integer(1, "1 or more")] = None
     batch: Annotated[int, integer(1, "1 or more")] = 1
+    guarantee: bool = True
 
     def __post_init__(self) -> None:
         problems = list(broken(self).values())

@@ -1,72 +1,83 @@
-"""Finds the fastest of several settings: all decode the same rows, in interleaved rounds."""
+"""Finds the faster of some settings: all decode the same rows, in interleaved rounds."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
-from ..journal import Journal
-from ..rounds import Progress, Rounds, run_laps
+from ..rounds import Rounds, interleaved
 from ..tasks.tasks import Task
 from .decoding import decode_rows
 
 ROUNDS = 3
-ROWS = 32  # at least; four times the batch if that is more
+ROWS = 16  # fewer if there are few, and at least four times the batch
 WARM_TOKENS = 8
 TIE = 1.03  # a smaller lead counts as a tie
 PHASE = "speed"
 
-Settings = Mapping[str, GenerationConfig]
-Speeds = Mapping[str, Sequence[float]]
-"""Tokens per second of each setting, by round. The safest setting, one-token mode, is the first."""
+Lap = tuple[int, int, float]  # tokens, forwards, seconds
+Laps = Mapping[str, Sequence[Lap]]
+"""Each setting's laps by round. The safest setting, one-token mode, is the first."""
+
+
+def num_rows(all_rows: int, batch: int) -> int:
+    return min(all_rows, max(min(ROWS, all_rows // 5), 4 * batch))
+
+
+def safest_tie(predicted: Mapping[str, float]) -> str:
+    """Of settings from safe to risky with these speeds, the first that the fastest has no lead over."""
+    return next(name for name, speed in predicted.items() if max(predicted.values()) <= speed * TIE)
 
 
 def race(
     session: Session,
-    journal: Journal,
     tasks: Sequence[Task],
-    settings: Settings,
+    settings: Mapping[str, GenerationConfig],
     batch: int,
-    report: Progress,
-) -> dict[str, list[float]]:
-    """Decode the first rows at all `settings`, slice by slice, in interleaved rounds."""
-    rows = tasks[: max(ROWS, 4 * batch)]
-    field = ", ".join(settings)  # part of the key, because laps with other settings are not comparable
-
-    def lap(turn: str, part: Sequence[Task], name: str) -> tuple[int, float]:
-        """(tokens, seconds) of decoding with prompts."""
-        key = f"{PHASE} of {field}: {turn}, {name}"
-        if key not in journal:
-            start = time.perf_counter()
-            outcomes = decode_rows(session, part, settings[name], batch)
-            tokens = sum(len(outcome.token_ids) for outcome in outcomes)
-            journal[key] = {"tokens": tokens, "seconds": time.perf_counter() - start}
-        return journal[key]["tokens"], journal[key]["seconds"]
-
+    report: Callable[[str, int, int], None],
+) -> Laps:
+    """Decode the first rows, with their prompts, at all `settings` in interleaved rounds."""
+    rows = tasks[: num_rows(len(tasks), batch)]
+    laps: dict[str, list[Lap]] = {name: [] for name in settings}
     for config in settings.values():  # the first steps of a shape are slow
         few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
         list(decode_rows(session, few, config, batch))
-    size = max(8, 4 * batch)
-    laps = run_laps(rows, size, list(settings), ROUNDS, lap, lambda done, total: report(PHASE, done, total))
-    return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
+    done, total = 0, ROUNDS * len(rows) * len(settings)
+    for _, _, name in interleaved(list(settings), 1, ROUNDS):
+        report(PHASE, done, total)
+        start = time.perf_counter()
+        outcomes = list(decode_rows(session, rows, settings[name], batch))
+        seconds = time.perf_counter() - start
+        laps[name].append(
+            (sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes), seconds)
+        )
+        done += len(rows)
+    report(PHASE, done, total)
+    return laps
 
 
-def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
+def speed_ups(laps: Laps) -> dict[str, Rounds]:
     """Each setting's ratio to the first, within each round."""
-    first = next(iter(speeds))
-    return {name: lead_of(speeds, name, first) for name in speeds}
+    first = next(iter(laps))
+    return {name: lead_of(laps, name, first) for name in laps}
 
 
-def choose(speeds: Speeds) -> tuple[str, str]:
+def tokens_per_second(laps: Laps, name: str) -> float:
+    """The median of the rounds."""
+    return median(map(_speed, laps[name]))
+
+
+def choose(laps: Laps) -> tuple[str, str]:
     """The safest of the settings that tie with the fastest, and the reason."""
-    ratios = speed_ups(speeds)
-    fastest = max(speeds, key=lambda name: ratios[name].median)
-    choice = next(name for name in speeds if is_as_fast(speeds, name, fastest))
-    one_token = next(iter(speeds))
-    rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"
+    one_token = next(iter(laps))
+    ratios = speed_ups(laps)
+    fastest = max(laps, key=lambda name: ratios[name].median)
+    choice = next(name for name in laps if is_as_fast(laps, name, fastest))
+    rounds = f"in {len(laps[fastest])} interleaved rounds over the same rows"
     best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
     if fastest == one_token:
         return choice, f"no setting that passed was faster than one-token mode {rounds}"
@@ -76,18 +87,21 @@ def choose(speeds: Speeds) -> tuple[str, str]:
     return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
 
 
-def is_as_fast(speeds: Speeds, name: str, other: str) -> bool:
+def is_as_fast(laps: Laps, name: str, other: str) -> bool:
     """Whether `other` has no lead over `name`: a lead has a median of at least TIE, and is there in every
     round.
     """
-    lead = lead_of(speeds, other, name)
+    lead = lead_of(laps, other, name)
     return lead.median < TIE or lead.low <= 1
 
 
-def lead_of(speeds: Speeds, name: str, other: str) -> Rounds:
+def lead_of(laps: Laps, name: str, other: str) -> Rounds:
     """How many times as fast `name` is as `other`, within each round."""
-    return Rounds.of([speed / one for speed, one in zip(speeds[name], speeds[other], strict=True)])
+    return Rounds.of(
+        [_speed(ours) / _speed(theirs) for ours, theirs in zip(laps[name], laps[other], strict=True)]
+    )
 
 
-def _speed(laps: Sequence[tuple[int, float]]) -> float:
-    return sum(tokens for tokens, _ in laps) / max(sum(seconds for _, seconds in laps), 1e-9)
+def _speed(lap: Lap) -> float:
+    tokens, _, seconds = lap
+    return tokens / max(seconds, 1e-9)

@@ -46,12 +46,11 @@ class CalibrationReport:
                 return f"{self.task}: tau 1. No setting that passed was shown to be faster here."
             drop = points(options.max_drop)
             return f"{self.task}: tau 1. No faster tau was shown to lose less than {drop}."
-        chosen, one_token = choice.measured, self.calibration.one_token
-        ratio = chosen.tokens_per_second / one_token.tokens_per_second if one_token.tokens_per_second else 0.0
-        speed = choice.speed_up.median if choice.speed_up else ratio
+        chosen, speed = choice.measured, choice.speed_up.median if choice.speed_up else 0.0
+        sure = f"with {percent(options.confidence)} confidence" if options.guarantee else "on these rows"
         return (
             f"{self.task}: tau {chosen.tau:g} ({chosen.metric}) loses less than {points(options.max_drop)}"
-            f" with {percent(options.confidence)} confidence, at {chosen.tokens_per_forward:.2f} tokens per"
+            f" {sure}, at {chosen.tokens_per_forward:.2f} tokens per"
             f" forward and {speed:.2f} times the speed of one-token mode."
         )
 
@@ -68,6 +67,8 @@ class CalibrationReport:
         left_out = f"; {len(result.too_long)} left out, too long" if result.too_long else ""
         graph, same = profile.variant_sha256[:12], f"{result.exact.same} of {result.exact.num_rows} rows"
         bound = f"mean drop below {points(options.max_drop)} with {percent(options.confidence)} confidence"
+        if not options.guarantee:
+            bound = f"mean drop of these rows below {points(options.max_drop)}, without a guarantee"
         facts = [
             ("choice", result.choice),
             ("rows", f"{result.num_rows}, judged by {result.judges}{left_out}"),
@@ -86,10 +87,9 @@ class CalibrationReport:
     def table(self) -> list[tuple[str, ...]]:
         """A line of COLUMNS for one-token mode, exact mode and each candidate tested."""
         one, trials = self.calibration.one_token, self.calibration.tested
-        was_raced = any(trial.speed_up for trial in trials)
         first = ("-", "1", _quality(one), "", "", "", "1.00", _speed(one), "", "one token")
         exact = self._exact_line(self.calibration.exact)
-        return [first, exact, *(self._line(trial, was_raced) for trial in trials)]
+        return [first, exact, *map(self._line, trials)]
 
     def _exact_line(self, exact: ExactMode) -> tuple[str, ...]:
         """Exact mode's line. If its texts are those of one-token mode, so is its quality."""
@@ -107,7 +107,7 @@ class CalibrationReport:
             + (", enough" if exact.suffices else ""),
         )
 
-    def _line(self, trial: Trial, was_raced: bool) -> tuple[str, ...]:
+    def _line(self, trial: Trial) -> tuple[str, ...]:
         m = trial.measured
         is_choice = trial == self.calibration.chosen
         return (
@@ -118,7 +118,7 @@ class CalibrationReport:
             f"{100 * trial.drop_bound:.1f}",
             percent(m.agreement),
             f"{m.tokens_per_forward:.2f}",
-            _speed(m) if trial.speed_up or not was_raced else "",  # other rounds would not be comparable
+            _speed(m) if trial.speed_up else f"~{_speed(m)}",  # predicted
             str(trial.speed_up or ""),
             "chosen" if is_choice else "passed" if trial.passed else "not shown",
         )

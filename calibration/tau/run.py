@@ -15,6 +15,7 @@ from ...runtime import machine
 from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
 from ...runtime.bundle.open import open_bundle
+from ...runtime.device.ort.library import version_and_devices
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..journal import Journal
@@ -92,6 +93,19 @@ def identity(session: Session) -> dict[str, Any]:
     return {"graph": files[variant.file], "weights": weights, "level": level, "block": block}
 
 
+def conditions(request: CalibrationRequest, session: Session, plan: Plan) -> dict[str, Any]:
+    """What the measurements of one run must have in common."""
+    ort = version_and_devices()
+    return {
+        "batch": request.options.batch,
+        "device": session.device,
+        "threads": request.threads,
+        "processor": f"{machine.processor()}, {machine.cores()} cores",
+        "onnxruntime": ort[0] if ort else None,
+        "rows": data_hash(plan.tasks),
+    }
+
+
 def run(request: CalibrationRequest, progress: Progress | None = None) -> CalibrationReport:
     """Calibrate, write the report's folder, and store the profile. After an interruption the folder keeps the
     decoded rows.
@@ -102,12 +116,19 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
     for metric in options.metrics:
         session.check(setting(options.candidates(metric)[0], metric))
     plan = make_plan(session, tasks, options.limit)
+    if options.guarantee and len(plan.tasks) < options.items_needed:
+        raise CalibrationError(
+            f"{len(plan.tasks)} rows cannot show a drop below {options.max_drop:g} with"
+            f" {100 * (1 - options.level):.3g} % confidence, even if none changes: {options.items_needed} are"
+            " needed. Use more rows, a larger --max-drop, or --no-guarantee, which goes by the mean drop of"
+            " these rows"
+        )
     if request.store and not os.access(request.bundle, os.W_OK):
         raise CalibrationError(
             f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; --no-store"
             " leaves it unchanged"
         )
-    journal = request.journal(session, {"batch": options.batch})
+    journal = request.journal(session, conditions(request, session, plan))
     try:
         result = calibrate(Calibrator(session, journal, options, progress), plan)
     finally:
@@ -144,7 +165,7 @@ def _profile(request: CalibrationRequest, session: Session, result: Calibration,
         "num_rows": result.num_rows,
         "judged_by": result.judges,
         "max_drop": options.max_drop,
-        "confidence": options.confidence,
+        "confidence": options.confidence if options.guarantee else None,
         "drop": choice.drop if choice else 0.0,
         "drop_bound": choice.drop_bound if choice else 0.0,
         "quality": point.quality,

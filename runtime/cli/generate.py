@@ -34,7 +34,7 @@ def show(stream: Stream, *, runs: bool, quiet: bool, reader: ToolStream | None =
         for event in stream:
             if not event.token_ids and event.finish_reason is None:
                 if task is None:
-                    task = bars.add_task("prompt", total=stream.stats.prompt_tokens)
+                    task = bars.add_task("prompt", total=stream.stats.prompt_tokens, note="")
                     bars.start()
                 bars.update(task, completed=stream.prefilled)
                 continue

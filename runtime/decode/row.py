@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..accept import accept, verify
+from ..accept import accept, passes, verify
 from .backend import Feed, StepOutput
 from .config import GenerationConfig
 from .pace.draft import DraftSlots
@@ -260,6 +260,8 @@ class Row:
             assert config.tau is not None
             confidences = self._confidences(predictions, token_ids, len(token_ids))
             count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+            if count < min(len(token_ids), self.remaining) and token_ids[count - 1] not in self.eos_ids:
+                self._refuse(confidences[count], config.metric)
         num_verified = max(0, count - 1) if is_verified else 0
         for i, token in enumerate(token_ids[:count]):
             self._append(token)
@@ -284,6 +286,12 @@ class Row:
             verified=num_verified,
             top_logprobs=self._tops(predictions, token_ids, count),
         )
+
+    def _refuse(self, confidence: float, metric: str) -> None:
+        """Note the confidence of a prediction that did not pass tau. NaN passes none."""
+        nearest = self.stats.refused
+        if confidence == confidence and (nearest is None or passes(confidence, nearest, metric)):
+            self.stats.refused = confidence
 
     def _append(self, token: int) -> None:
         """Make `token` part of the answer, which it may end."""

@@ -25,6 +25,8 @@ class Stats:
     verified: proposed tokens that were accepted.
     forced: tokens that a grammar forced; part of `tokens`, not of `accepted`.
     accepted: accepted[k] is the number of steps that gave k tokens.
+    refused: with a tau and without a grammar, the confidence nearest to tau of the predictions that did not
+        pass and ended a step; None if none did. With any tau between the two, the answer is the same.
     began: when the row was created, by perf_counter.
     """
 
@@ -42,6 +44,7 @@ class Stats:
     verified: int = 0
     forced: int = 0
     accepted: dict[int, int] = field(default_factory=dict)
+    refused: float | None = field(default=None, repr=False, compare=False)
     began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
     @property
@@ -80,7 +83,7 @@ class Stats:
         return replace(self, accepted=dict(self.accepted))
 
     def to_dict(self) -> dict[str, Any]:
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "began"}
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         values["accepted"] = {str(k): v for k, v in sorted(self.accepted.items())}
         names = ("rejected", "tokens_per_forward", "tokens_per_second")
         return values | {name: getattr(self, name) for name in names}

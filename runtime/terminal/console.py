@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from rich.console import Console
@@ -108,6 +109,9 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+PROGRESS_SECONDS = 10.0  # between the lines of a long phase without a terminal
+
+
 def progress_bars() -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -116,22 +120,31 @@ def progress_bars() -> Progress:
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
     )
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 def advance(bars: Progress) -> Any:
-    """A progress callback (phase, done, total): a bar for each phase, or a line for it if standard error is
-    not a terminal.
+    """A progress callback (phase, done, total, note): a bar for each phase, or if standard error is not a
+    terminal, a line at its beginning and every ten seconds. A phase with nothing to do is its note alone.
     """
     tasks: dict[str, Any] = {}
+    printed = monotonic()
 
-    def report(phase: str, done: int, total: int) -> None:
+    def report(phase: str, done: int, total: int, note: str = "") -> None:
+        nonlocal printed
+        if not total and note:
+            err.print(f"{phase}: {note}", markup=False)
+            return
+        is_late = monotonic() - printed >= PROGRESS_SECONDS
+        if bars.disable and (is_late or phase not in tasks):
+            count = ", ".join(filter(None, (f"{done} of {total}", note))) if phase in tasks else "..."
+            err.print(f"{phase} {count}", markup=False)
+            printed = monotonic()
         if phase not in tasks:
-            if bars.disable:
-                err.print(f"{phase} ...", markup=False)
-            tasks[phase] = bars.add_task(phase, total=total)
-        bars.update(tasks[phase], completed=done)
+            tasks[phase] = bars.add_task(phase, total=total, note=note)
+        bars.update(tasks[phase], completed=done, total=total, note=note)
 
     return report
 

@@ -108,7 +108,8 @@ def test_a_calibration_of_structured_rows(bundles: Named, rows: Path, tmp_path: 
     assert calibration.exact.same == calibration.exact.num_rows
     assert any("tokens came from the rows' grammars" in note for note in calibration.notes)
     again = run(replace(request, resume=True))
-    assert again.calibration.exact == calibration.exact
+    known = ("same", "num_rows", "quality", "drop", "drop_bound")
+    assert all(getattr(again.calibration.exact, n) == getattr(calibration.exact, n) for n in known)
 
 
 def test_a_benchmark_of_structured_rows(bundles: Named, rows: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typer.testing import CliRunner
@@ -13,6 +13,7 @@ from mars_export.calibration.bench.laps import Lap, Timeline
 from mars_export.calibration.tasks.scores import SCORES, Output
 from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.race import Laps
 from mars_export.cli import app
 
 WORDS = (
@@ -47,6 +48,11 @@ def lap(seconds: float, *answers: Timeline) -> Lap:
     return Lap(seconds, answers)
 
 
-def by_order(*arguments: Any) -> dict[str, list[float]]:
-    """Speeds as if each setting were twice as fast as the safer one before it."""
-    return {name: [2.0**i] * 3 for i, name in enumerate(arguments[3])}
+def laps_of(speeds: Mapping[str, Sequence[float]]) -> Laps:
+    """Laps of one second with these tokens per second in each round."""
+    return {name: [(speed, 1, 1.0) for speed in rounds] for name, rounds in speeds.items()}
+
+
+def by_order(*arguments: Any) -> Laps:
+    """Laps as if each setting were twice as fast as the safer one before it."""
+    return laps_of({name: [2.0**i] * 3 for i, name in enumerate(arguments[2])})

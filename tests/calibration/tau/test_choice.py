@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.calibrations import OPTIONS, WORDS, by_order, rows
+from support.calibrations import OPTIONS, WORDS, by_order, laps_of, rows
 
-from mars_export import Session
+from mars_export import CalibrationError, Session
 from mars_export.calibration.tau import bounds, race
-from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.calibrate import Calibrator
+from mars_export.calibration.tau.options import CalibrationOptions, name_of
 from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
 
@@ -57,37 +58,43 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
     request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields: list[list[str]] = []
+    table = {
+        "one token": 10.0,
+        "tau 0.999": 12.0,
+        "tau 0.9": 44.0,
+        "tau 0.5": 45.0,
+        "tau 0": 20.0,
+        "exact": 30.0,
+    }
 
-    def speeds(*arguments: Any) -> dict[str, list[float]]:
-        fields.append(list(arguments[3]))
-        table = {"one token": 10.0, "tau 0.999": 12.0, "tau 0.9": 44.0, "tau 0.5": 45.0, "tau 0": 20.0}
-        table["exact"] = 30.0
-        return {name: [table[name]] * 3 for name in arguments[3]}
+    def speeds(*arguments: Any) -> race.Laps:
+        fields.append(list(arguments[2]))
+        return laps_of({name: [table[name]] * 3 for name in arguments[2]})
 
     monkeypatch.setattr(race, "race", speeds)
+    monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config, ___: table[name_of(config)])
     made = run(request_for())
     calibration = made.calibration
     assert [t.passed for t in calibration.tested] == [True] * 4
-    assert fields[0][0] == "one token"
     agreement = {t.measured.name: t.measured.agreement for t in calibration.tested}
-    assert fields[0][-1] == "exact", "in the same rounds"
-    assert [agreement[name] for name in fields[0][1:-1]] == sorted(agreement.values(), reverse=True)
+    tie = max(("tau 0.9", "tau 0.5"), key=agreement.__getitem__)
+    assert fields == [["one token", tie, "exact"]], "in the same rounds: the safer of the two fastest"
     assert calibration.chosen is not None
-    tie = next(name for name in fields[0] if name in ("tau 0.9", "tau 0.5"))
-    assert calibration.chosen.measured.name == tie, "not the last one, and the safer of two that tie"
+    assert calibration.chosen.measured.name == tie
     assert [t.measured.tokens_per_second for t in calibration.tested] == [12.0, 44.0, 45.0, 20.0]
     assert calibration.one_token.tokens_per_second == 10.0
-    assert (
-        calibration.choice is not None and "tau 0.5, 4.50x the speed of one-token mode" in calibration.choice
-    )
+    ratio = {"tau 0.9": "4.40", "tau 0.5": "4.50"}[tie]
+    assert calibration.choice is not None
+    assert f"{tie}, {ratio}x the speed of one-token mode" in calibration.choice
+    assert "by their forwards, 3 others that passed are slower" in calibration.choice
     assert ("choice", calibration.choice) in made.facts
     assert [line[-1] for line in made.table].count("chosen") == 1
-    assert any(line[-2] == "4.50x" for line in made.table)
-    assert f"{4.4 if tie == 'tau 0.9' else 4.5:.2f} times the speed of one-token mode" in made.headline
-    ratio = {"tau 0.9": 44 / 30, "tau 0.5": 45 / 30}[tie]
+    assert [line[-3:-1] for line in made.table[2:]].count(("~20", "")) == 1, "predicted"
+    assert f"{ratio} times the speed of one-token mode" in made.headline
+    lead = {"tau 0.9": 44 / 30, "tau 0.5": 45 / 30}[tie]
     assert (
         made.verdict
-        == f"{tie.capitalize()} is {ratio:.2f}x as fast as exact mode, which gives the one-token text."
+        == f"{tie.capitalize()} is {lead:.2f}x as fast as exact mode, which gives the one-token text."
     )
     assert not calibration.exact.suffices
     assert made.profile.evidence["needed"] is True
@@ -96,9 +103,11 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
 def test_nothing_faster_leaves_tau_at_one(
     request_for: Callable[..., CalibrationRequest], bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(race, "race", lambda *a: {name: [10.0 - i] * 3 for i, name in enumerate(a[3])})
+    monkeypatch.setattr(
+        race, "race", lambda *a: laps_of({name: [10.0 - i] * 3 for i, name in enumerate(a[2])})
+    )
     made = run(request_for())
-    assert "One token is 2.00x as fast as exact mode" in str(made.verdict)
+    assert "One token is 1.25x as fast as exact mode" in str(made.verdict)
     assert made.table[1][-1] == "lossless"
     assert all(t.passed for t in made.calibration.tested)
     assert made.calibration.chosen is None
@@ -107,11 +116,49 @@ def test_nothing_faster_leaves_tau_at_one(
     assert Session.open(bundle, threads=1).profile("words").one_token
 
 
-def test_too_few_rows_leave_tau_at_one(request_for: Callable[..., CalibrationRequest], bundle: Path) -> None:
-    made = run(request_for(options=replace(OPTIONS, max_drop=0.02)))
-    assert made.calibration.tested == ()
-    assert f"{bounds.items_needed(0.02, 0.05)} are needed. tau stays 1" in made.calibration.notes[0]
-    assert Session.open(bundle, threads=1).profile("words").one_token
+def test_too_few_rows_are_an_error_before_anything_is_decoded(
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path
+) -> None:
+    needed = bounds.items_needed(0.02, 0.05)
+    with pytest.raises(
+        CalibrationError, match=rf"16 rows cannot show .* {needed} are needed.*--no-guarantee"
+    ):
+        run(request_for(options=replace(OPTIONS, max_drop=0.02)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_guarantee_the_mean_drop_of_the_rows_decides(
+    request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "race", by_order)
+    made = run(request_for(options=replace(OPTIONS, max_drop=0.02, guarantee=False)))
+    assert [t.passed for t in made.calibration.tested] == [True] * 4
+    assert all(t.p_value > 0.05 for t in made.calibration.tested)
+    assert made.calibration.notes[0].startswith("--no-guarantee: the mean drop of these rows decided")
+    assert "on these rows" in made.headline and "confidence" not in made.headline
+    assert made.profile.evidence["confidence"] is None
+    assert ("bound", "mean drop of these rows below 2 points, without a guarantee") in made.facts
+
+
+def test_fewer_rows_are_decoded_than_rows_times_settings(
+    request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[tuple[str, int, int]] = []
+    real = Session.generate_each
+
+    def counted(self: Session, prompts: Any, config: Any, *, batch: int) -> Any:
+        if prompts:
+            decoded.append((name_of(config[0]), len(prompts), batch))
+        return real(self, prompts, config, batch=batch)
+
+    monkeypatch.setattr(race, "race", by_order)
+    monkeypatch.setattr(Session, "generate_each", counted)
+    monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 4)
+    made = run(request_for(options=replace(OPTIONS, batch=1, taus=(0.999, 0.99, 0.9, 0.8, 0.7, 0.6, 0.5))))
+    assert decoded[:3] == [("exact", 16, 8), ("one token", 4, 8), ("tau 0.999", 16, 8)]
+    assert made.calibration.exact.num_rows == 4
+    assert made.calibration.one_token.num_rows == 16
+    assert sum(rows for name, rows, _ in decoded if name.startswith("tau")) < 7 * 16
 
 
 def test_short_answers_cannot_be_helped(

@@ -36,6 +36,8 @@ def test_a_score_that_raises_names_the_row_and_keeps_what_was_decoded(
         tmp_path / "out",
         "--threads",
         "1",
+        "--max-drop",
+        "0.4",
     )
     done = shell(*common, "--score", "odd_scores:third")
     assert isinstance(done.exception, CalibrationError)
@@ -43,7 +45,9 @@ def test_a_score_that_raises_names_the_row_and_keeps_what_was_decoded(
         r"row 3: score odd_scores:third raised ZeroDivisionError: .*; called with '", str(done.exception)
     )
     (state,) = (tmp_path / "out").glob("state-*.jsonl")
-    assert len(state.read_text().splitlines()) == 1 + len(WORDS)
+    assert len(state.read_text().splitlines()) == 1 + 2 * len(WORDS), (
+        "in exact mode, and in one-token mode to compare"
+    )
 
 
 def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Path, tmp_path: Path) -> None:

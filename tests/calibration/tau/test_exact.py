@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.calibrations import OPTIONS, WORDS
+from support.calibrations import OPTIONS, WORDS, laps_of, rows
 
 from mars_export.calibration.tau import race
+from mars_export.calibration.tau.calibrate import Calibrator
 from mars_export.calibration.tau.decoding import Outcome
 from mars_export.calibration.tau.exact import beside
-from mars_export.calibration.tau.options import CalibrationOptions, setting
+from mars_export.calibration.tau.options import CalibrationOptions, name_of, setting
 from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
 
@@ -36,7 +37,8 @@ def test_where_exact_mode_is_as_fast_no_profile_is_needed(
         "tau 0": 20.0,
         "exact": exact,
     }
-    monkeypatch.setattr(race, "race", lambda *a: {name: [speeds[name]] * 3 for name in a[3]})
+    monkeypatch.setattr(race, "race", lambda *a: laps_of({name: [speeds[name]] * 3 for name in a[2]}))
+    monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config, ___: speeds[name_of(config)])
     made = run(request_for())
     found = made.calibration.exact
     assert found.suffices
@@ -78,7 +80,7 @@ def test_where_rounding_parts_the_texts_exact_mode_must_keep_the_bound(
     outcomes = [outcome(1, 3 if i % 500 < num_changed else 2) for i in range(500)]
     lost = np.array([drops if i < num_changed else 0.0 for i in range(500)])
     lost = np.random.default_rng(1).permutation(lost)
-    speeds = {"one token": [10.0] * 3, "tau 0.9": [30.0] * 3, "exact": [40.0] * 3}
+    speeds = laps_of({"one token": [10.0] * 3, "tau 0.9": [30.0] * 3, "exact": [40.0] * 3})
     options = CalibrationOptions(max_drop=0.02)
     found = beside(speeds, outcomes, references, lost, (0.9, (0.85, 0.95)), "tau 0.9", options)
     assert (found.same, found.num_rows, found.suffices) == (500 - num_changed, 500, suffices)
@@ -105,7 +107,8 @@ def test_exact_rows_that_differ_have_all_rows_decoded(
 def test_exact_mode_is_measured_where_no_tau_passes(
     request_for: Callable[..., CalibrationRequest], tmp_path: Path
 ) -> None:
-    made = run(request_for(options=replace(OPTIONS, max_drop=0.02), store=False))
+    (tmp_path / "words.jsonl").write_text(rows(answer=None, score="agreement"))
+    made = run(request_for(options=replace(OPTIONS, taus=(0.0,)), store=False))
     exact = made.calibration.exact
     assert made.calibration.chosen is None
     assert exact.same == exact.num_rows == len(WORDS)
