@@ -47,6 +47,10 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return (_hartley(size // inner) @ parts).flatten(-2)
 
 
+def _array(x: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(x.numpy())
+
+
 def _hadamard(size: int) -> torch.Tensor:
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
@@ -101,8 +105,8 @@ class RotatedTensors:
             return self._stored.read(name)
         stored = self._read(name)
         if kind == "bias":
-            return self._after(layer, part, stored[:, None])[:, 0].contiguous().numpy()
-        return self._after(layer, part, self._before(layer, part, stored)).contiguous().numpy()
+            return _array(self._after(layer, part, stored[:, None])[:, 0])
+        return _array(self._after(layer, part, self._before(layer, part, stored)))
 
     def pair(self, weight: str, down: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A [rank, in] and B [out, rank] of an adapter of a Linear weight, for the rotated model."""
@@ -110,7 +114,7 @@ class RotatedTensors:
         assert found is not None, weight
         layer, part = int(found[1]), found[2]
         before = self._before(layer, part, torch.from_numpy(down))
-        return before.numpy(), self._after(layer, part, torch.from_numpy(up)).contiguous().numpy()
+        return _array(before), _array(self._after(layer, part, torch.from_numpy(up)))
 
     def _table(self, name: str) -> np.ndarray:
         if not self._turns:
@@ -122,7 +126,7 @@ class RotatedTensors:
         table = self._read(names.EMBEDDING if self._tied else name)
         if name == names.HEAD:
             table *= self._read(names.FINAL_NORM) + self._knobs.norm_offset
-        return rotated(table).numpy()
+        return _array(rotated(table))
 
     def _before(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
         """The numbers x [..., inputs] that meet the inputs of a map."""
