@@ -92,10 +92,10 @@ class GraphOptions:
 
     Weights:
     group: int4 and int8: group size, the number of inputs that share a scale.
-    quantizer: How codes are chosen: gptq (needs a calibration text), round, or auto: gptq for int4 if there
-        is a text.
-    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has
-        its own.
+    quantizer: How codes are chosen: gptq (from a calibration text), round, or auto: gptq for w8a8, and for
+        int4 if there is a text.
+    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; w8a8 has a built-in text, and
+        the default checkpoint its own.
 
     Outputs of the graph:
     metrics: Also return margin and entropy.
