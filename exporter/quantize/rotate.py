@@ -4,7 +4,7 @@ A few channels of a hidden state are much larger than the others, so that one sc
 codes to the others. A rotation spreads them over all channels (QuaRot, arXiv 2404.00456). It is folded into
 the weights, so a step has the same nodes as before. Rotated are:
 
-- the residual stream. The scale of each norm is folded into the maps behind it, so norms keep only the root
+- the residual stream. The scale of each norm is folded into the maps after it, so norms keep only the root
   mean square, which a rotation does not change. The last norm's scale is folded into lm_head: tied tables
   become two. Families with norms after attention or MLP keep their residual stream as it is.
 - the values of each head, between v_proj and o_proj.
