@@ -28,10 +28,10 @@ class ExportOptions:
     asymmetric: int4 and int8: store zero points.
     head: How a quantized bundle stores lm_head: float, int8 or int4.
     embedding: How a quantized bundle stores the embedding: float or int8.
-    quantizer: How codes are chosen: gptq (needs a calibration text), round, or auto: gptq for int4 if there
-        is a text.
-    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has
-        its own.
+    quantizer: How codes are chosen: gptq (from a calibration text), round, or auto: gptq for w8a8, and for
+        int4 if there is a text.
+    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; w8a8 has a built-in text, and
+        the default checkpoint its own.
 
     Outputs of the graph:
     metrics: Also return margin and entropy.

@@ -24,8 +24,8 @@ HOW = (
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """`name`: gptq, round, or checkpoint (which is quantized already). `text` is what gptq reads, and
-    `reason` a line for the user, which may be empty.
+    """`name`: gptq, round, or checkpoint (which is quantized already). `text` is what gptq reads, None: a
+    built-in text. `reason` is a line for the user, which may be empty.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Quantizer:
 def choose_quantizer(
     checkpoint: Checkpoint, storage: Quantization | None, name: str = "auto", text: Path | None = None
 ) -> Quantizer | None:
-    """The quantizer for `storage`; None if that is None. "auto" is gptq if `text` is given, or for int4 if
-    the checkpoint has a text of its own, as the default one does; else round.
+    """The quantizer for `storage`; None if that is None. "auto" is gptq if `text` is given, for w8a8, and for
+    int4 if the checkpoint has a text of its own, as the default one does; else round.
 
     Raises ExportError for options that do not fit together.
     """
@@ -82,13 +82,14 @@ def choose_quantizer(
         if text is not None:
             raise ExportError("--quantizer round reads no text; leave out --calibration-text or --quantizer")
         return Quantizer("round")
-    if text is None and checkpoint.source == default.NAME and (name == "gptq" or storage.scheme == "int4"):
+    is_default = checkpoint.source == default.NAME and not storage.is_integer
+    if text is None and is_default and (name == "gptq" or storage.scheme == "int4"):
         rows = default.calibration_text()
         return Quantizer("gptq", rows, "codes: gptq, on rows of the default checkpoint's tasks")
     if text is not None:
         return Quantizer("gptq", text, f"codes: gptq, on {text}")
-    if storage.is_integer and name == "gptq":
-        return Quantizer("gptq", None, "codes: gptq, on a built-in text")
+    if storage.is_integer:
+        return Quantizer("gptq", None, "codes: gptq, on a built-in text (faster: --quantizer round)")
     if name == "gptq":
         raise ExportError(
             f"--quantizer gptq needs a text to calibrate with: {HOW}; or choose --quantizer round"

@@ -4,7 +4,7 @@ A few channels of a hidden state are much larger than the others, so that one sc
 codes to the others. A rotation spreads them over all channels (QuaRot, arXiv 2404.00456). It is folded into
 the weights, so a step has the same nodes as before. Rotated are:
 
-- the residual stream. The scale of each norm is folded into the maps behind it, so norms keep only the root
+- the residual stream. The scale of each norm is folded into the maps after it, so norms keep only the root
   mean square, which a rotation does not change. The last norm's scale is folded into lm_head: tied tables
   become two. Families with norms after attention or MLP keep their residual stream as it is.
 - the values of each head, between v_proj and o_proj.
@@ -45,6 +45,10 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     signs = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
     parts = (x * signs).unflatten(-1, (size // inner, inner)) @ _hadamard(inner)
     return (_hartley(size // inner) @ parts).flatten(-2)
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    return np.ascontiguousarray(x.numpy())
 
 
 def _hadamard(size: int) -> torch.Tensor:
@@ -101,11 +105,8 @@ class RotatedTensors:
             return self._stored.read(name)
         stored = self._read(name)
         if kind == "bias":
-            stored = self._after(layer, part, stored[:, None])[:, 0]
-        else:
-            stored = self._after(layer, part, self._before(layer, part, stored))
-        weight: np.ndarray = stored.contiguous().numpy()
-        return weight
+            return _array(self._after(layer, part, stored[:, None])[:, 0])
+        return _array(self._after(layer, part, self._before(layer, part, stored)))
 
     def pair(self, weight: str, down: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A [rank, in] and B [out, rank] of an adapter of a Linear weight, for the rotated model."""
@@ -113,7 +114,7 @@ class RotatedTensors:
         assert found is not None, weight
         layer, part = int(found[1]), found[2]
         before = self._before(layer, part, torch.from_numpy(down))
-        return before.numpy(), self._after(layer, part, torch.from_numpy(up)).contiguous().numpy()
+        return _array(before), _array(self._after(layer, part, torch.from_numpy(up)))
 
     def _table(self, name: str) -> np.ndarray:
         if not self._turns:
@@ -125,8 +126,7 @@ class RotatedTensors:
         table = self._read(names.EMBEDDING if self._tied else name)
         if name == names.HEAD:
             table *= self._read(names.FINAL_NORM) + self._knobs.norm_offset
-        turned: np.ndarray = rotated(table).numpy()
-        return turned
+        return _array(rotated(table))
 
     def _before(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
         """The numbers x [..., inputs] that meet the inputs of a map."""

@@ -104,8 +104,9 @@ def _codes_of(quantizer: Any) -> str:
         return ""
     words = f"; codes by {quantizer.name}"
     if quantizer.sequences is not None:
-        digest = (quantizer.text_sha256 or "?")[:16]
-        words += f" on {quantizer.sequences} sequences of a text with sha256 {digest}"
+        digest = quantizer.text_sha256
+        text = f"a text with sha256 {digest[:16]}" if digest else "the built-in text"
+        words += f" on {quantizer.sequences} sequences of {text}"
     return words
 
 

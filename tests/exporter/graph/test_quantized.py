@@ -84,8 +84,8 @@ CHOICES = {
     "int4-tables": {"precision": "int4", "head": "int4", "embedding": "float"},
     "int8": {"precision": "int8"},
     "int8-plain-tables": {"precision": "int8", "head": "float", "embedding": "float"},
-    "w8a8": {"precision": "w8a8"},
-    "w8a8-plain-head": {"precision": "w8a8", "head": "float"},
+    "w8a8": {"precision": "w8a8", "quantizer": "round"},
+    "w8a8-plain-head": {"precision": "w8a8", "head": "float", "quantizer": "round"},
 }
 
 

@@ -92,6 +92,15 @@ def test_singular_moments_give_codes_all_the_same(sums: torch.Tensor) -> None:
         assert (made.codes == Codec("int4", 16).encode(weight.numpy(), FP32).codes).all()
 
 
+def test_a_few_huge_inputs_do_not_decide_every_code() -> None:
+    weight, (x, fresh) = matrix(24, 48), inputs(500, 48).split([400, 100])
+    huge = torch.randn(1, 48, generator=torch.Generator().manual_seed(3)) * 1e6
+    codec = Codec("int4", 16)
+    made = choose_codes(weight, moments(torch.cat([huge, x])), codec, FP32)
+    exact = choose_codes(weight, moments(x), codec, FP32)
+    assert error(made, weight, fresh) < 1.1 * error(exact, weight, fresh)
+
+
 # --- texts ---
 
 
@@ -282,6 +291,12 @@ def test_what_is_chosen_when_nothing_is_said(checkpoint: Checkpoint, tmp_path: P
         return made.name, made.text
 
     assert choose_quantizer(ours, None) is None
+    w8a8 = Quantization("w8a8")
+    assert (
+        chosen(ours, w8a8) == chosen(checkpoint, w8a8) == chosen(checkpoint, w8a8, "gptq") == ("gptq", None)
+    )
+    assert chosen(ours, w8a8, "round") == ("round", None)
+    assert chosen(checkpoint, w8a8, "auto", rows) == ("gptq", rows)
     assert (
         chosen(ours, four)
         == chosen(ours, four, "gptq")
