@@ -20,7 +20,7 @@ fi
 build() {
     echo "$1 for $3"
     MARS_ZIG=$work/bin/zig MARS_TARGET=$2 "$work/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$folder" \
-        -C cmake.args="-DCMAKE_TOOLCHAIN_FILE=$root/runtime/cpp/cmake/zig.cmake" -C wheel.tags="py3-none-$3" "$root/$1"
+        -C build-dir="$work/build/$1/$3" -C cmake.args="-DCMAKE_TOOLCHAIN_FILE=$root/runtime/cpp/cmake/zig.cmake" -C wheel.tags="py3-none-$3" "$root/$1"
 }
 
 if [ "${3:-}" = elsewhere ]; then
