@@ -101,7 +101,8 @@ def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Pr
     for p in ("fp32", "int4"):
         place = work / f"genai-{p}"
         yield Program(f"genai {p}", "genai", "genai", place, [*builder, p])
-        yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", place, [*builder, p])
+        fixed = [builder[0], "-m", "peers.onnx_genai_model", str(place), "{out}"]
+        yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
 
     export = ["export", "onnx", "--model", str(weights), "--task", "text-generation-with-past"]
     make = [str(venvs / "optimum" / "bin" / "optimum-cli"), *export, "{out}"]

@@ -20,7 +20,7 @@ fi
 build() {
     echo "$1 for $3"
     MARS_ZIG=$work/bin/zig MARS_TARGET=$2 "$work/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$folder" \
-        -C cmake.args="-DCMAKE_TOOLCHAIN_FILE=$root/runtime/cpp/cmake/zig.cmake" -C wheel.tags="py3-none-$3" "$root/$1"
+        -C build-dir="$work/build/$1/$3" -C cmake.args="-DCMAKE_TOOLCHAIN_FILE=$root/runtime/cpp/cmake/zig.cmake" -C wheel.tags="py3-none-$3" "$root/$1"
 }
 
 if [ "${3:-}" = elsewhere ]; then
@@ -43,7 +43,7 @@ for processor in x86_64 aarch64; do
 done
 "$work/bin/python" -m twine check --strict "$folder"/mars_export_{kernels,cpp}-*.whl
 for wheel in "$folder"/mars_export_{kernels,cpp}-*manylinux*.whl; do
-    oldest=$("$work/bin/python" -m auditwheel show "$wheel" | grep -o -m1 'manylinux_2_[0-9]*_[a-z0-9_]*')
+    oldest=$("$work/bin/python" -m auditwheel show "$wheel" | tr '\n' ' ' | grep -o 'following platform tag: "[^"]*' | cut -d'"' -f2)
     echo "$(basename "$wheel"): runs on $oldest"
     if [ "$(cut -d_ -f3 <<<"$oldest")" -gt 28 ]; then exit 1; fi
 done

@@ -29,6 +29,13 @@ CONFIG = """#include_next <bits/c++config.h>
 """
 # Whether the process has one thread, which saves atomic operations; here always false.
 SINGLE_THREADED = '__attribute__((visibility("hidden"))) char __libc_single_threaded;\n'
+# `__cxxabiv1::__terminate`, which libstdc++ does not export.
+TERMINATE = """#include <stdlib.h>
+__attribute__((visibility("hidden"))) void _ZN10__cxxabiv111__terminateEPFvvE(void (*handler)(void)) {
+    handler();
+    abort();
+}
+"""
 SYMBOL = re.compile(
     r"(?P<size>\d+) (?P<kind>FUNC|OBJECT|TLS) +(?:GLOBAL|WEAK|UNIQUE) +DEFAULT +\d+"
     r" (?P<name>\S+?)@@?(?P<family>GLIBCXX|CXXABI|GCC)_(?P<number>[\d.]+)$"
@@ -72,14 +79,14 @@ def main(zig: str, architecture: str, folder: Path) -> None:
         write_stub(Path(run(gxx, f"-print-file-name={name}").strip()), source)
         run(zig, "cc", "-target", target, "-shared", "-nostdlib", f"-Wl,-soname,{name}",
             f"-Wl,--version-script={source.with_suffix('.map')}", source, "-o", folder / name)  # fmt: skip
-    (folder / "single.c").write_text(SINGLE_THREADED)
-    run(zig, "cc", "-target", target, "-O2", "-fPIC", "-c", folder / "single.c", "-o", folder / "single.o")
+    (folder / "own.c").write_text(TERMINATE + SINGLE_THREADED)
+    run(zig, "cc", "-target", target, "-O2", "-fPIC", "-c", folder / "own.c", "-o", folder / "own.o")
     archive = Path(run(gxx, "-print-file-name=libstdc++.a").strip())
     for name in NEWER:
         (folder / name).write_bytes(
             subprocess.run(["ar", "p", archive, name], capture_output=True, check=True).stdout
         )
-    members = [folder / name for name in (*NEWER, "single.o")]
+    members = [folder / name for name in (*NEWER, "own.o")]
     (folder / "libnewer.a").unlink(missing_ok=True)
     run(zig, "ar", "rcs", folder / "libnewer.a", *members)
     searched = subprocess.run(
