@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
+#include "memory.hpp"
 #include "product.hpp"
 #include "quantize.hpp"
 
@@ -11,9 +11,8 @@ namespace mars::kernels {
 namespace {
 
 constexpr int MOST_WEIGHT = 32767 / 255; // of the weights that are added in one number of 16 bits
-constexpr size_t LINE = 64;
 
-using Block = std::vector<int8_t>; // [groups, columns, group]
+using Block = std::vector<int8_t>;       // [groups, columns, group]
 
 // One of the 1 << `halvings` shares of a block, which add up to it.
 Block share(const Block& block, int index, int halvings) {
@@ -37,8 +36,7 @@ bool fits(const Block& block, int halvings) {
 } // namespace
 
 Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float* scales, size_t num_inputs, size_t num_outputs)
-    : set(chosen), inputs(num_inputs), outputs(num_outputs), blocks(nullptr, std::free), middles(num_panels() * set.columns),
-      steps(num_panels() * set.columns) {
+    : set(chosen), inputs(num_inputs), outputs(num_outputs), middles(num_panels() * set.columns), steps(num_panels() * set.columns) {
     std::vector<int8_t> packed;
     packed.reserve(padded_inputs() * middles.size() / 16 * 17);
     Block block(set.inputs * set.columns);
@@ -63,9 +61,7 @@ Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float*
         }
     }
     first.push_back(static_cast<uint32_t>(packed.size() / block.size()));
-    const size_t bytes = (packed.size() + LINE - 1) / LINE * LINE;
-    blocks.reset(static_cast<int8_t*>(std::aligned_alloc(LINE, bytes)));
-    if (!blocks) throw std::bad_alloc();
+    blocks = weight_memory(packed.size());
     std::memcpy(blocks.get(), packed.data(), packed.size());
     for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
 }
