@@ -12,7 +12,7 @@ namespace {
 
 constexpr int MOST_WEIGHT = 32767 / 255; // of the weights that are added in one number of 16 bits
 
-using Block = std::vector<int8_t>;       // [groups, columns, group]
+using Block = std::vector<int8_t>; // [groups, columns, group]
 
 // One of the 1 << `halvings` shares of a block, which add up to it.
 Block share(const Block& block, int index, int halvings) {
