@@ -80,7 +80,7 @@ cpp-aarch64: $(STAMP)
 	runtime/cpp/setup.sh $(BIN)/python && runtime/cpp/setup_aarch64.sh $(BIN)/python
 	cd runtime/cpp && cmake --preset aarch64 && cmake --build --preset aarch64 && ctest --preset aarch64
 	cmake -G Ninja -S kernels -B build/kernels-aarch64 --toolchain ../runtime/cpp/cmake/aarch64-linux-gnu.cmake \
-	-DONNXRuntime_INCLUDE_DIR=$(ONNXRuntime_ROOT)/include/onnxruntime && cmake --build build/kernels-aarch64 --target same_bits
+	&& cmake --build build/kernels-aarch64 --target same_bits
 	@for set in "max i8mm" "max dotprod" "cortex-a76 dotprod"; do echo "kernels on $$set" && qemu-aarch64-static -cpu $${set% *} \
 	-L build/qemu-aarch64 build/kernels-aarch64/same_bits $${set#* } || exit 1; done
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
-#include <new>
 
+#include "memory.hpp"
 #include "product.hpp"
 #include "quantize.hpp"
 
@@ -10,11 +10,8 @@ namespace mars::kernels {
 namespace {
 
 constexpr int MOST_WEIGHT = 32767 / 255; // of the weights that are added in one number of 16 bits
-constexpr size_t LINE = 64;
 
 using Block = std::vector<int8_t>; // [groups, columns, group]
-
-void free_line(void* memory) { ::operator delete(memory, std::align_val_t{LINE}); }
 
 // One of the 1 << `halvings` shares of a block, which add up to it.
 Block share(const Block& block, int index, int halvings) {
@@ -38,8 +35,7 @@ bool fits(const Block& block, int halvings) {
 } // namespace
 
 Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float* scales, size_t num_inputs, size_t num_outputs)
-    : set(chosen), inputs(num_inputs), outputs(num_outputs), blocks(nullptr, free_line), middles(num_panels() * set.columns),
-      steps(num_panels() * set.columns) {
+    : set(chosen), inputs(num_inputs), outputs(num_outputs), middles(num_panels() * set.columns), steps(num_panels() * set.columns) {
     std::vector<int8_t> packed;
     packed.reserve(padded_inputs() * middles.size() / 16 * 17);
     Block block(set.inputs * set.columns);
@@ -64,8 +60,7 @@ Packed::Packed(const InstructionSet& chosen, const int8_t* weights, const float*
         }
     }
     first.push_back(static_cast<uint32_t>(packed.size() / block.size()));
-    const size_t bytes = (packed.size() + LINE - 1) / LINE * LINE;
-    blocks.reset(static_cast<int8_t*>(::operator new(bytes, std::align_val_t{LINE})));
+    blocks = weight_memory(packed.size());
     std::memcpy(blocks.get(), packed.data(), packed.size());
     for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
 }
@@ -77,7 +72,7 @@ const InstructionSet& choose(const char* name) {
 #endif
 #ifdef __x86_64__
         &avx512_vnni, &avx_vnni, &avx2,
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
         &i8mm, &dotprod,
 #endif
         &portable};

@@ -41,7 +41,7 @@ struct Processor {
 #ifdef __linux__
 extern const InstructionSet amx_int8;
 #endif
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
 extern const InstructionSet i8mm, dotprod;
 #endif
 
@@ -59,7 +59,7 @@ struct Packed {
 
     const InstructionSet& set;
     const size_t inputs, outputs;
-    std::unique_ptr<int8_t, void (*)(void*)> blocks;
+    std::shared_ptr<int8_t> blocks;
     std::vector<uint32_t> first;  // block of each panel; the last is the number of blocks
     std::vector<uint16_t> place;  // of each block in a row, if the set adds in 16 bits
     std::vector<int32_t> middles; // of each column: its product with codes that are all 128
