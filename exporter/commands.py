@@ -23,7 +23,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..runtime.bundle.manifest import Drift
+    from ..runtime.bundle.manifest import ParityReport
     from .checkpoint.open import Checkpoint
     from .export_options import ExportOptions
     from .tensorrt.engines import EngineResult
@@ -184,7 +184,7 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
         out.print(
             f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}"
         )
-    if outcome.manifest is None and plan.obstacle is None:
+    if outcome.manifest is None and plan.reason is None:
         out.print(
             f"dry run: nothing was built; a build would need about {outcome.memory / 1e9:.1f} GB of memory"
         )
@@ -199,7 +199,7 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
     else:
         was = "would be" if outcome.manifest is None else "was"
-        err.print(f"No engine {was} built: {plan.obstacle}.", style="yellow")
+        err.print(f"No engine {was} built: {plan.reason}.", style="yellow")
         if outcome.recipe is not None:
             out.print(
                 f"The bundle holds a recipe instead. On the device, run: sh {bundle}/{outcome.recipe}",
@@ -207,14 +207,14 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
             )
 
 
-def _print_drift(drift: Drift, precision: str) -> None:
+def _print_drift(drift: ParityReport, precision: str) -> None:
     """Print the verdict of the self-check, then its figures with their bounds; warn near a bound."""
     from .check.selfcheck import BOUNDS
 
     _, confidence_bound, share = BOUNDS[precision]
     positions, matches, error = drift.positions, drift.argmax_matches, drift.max_confidence_error
     passed = matches >= share * positions and error <= confidence_bound
-    reader = f", as {drift.yardstick} reads it" if drift.yardstick else ""
+    reader = f", as {drift.reference_library} reads it" if drift.reference_library else ""
     out.print(
         f"self-check {'passed' if passed else 'failed'}: the next token is the checkpoint's in {matches} of"
         f" {positions} places (at least {math.ceil(share * positions)}){reader}"

@@ -50,8 +50,8 @@ class ExportOptions:
     capacity: int = 1024
     prefill: int = 128  # slots of the prefill graph with fixed shapes
     allow_drift: bool = False  # keep a bundle that fails the self-check
-    oracle: bool = True  # compare the checkpoint with transformers
-    kv_layout: str = "static"
+    reference_library: bool = True  # compare the checkpoint with transformers
+    kv_layout: str = "in-place"
     accuracy_level: int = FASTEST_LEVEL  # of int4 and int8 products in ONNX Runtime
     quantizer: str = "auto"  # gptq, round or auto
     calibration_text: Path | None = None  # what gptq reads

@@ -31,7 +31,7 @@ class CheckpointOptions:
     draft_adapter: A draft adapter, which acts at draft slots only: the text is CHECKPOINT's. Repeatable, for
         requests to choose.
     draft_ids: What draft slots feed, as in the adapter's training: mask or noise.
-    masks: --no-masks: a model that was not tuned with masks; exact mode with --lookup.
+    masks: --no-masks: a model that was not tuned with masks; exact mode with --prompt-lookup.
     causal: An `sdar` checkpoint is I-DLM's, with causal attention.
     revision: The hub revision to use.
     base: The adapter's base model, instead of the one that it names.
@@ -129,7 +129,7 @@ class OnnxOptions:
     embedding: How a quantized bundle stores the embedding: float or int8.
 
     Shapes:
-    kv_layout: static, or delta: plain operators for TensorRT before 10.15.
+    kv_layout: in-place, or appended: plain operators for TensorRT before 10.15.
     fixed: Also write graphs with fixed shapes, which share the weights.
     batch: Rows of the --fixed graphs.
     capacity: KV entries of a row in the --fixed graphs.
@@ -140,7 +140,7 @@ class OnnxOptions:
     asymmetric: bool = False
     head: str = "int8"
     embedding: str = "int8"
-    kv_layout: str = "static"
+    kv_layout: str = "in-place"
     fixed: bool = False
     batch: Annotated[int, AtLeastOne] = 1
     capacity: Annotated[int, AtLeastOne] = 1024
@@ -188,7 +188,7 @@ class EngineFlags:
 
     Engine:
     target: rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.
-    kv_layout: static or delta; by default what the target's TensorRT supports.
+    kv_layout: in-place or appended; by default what the target's TensorRT supports.
     tf32: Round float32 products to TF32: faster, but less exact.
     workspace: GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most of
         it.

@@ -15,15 +15,15 @@ from ..journal import Journal
 from ..rounds import Progress, Rounds, percent
 from ..rows import Plan
 from ..tasks.scores import edit_similarity
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 from . import bounds, race
 from .decoding import Outcome, decode_rows, num_same
-from .exact import ExactMode, beside
+from .exact import ExactMode, compare_exact
 from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of, setting
 
 CHECK_ROWS = 32  # rows decoded in exact mode, to compare with one-token mode
 SHORT_ANSWER = 4  # tokens, too few for several to be accepted together
-MOST_CHANGES = 50
+MAX_CHANGES = 50
 Outcomes = Sequence[Outcome]
 
 
@@ -54,7 +54,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Candidate:
     """A candidate: its figures, its paired drop against one-token mode, whether the bound was shown, and, if
     it passed, its speed-up over one-token mode in interleaved rounds."""
 
@@ -90,10 +90,10 @@ class Calibration:
     prompt_range: tuple[int, int]
     answer_range: tuple[int, int]
     one_token: Figures
-    tested: tuple[Trial, ...]
-    chosen: Trial | None  # None: no setting was shown to be faster than tau 1 within the bound
+    tested: tuple[Candidate, ...]
+    chosen: Candidate | None  # None: no setting was shown to be faster than tau 1 within the bound
     choice: str | None  # the reason of the choice; None if no setting passed
-    changed: tuple[Change, ...]  # its changed answers, the worst first, at most MOST_CHANGES
+    changed: tuple[Change, ...]  # its changed answers, the worst first, at most MAX_CHANGES
     exact: ExactMode
     notes: tuple[str, ...]
 
@@ -111,7 +111,7 @@ class Calibrator:
         self.session, self.journal, self.options = session, journal, options
         self.report: Progress = progress or (lambda phase, done, total: None)
 
-    def outcomes(self, tasks: Sequence[Task], config: GenerationConfig) -> list[Outcome]:
+    def outcomes(self, tasks: Sequence[TaskRow], config: GenerationConfig) -> list[Outcome]:
         phase, journal = name_of(config), self.journal
         keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in journal}
@@ -125,7 +125,7 @@ class Calibrator:
         kept = [journal[key] for key in keys]
         return [Outcome(**row | {"token_ids": tuple(row["token_ids"])}) for row in kept]
 
-    def speeds(self, tasks: Sequence[Task], settings: dict[str, GenerationConfig]) -> race.Speeds:
+    def speeds(self, tasks: Sequence[TaskRow], settings: dict[str, GenerationConfig]) -> race.Speeds:
         return race.race(self.session, self.journal, tasks, settings, self.options.batch, self.report)
 
 
@@ -147,7 +147,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, references, qualities, 1.0, options.confidence)
     reasons = _reasons_not_to_test(plan, answers, options)
-    trials: list[Trial] = []
+    trials: list[Candidate] = []
     for metric in () if reasons else options.metrics:
         trials += _sequence(calibrator, plan, references, qualities, metric)
     speeds = _speeds(calibrator, plan, trials)
@@ -171,8 +171,8 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         tested=tuple(trials),
         chosen=choice,
         choice=reason,
-        changed=tuple(changes[:MOST_CHANGES]),
-        exact=beside(
+        changed=tuple(changes[:MAX_CHANGES]),
+        exact=compare_exact(
             speeds,
             exact,
             references,
@@ -206,7 +206,7 @@ def figures(
 
 def _sequence(
     calibrator: Calibrator, plan: Plan, references: Outcomes, qualities: np.ndarray, metric: str
-) -> Iterator[Trial]:
+) -> Iterator[Candidate]:
     """Test a metric's candidates from safe to fast, up to and including the first that does not pass."""
     options = calibrator.options
     for tau in options.candidates(metric):
@@ -216,7 +216,7 @@ def _sequence(
         p_value = float(bounds.p_value(drops, options.max_drop, options.level))
         passed = p_value <= options.level
         agreement = num_same(outcomes, references) / len(references)
-        yield Trial(
+        yield Candidate(
             figures(setting(tau, metric), outcomes, scores, agreement, options.confidence),
             float(drops.mean()),
             bounds.upper_bound(drops, options.level),
@@ -227,7 +227,7 @@ def _sequence(
             return
 
 
-def _speeds(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race.Speeds:
+def _speeds(calibrator: Calibrator, plan: Plan, trials: Sequence[Candidate]) -> race.Speeds:
     """The speeds of one-token mode, the trials that passed and exact mode. A setting counts as safer the more
     of its answers are the one-token answers."""
     passed = sorted((t for t in trials if t.passed), key=lambda t: -t.measured.agreement)
@@ -235,7 +235,9 @@ def _speeds(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race
     return calibrator.speeds(plan.tasks, {name_of(config): config for config in configs})
 
 
-def _timed(speeds: race.Speeds, one_token: Figures, trials: Sequence[Trial]) -> tuple[Figures, list[Trial]]:
+def _timed(
+    speeds: race.Speeds, one_token: Figures, trials: Sequence[Candidate]
+) -> tuple[Figures, list[Candidate]]:
     """One-token mode and the trials that passed, with their speeds in the same rounds."""
     ratios = race.speed_ups(speeds)
 
@@ -251,7 +253,7 @@ def _timed(speeds: race.Speeds, one_token: Figures, trials: Sequence[Trial]) -> 
     return timed(one_token, name_of(ONE_TOKEN)), raced
 
 
-def _fastest(speeds: race.Speeds, trials: Sequence[Trial]) -> tuple[Trial | None, str]:
+def _fastest(speeds: race.Speeds, trials: Sequence[Candidate]) -> tuple[Candidate | None, str]:
     """The choice among one-token mode and the taus that passed, and why."""
     name, reason = race.choose({name: values for name, values in speeds.items() if name != name_of(EXACT)})
     return next((t for t in trials if t.passed and t.measured.name == name), None), reason
@@ -266,7 +268,7 @@ def _exact_rows(calibrator: Calibrator, plan: Plan, references: Outcomes) -> lis
 
 
 def _scores(
-    tasks: Sequence[Task], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
+    tasks: Sequence[TaskRow], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
 ) -> np.ndarray:
     """Score each outcome. With the references' `qualities`, equal answers are not judged again."""
     scores = np.zeros(len(tasks)) if qualities is None else qualities.copy()
@@ -276,7 +278,7 @@ def _scores(
     return scores
 
 
-def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:
+def changes_of(tasks: Sequence[TaskRow], references: Outcomes, outcomes: Outcomes) -> list[Change]:
     """All changed answers: those that lost most first, then those that changed most."""
     changes = []
     for task, before, after in zip(tasks, references, outcomes, strict=True):
@@ -289,7 +291,7 @@ def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) 
 
 
 def _notes(
-    plan: Plan, trials: Sequence[Trial], references: Outcomes, options: CalibrationOptions
+    plan: Plan, trials: Sequence[Candidate], references: Outcomes, options: CalibrationOptions
 ) -> Iterator[str]:
     """Warnings for readers of the report."""
     if trials and not any(trial.passed for trial in trials):

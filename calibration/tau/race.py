@@ -10,7 +10,7 @@ from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
 from ..journal import Journal
 from ..rounds import Progress, Rounds, run_laps
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 from .decoding import decode_rows
 
 ROUNDS = 3
@@ -27,7 +27,7 @@ Speeds = Mapping[str, Sequence[float]]
 def race(
     session: Session,
     journal: Journal,
-    tasks: Sequence[Task],
+    tasks: Sequence[TaskRow],
     settings: Settings,
     batch: int,
     report: Progress,
@@ -36,7 +36,7 @@ def race(
     rows = tasks[: max(ROWS, 4 * batch)]
     field = ", ".join(settings)  # part of the key, because laps with other settings are not comparable
 
-    def lap(turn: str, part: Sequence[Task], name: str) -> tuple[int, float]:
+    def lap(turn: str, part: Sequence[TaskRow], name: str) -> tuple[int, float]:
         """(tokens, seconds) of decoding with prompts."""
         key = f"{PHASE} of {field}: {turn}, {name}"
         if key not in journal:
@@ -57,14 +57,14 @@ def race(
 def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
     """Each setting's ratio to the first, within each round."""
     first = next(iter(speeds))
-    return {name: lead_of(speeds, name, first) for name in speeds}
+    return {name: speedup(speeds, name, first) for name in speeds}
 
 
 def choose(speeds: Speeds) -> tuple[str, str]:
     """The safest of the settings that tie with the fastest, and the reason."""
     ratios = speed_ups(speeds)
     fastest = max(speeds, key=lambda name: ratios[name].median)
-    choice = next(name for name in speeds if is_as_fast(speeds, name, fastest))
+    choice = next(name for name in speeds if not_slower(speeds, name, fastest))
     one_token = next(iter(speeds))
     rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"
     best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
@@ -76,15 +76,15 @@ def choose(speeds: Speeds) -> tuple[str, str]:
     return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
 
 
-def is_as_fast(speeds: Speeds, name: str, other: str) -> bool:
+def not_slower(speeds: Speeds, name: str, other: str) -> bool:
     """Whether `other` has no lead over `name`: a lead has a median of at least TIE, and is there in every
     round.
     """
-    lead = lead_of(speeds, other, name)
+    lead = speedup(speeds, other, name)
     return lead.median < TIE or lead.low <= 1
 
 
-def lead_of(speeds: Speeds, name: str, other: str) -> Rounds:
+def speedup(speeds: Speeds, name: str, other: str) -> Rounds:
     """How many times as fast `name` is as `other`, within each round."""
     return Rounds.of([speed / one for speed, one in zip(speeds[name], speeds[other], strict=True)])
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from ..accept import METRICS
 from ..errors import BundleError, listed
-from ..rules import WINDOW, entries, integer, matching, one_of
+from ..rules import MASKS, entries, integer, matching, one_of
 from .engine_info import EngineInfo
 from .fields import Reader, parse
 from .files import MANIFEST_FILE, FileEntry
@@ -26,7 +26,7 @@ OLD_W8A8 = (
 NEAR_TIES = "exact mode gives the text of one token a step, except for near ties (docs/decoding.md)"
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_DTYPES = ("float32", "float16", "bfloat16")
-KV_LAYOUTS = ("static", "delta")
+KV_LAYOUTS = ("in-place", "appended")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -108,13 +108,13 @@ class DraftInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class ParityReport:
     """How far a variant is from its checkpoint, as the export's self-check measured it over `positions`
     predictions.
 
     `acceptance_flips`: for some taus, how many predictions pass in one of the two and not in the other.
-    `yardstick`: the library that the checkpoint's logits were compared with, such as "transformers 5.23.0";
-    None if the exporter's own forward is the only reference.
+    `reference_library`: the library that the checkpoint's logits were compared with, such as "transformers
+    5.23.0"; None if the exporter's own forward is the only reference.
     """
 
     positions: int
@@ -122,7 +122,7 @@ class Drift:
     max_logit_error: float
     max_confidence_error: float
     acceptance_flips: Mapping[str, int] | None = None
-    yardstick: str | None = None
+    reference_library: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ class Variant:
     weights: the file of the graph's weights, if they are apart
     precision: the form of the stored weights
     kv_dtype: the type of the KV entries
-    kv_layout: "static" if the graph writes into a KV buffer of fixed size, "delta" if it returns new entries
+    kv_layout: "in-place" if the graph writes into a KV buffer of fixed size, "appended" if it returns new
+        entries
     outputs: the names of its outputs
     batch, slots, capacity: the fixed sizes of the graph; None if they are symbolic
     drift: its distance from the checkpoint
@@ -155,7 +156,7 @@ class Variant:
     batch: Count = None
     slots: Count = None
     capacity: Count = None
-    drift: Drift | None = None
+    drift: ParityReport | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
     engine: EngineInfo | None = None
@@ -200,7 +201,7 @@ class Profile:
     evidence: the measurements that the choice rests on
     weights_sha256: the hash of the weights; None if it is unknown
     precision: of the variant; None if it is unknown
-    window: the most predictions of a step: "auto", "full" (the bundle's block) or their number
+    masks: the most predictions of a step: "auto", "full" (the bundle's block) or their number
     accuracy_level: of the variant
     draft: the draft adapter
     """
@@ -213,7 +214,7 @@ class Profile:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     weights_sha256: str | None = None
     precision: str | None = None
-    window: Annotated[int | Literal["auto", "full"], WINDOW] = "full"
+    masks: Annotated[int | Literal["auto", "full"], MASKS] = "full"
     accuracy_level: int | None = None
     draft: str | None = None
 

@@ -13,12 +13,12 @@ from .. import machine
 from ..bundle.files import read_small, write_whole
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
-from ..decode.pace.cost import Cost
+from ..decode.speculation.cost import Cost
 from ..device.ort import kernels
 from .fingerprint import fingerprint
 
 VERSION = 3
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CostFile:
     def read(self) -> Cost | None:
         """The table; None if there is no valid one, so that it is measured again."""
         try:
-            points = json.loads(read_small(self.path, MOST_BYTES))["points"]
+            points = json.loads(read_small(self.path, MAX_BYTES))["points"]
             return Cost(tuple((int(slots), float(seconds)) for slots, seconds in points))
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

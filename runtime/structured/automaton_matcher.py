@@ -10,7 +10,7 @@ import numpy as np
 from .regular.automaton import Automaton
 from .vocabulary import Vocabulary
 
-MOST_MASKS = 4096  # cached masks of each automaton
+MAX_MASKS = 4096  # cached masks of each automaton
 LOOK_BACK = 4  # forced tokens at the end that a longer token may replace
 
 
@@ -25,8 +25,8 @@ class Transitions:
         table = np.array(edges, np.int64).reshape(-1, 4)
         self._keys = table[:, 0] * 256 + table[:, 1]
         self._last, self._targets = table[:, 0] * 256 + table[:, 2], table[:, 3]
-        self.bits = lru_cache(MOST_MASKS)(self._bits)
-        self.forced_tokens = lru_cache(MOST_MASKS)(self._forced_tokens)
+        self.bits = lru_cache(MAX_MASKS)(self._bits)
+        self.forced_tokens = lru_cache(MAX_MASKS)(self._forced_tokens)
 
     def _bits(self, state: int) -> bytes:
         """The mask of the tokens that may follow, one bit for each, the lowest first."""

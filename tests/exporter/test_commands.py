@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mars_export.exporter import commands
 from mars_export.exporter.commands import app
-from mars_export.runtime.bundle.manifest import Drift, Manifest
+from mars_export.runtime.bundle.manifest import Manifest, ParityReport
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 
@@ -36,8 +36,8 @@ def exported(checkpoint: Path, target: Path, *words: str) -> Manifest:
 def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) -> None:
     asked = exported(checkpoints("llama"), tmp_path / "a").variants[0].drift
     alone = exported(checkpoints("llama"), tmp_path / "b", "--no-oracle").variants[0].drift
-    assert asked is not None and (asked.yardstick or "").startswith("transformers ")
-    assert alone is not None and alone.yardstick is None
+    assert asked is not None and (asked.reference_library or "").startswith("transformers ")
+    assert alone is not None and alone.reference_library is None
 
 
 def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_trt_would_build(size: str, workspace: int, checkpoints: Named, tmp
 def test_the_self_check_says_its_bounds_and_warns_before_them(
     same: int, error: float, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands._print_drift(Drift(97, same, 1.5, error), "w8a8")
+    commands._print_drift(ParityReport(97, same, 1.5, error), "w8a8")
     printed = capsys.readouterr()
     assert printed.out.startswith(
         f"self-check passed: the next token is the checkpoint's in {same} of 97 places (at least 73)\n"

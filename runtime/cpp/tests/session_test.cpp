@@ -224,7 +224,7 @@ TEST_CASE("costs are measured once, or set") {
     opened.warm_up();
     CHECK(device.steps.empty());
     mars::GenerationConfig config = config_of(0.5, 4);
-    config.window = mars::auto_window;
+    config.masks = mars::auto_masks;
     opened.generate(fake::Tokens{4}, config);
     for (const mars::StepInput& step : device.steps) CHECK(step.input_ids.front() != fake::mask); // none that only measures
     CHECK_THROWS_AS(opened.set_cost({{8, 1.0}, {1, 1.0}}), mars::SessionError);

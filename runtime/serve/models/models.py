@@ -18,7 +18,7 @@ from .model import Model, Unopened
 from .open_model import OpenModel
 
 LOG = logging.getLogger("mars_export.serve")
-LOOK = 0.02  # seconds between looks for a model that no request uses any more
+POLL_SECONDS = 0.02  # seconds between looks for a model that no request uses any more
 
 
 class Models:
@@ -103,7 +103,7 @@ class Models:
             while self._is_over(model):
                 if not await self._close_one():
                     self._needs_room = True
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(POLL_SECONDS)
         finally:
             self._needs_room = False
         opening = asyncio.ensure_future(self._opened(model))

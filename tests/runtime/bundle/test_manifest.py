@@ -97,7 +97,7 @@ WRONG: list[tuple[str, Any, str]] = [
         )
     ],
     *[
-        ("profiles.0.window", value, r"profiles\[0\].window: \"auto\", \"full\" or an integer")
+        ("profiles.0.masks", value, r"profiles\[0\].masks: \"auto\", \"full\" or an integer")
         for value in (0, -1, 1.5, True, "all", "", [])
     ],
     ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
@@ -122,7 +122,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("variants.0.weights", "gone.bin", "variant model uses `gone.bin`, which `files` does not list"),
     ("variants.0.precision", "float12", r"variants\[0\].precision: one of"),
     ("variants.0.kv_dtype", "int8", r"variants\[0\].kv_dtype: one of"),
-    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: one of static, delta"),
+    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: one of in-place, appended"),
     ("variants.0.outputs", ["token_ids"], r"variants\[0\].outputs: token_ids and confidence are needed"),
     (
         "variants.0.outputs",
@@ -211,8 +211,8 @@ def test_a_wrong_engine_field_is_named(path: str, value: Any, message: str) -> N
 @pytest.mark.parametrize(
     ("given", "meaning"), [(..., "full"), (None, "full"), ("full", "full"), ("auto", "auto"), (3, 3)]
 )
-def test_what_the_window_of_a_profile_means(given: Any, meaning: Any) -> None:
-    assert parse_manifest(changed("profiles.0.window", given)).profiles[0].window == meaning
+def test_what_the_masks_of_a_profile_means(given: Any, meaning: Any) -> None:
+    assert parse_manifest(changed("profiles.0.masks", given)).profiles[0].masks == meaning
 
 
 def test_w8a8_has_weights_of_7_bits() -> None:

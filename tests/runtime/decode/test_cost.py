@@ -12,7 +12,7 @@ import pytest
 from support.fake import MASK, FakeBackend
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.pace.cost import MAX_SECONDS, Cost, measure
+from mars_export.runtime.decode.speculation.cost import MAX_SECONDS, Cost, measure
 from mars_export.runtime.session.cost_file import CostFile
 
 TABLE = Cost(((1, 10.0), (2, 9.0), (4, 20.0), (8, 40.0)))
@@ -137,7 +137,7 @@ def test_a_session_measures_once_keeps_the_table_and_reads_it(
         return Session(opened.bundle, opened.variant, opened.backend, file)
 
     session = fresh()
-    for config in (GenerationConfig(tau=1.0, max_new_tokens=3), GenerationConfig(window=3, max_new_tokens=3)):
+    for config in (GenerationConfig(tau=1.0, max_new_tokens=3), GenerationConfig(masks=2, max_new_tokens=3)):
         session.generate([5, 6], config)
         session.generate([5, 6], config)
     assert not measured

@@ -40,7 +40,7 @@ double Cost::of(double positions) const {
 
 Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     const std::int64_t most = std::min({4 * block, backend.max_slots().value_or(4 * block), backend.max_capacity()});
-    // 2 x block - 1 slots is a full window: a block of tokens accepted in the last step, and masks for all predictions
+    // 2 x block - 1 slots is all masks: a block of tokens accepted in the last step, and masks for all predictions
     // but the first.
     std::set<std::int64_t> sizes{std::min(block, most), std::min(2 * block - 1, most), most};
     for (std::int64_t size = 1; size <= std::min(block, most); size *= 2) sizes.insert(size);

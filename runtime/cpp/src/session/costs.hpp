@@ -26,7 +26,7 @@ class Costs {
     /// From the cache file, otherwise measured now (about a second) and written there, unless the machine is busy.
     std::shared_ptr<const Cost> get(Backend& backend, std::int64_t block, std::int64_t mask_id);
 
-    /// Use this cost and measure nothing, so that every run has the same windows.
+    /// Use this cost and measure nothing, so that every run has the same numbers of masks.
     void set(Cost cost);
 
   private:
