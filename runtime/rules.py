@@ -76,6 +76,6 @@ def one_of(values: Collection[str]) -> Rule:
 
 
 MASKS = Rule(
-    '"auto", "full" or an integer of 1 or more',
-    lambda value: value in ("auto", "full") or is_integer(value, 1),
+    '"auto", "full" or an integer of 0 or more',
+    lambda value: value in ("auto", "full") or is_integer(value, 0),
 )

@@ -211,7 +211,7 @@ std::uint64_t seed_of(const Json& value) {
 
 std::int64_t masks_of(const Json& value) {
     const auto masks = mars::masks_of(value.is_string() ? value.get<std::string>() : value.is_number_integer() ? value.dump() : "");
-    if (!masks) wrong("masks", "auto, full or an integer of 1 or more", value);
+    if (!masks) wrong("masks", "auto, full or an integer of 0 or more", value);
     return *masks;
 }
 

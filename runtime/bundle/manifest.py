@@ -17,8 +17,9 @@ from .fields import Reader, parse
 from .files import MANIFEST_FILE, FileEntry
 from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
+from .upgrade import upgrade
 
-FORMAT_VERSION = "1.3"
+FORMAT_VERSION = "1.4"
 OLD_W8A8 = (
     "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
     " again: mars-export onnx CHECKPOINT --precision w8a8"
@@ -201,7 +202,7 @@ class Profile:
     evidence: the measurements that the choice rests on
     weights_sha256: the hash of the weights; None if it is unknown
     precision: of the variant; None if it is unknown
-    masks: the most predictions of a step: "auto", "full" (the bundle's block) or their number
+    masks: the most mask slots of a step: "auto", "full" (as many as the block allows) or a number
     accuracy_level: of the variant
     draft: the draft adapter
     """
@@ -302,7 +303,10 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
         value = parse(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
-    _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
+    minor = _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
+    if minor < 4:
+        upgrade(value)
+        value["format_version"] = FORMAT_VERSION  # what is stored in the bundle later has the new names
     reader = Reader()
     manifest: Manifest = reader.read(Manifest, value, where)
     problems = reader.problems or list(_contradictions(manifest, where))
@@ -311,7 +315,8 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
     return manifest
 
 
-def _check_version(version: Any, where: str) -> None:
+def _check_version(version: Any, where: str) -> int:
+    """The minor version. Raises BundleError for another major one."""
     match = VERSION.match(version) if isinstance(version, str) else None
     supported = int(FORMAT_VERSION.split(".")[0])
     if match is None:
@@ -321,6 +326,7 @@ def _check_version(version: Any, where: str) -> None:
         what = f"{where}: bundle format {version[:20]}, this runtime reads {supported}.x"
         again = "export the bundle again with this mars-export"
         raise BundleError(f"{what}: {'update mars-export' if major > supported else again}")
+    return int(match[2] or 0)
 
 
 def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:

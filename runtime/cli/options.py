@@ -46,7 +46,7 @@ class AnswerOptions:
     metric: Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy
         (nats). The last two need a bundle exported with --metrics.
     profile: Use tau, metric and masks, or the draft adapter, of this calibrated profile.
-    masks: Most tokens to predict in a step: auto (the default) tunes it for speed, full is the bundle's
+    masks: Most mask slots of a step: auto (the default) tunes it for speed, full is the bundle's
         block size. In exact mode it never changes the text; with --tau, auto may give other texts in
         other runs.
     prompt_lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them.
@@ -101,7 +101,8 @@ class AnswerOptions:
         return GenerationConfig(
             schema=text_of(self.schema), regex=self.regex, choice=tuple(self.choice) if self.choice else None,
             tools=text_of(self.tools), grammar=grammar,
-            max_new_tokens=max_new_tokens, masks=_masks_of(self.masks), prompt_lookup=self.prompt_lookup, stop=stop,
+            max_new_tokens=max_new_tokens, masks=_masks_of(self.masks), stop=stop,
+            prompt_lookup=self.prompt_lookup,
             draft=self.draft,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             seed=self.seed or 0, repetition_penalty=self.repetition_penalty, **self._acceptance(),
@@ -177,6 +178,6 @@ def _masks_of(masks: str | None) -> Masks:
         return "auto"
     if masks == "full":
         return "full"
-    if not (masks.isascii() and masks.isdecimal() and len(masks) < 10 and int(masks) >= 1):
-        raise typer.BadParameter(f"auto, full or a number of 1 or more, not {masks!r}", param_hint="--masks")
+    if not (masks.isascii() and masks.isdecimal() and len(masks) < 10):
+        raise typer.BadParameter(f"auto, full or a number of 0 or more, not {masks!r}", param_hint="--masks")
     return int(masks)

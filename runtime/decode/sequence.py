@@ -185,7 +185,7 @@ class Sequence:
         # Two more than the model was trained for cost their slots and no quality, and are often accepted.
         most = block + 1 if block > 1 and self.feeds_draft_tokens else block - 1
         if isinstance(config.masks, int):
-            most = min(config.masks - 1, most)
+            most = min(config.masks, most)
         if self.mask_limit is not None:
             most = min(self.mask_limit, most)
         return max(0, min(most, self.usable_masks()))

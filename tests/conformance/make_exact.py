@@ -33,7 +33,7 @@ def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     reason = None
     most = case["block"] + 1 if case["block"] > 1 else 0
     if row["masks"] != "full":
-        most = min(most, row["masks"] - 1)
+        most = min(most, row["masks"])
     while reason is None:
         if len(known) > case["max_capacity"]:
             runs.append([])

@@ -43,7 +43,8 @@ class Simulation:
 
     def look_ahead(self) -> int:
         tau = self.row["taus"][min(len(self.runs), len(self.row["taus"]) - 1)]
-        most = 1 if tau >= 1 else min(self.case["block"], self.row["masks"] or self.case["block"])
+        masks = self.row["masks"]
+        most = 1 if tau >= 1 else self.case["block"] if masks is None else min(self.case["block"], masks + 1)
         return max(1, min(most, self.row["max_new_tokens"] - self.made))
 
     def take(self, count: int) -> None:

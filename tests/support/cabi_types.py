@@ -6,7 +6,7 @@ import ctypes as c
 
 METRICS = {"probability": 0, "margin": 1, "entropy": 2}
 COMMITS = {"cursor": 0, "block": 1}
-MASKS = {"auto": 0, "full": -1}
+MASKS = {"auto": -1, "full": -2}
 TAUS = {None: -1.0}  # MARS_EXACT
 REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled", 6: "deadline"}
 COUNTS = ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")

@@ -86,7 +86,7 @@ mars::Metric metric_of(const std::string& value) {
 
 std::int64_t masks_of(const std::string& value) {
     if (const auto masks = mars::masks_of(value)) return *masks;
-    throw UsageError("--masks must be auto, full or a number of 1 or more, not `" + value + "`");
+    throw UsageError("--masks must be auto, full or a number of 0 or more, not `" + value + "`");
 }
 
 mars::Commit::Kind commit_of(const std::string& value) {

@@ -41,7 +41,7 @@ def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
         ({"taus": (-0.5,)}, "tau must be a number of 0 or more"),
         ({"taus": (), "exact": False}, "give at least one tau"),
         ({"masks": ("wide",)}, "masks must be .* not 'wide'"),
-        ({"masks": (0,)}, "masks must be"),
+        ({"masks": (-1,)}, "masks must be"),
         ({"rounds": 0, "limit": 0}, "rounds must be 1 or more, not 0; limit must be"),
         ({"batches": (0,), "taus": (math.inf,)}, "batch must be .*; tau must be"),
     ],

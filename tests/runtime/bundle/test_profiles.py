@@ -49,7 +49,7 @@ def test_a_stored_profile_is_used(path: Path) -> None:
     before = open_bundle(path).manifest
     profiles.store(path, profile(path))
     config = Session.open(path, threads=1).profile("sums")
-    assert (config.tau, config.metric, config.masks) == (0.9, "margin", 4)
+    assert (config.tau, config.metric, config.masks) == (0.9, "margin", 3)
     assert (
         replace(open_bundle(path, full=True).manifest, profiles=(), format_version=before.format_version)
         == before
@@ -153,7 +153,7 @@ def test_a_profile_of_a_draft_adapter(bundles: Named, tmp_path: Path) -> None:
     profiles.store(path, profile(path, tau=None, accuracy_level=None, masks=2, draft="two"))
     session = Session.open(path, threads=1, cache_bytes=0)
     config = session.profile("sums")
-    assert (config.exact, config.masks, config.draft) == (True, 3, "two")
+    assert (config.exact, config.masks, config.draft) == (True, 2, "two")
     prompt = [{"role": "user", "content": "the apple"}]
     steps = [
         session.generate(prompt, GenerationConfig(max_new_tokens=20, masks=2, draft=name)).stats.draft_tokens

@@ -61,7 +61,7 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         (("--seed", 7), "full"),
         (("--temperature", 1), "full"),
         (("--seed", 7, "--masks", "auto"), "auto"),
-        (("--seed", 7, "--masks", 1), 2),
+        (("--seed", 7, "--masks", 1), 1),
         ((), "auto"),
     ):
         done = run(
@@ -131,8 +131,8 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
         (("a", "--cache-bytes", "-1"), 2, "--cache-bytes must be 0 or more"),
         (("a", "--min-p", "2", "-p", "x"), 1, "min_p must be a number of 0 to 1"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),
-        (("a", "--masks", "-1"), 2, "--masks must be auto, full or a number of 1 or more, not `0`"),
-        (("a", "--masks", "-1"), 2, "--masks must be auto, full"),
+        (("a", "--masks", "-1"), 2, "--masks must be auto, full or a number of 0 or more, not `-1`"),
+        (("a", "--masks", "wide"), 2, "--masks must be auto, full"),
         (("a", "--warp", "9"), 2, "no such option: --warp"),
         (("a", "--tau", "-1", "-p", "x"), 1, "tau must be a number of 0 or more"),
         (("/no/such/bundle", "-p", "x"), 1, "no such bundle"),

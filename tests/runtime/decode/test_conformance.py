@@ -25,7 +25,7 @@ from mars_export.runtime.decode.speculation.planner import Planner
 def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Sequence:
     config = GenerationConfig(
         max_new_tokens=wanted["max_new_tokens"],
-        masks=wanted["masks"] or "full",
+        masks="full" if wanted["masks"] is None else wanted["masks"],
         eos_ids=tuple(wanted["eos_ids"]),
         **settings,
     )
@@ -110,7 +110,7 @@ def test_adaptive_masks_are_those_of_the_conformance_file(case: dict[str, Any]) 
     cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
     planner = Planner(lambda: cost)
     rows = [
-        Sequence(i, [1], GenerationConfig(masks="auto" if row["is_free"] else row["most"] + 1), ())
+        Sequence(i, [1], GenerationConfig(masks="auto" if row["is_free"] else row["most"]), ())
         for i, row in enumerate(case["rows"])
     ]
     made = []

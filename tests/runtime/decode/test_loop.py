@@ -64,7 +64,7 @@ def test_any_batch_decodes_as_each_row_alone(
         rule = {
             "cache_block": cache_block,
             "capacity": capacity,
-            "masks": None if config.masks == "full" else config.masks,
+            "width": None if config.masks == "full" else config.masks + 1,
         }
         answer = generate(
             ChaoticOracle(),

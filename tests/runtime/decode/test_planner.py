@@ -110,7 +110,7 @@ def test_fixed_masks_and_one_token_rows_are_left_alone_and_need_no_costs() -> No
     def unknown() -> Cost:
         raise AssertionError("nobody asked for auto")
 
-    seqs = [Sequence(i, [1], GenerationConfig(tau=0.5, masks=w), ()) for i, w in enumerate((3, "full"))]
+    seqs = [Sequence(i, [1], GenerationConfig(tau=0.5, masks=w), ()) for i, w in enumerate((2, "full"))]
     seqs.append(Sequence(2, [1], GenerationConfig(tau=1.0), ()))
     assert Planner(unknown).masks(seqs, [2, 7, 0]) == [2, 7, 0]
     free = Sequence(3, [1], GenerationConfig(tau=0.5), ())

@@ -18,9 +18,9 @@ enum class Metric { probability, margin, entropy };
 /// The metric's name in the manifest and on the command line.
 MARS_API std::string_view to_string(Metric metric);
 
-/// A window is the most predictions made in one step, 1 or more, or one of these.
-constexpr std::int64_t auto_masks = 0; ///< chosen at each step for the highest speed
-constexpr std::int64_t all_masks = -1; ///< the bundle's block
+/// The most mask slots of a step: a number of 0 or more, or one of these.
+constexpr std::int64_t auto_masks = -1; ///< chosen at each step for the highest speed
+constexpr std::int64_t all_masks = -2;  ///< as many as the block allows
 
 /// Parse "auto", "full" or a number of 1 or more; no value for other texts.
 MARS_API std::optional<std::int64_t> masks_of(std::string_view text);
@@ -47,7 +47,7 @@ struct GenerationConfig {
     std::optional<bool> exact = {};      ///< default: true if no tau is given
     Metric metric = Metric::probability; ///< what tau is compared with: probability, margin (top-2) or entropy (nats)
     std::int64_t max_new_tokens = 256;
-    std::int64_t masks = auto_masks; ///< most predictions of new positions in one step
+    std::int64_t masks = auto_masks; ///< most mask slots of a step
     std::int64_t prompt_lookup = 0;  ///< exact only: propose what followed the last `prompt_lookup` tokens before; 0 is off
     std::optional<std::vector<std::int64_t>> eos_ids = {}; ///< default: the model's own
     std::vector<std::string> stop = {};                    ///< strings that end the text and are not part of it

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Incremented when programs built against an older header would no longer work. */
-#define MARS_ABI_VERSION 3
+#define MARS_ABI_VERSION 4
 
 /* MARS_ABI_VERSION of the running library, and its version such as "0.1.0". */
 MARS_API uint32_t mars_abi_version(void);
@@ -147,8 +147,8 @@ MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, m
 typedef enum mars_metric { MARS_PROBABILITY = 0, MARS_MARGIN = 1, MARS_ENTROPY = 2 } mars_metric;
 typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_commit;
 
-#define MARS_MASKS_AUTO 0    /* chosen at each step for the highest speed */
-#define MARS_MASKS_FULL (-1) /* the bundle's block */
+#define MARS_MASKS_AUTO (-1) /* chosen at each step for the highest speed */
+#define MARS_MASKS_FULL (-2) /* as many as the block allows */
 #define MARS_EXACT (-1.0)    /* instead of a tau: several tokens a step, and the text of one token at a time */
 
 /* Settings of one request. */
@@ -159,7 +159,7 @@ typedef struct mars_config {
     int32_t commit;      /* a mars_commit: the cache loop */
     int64_t cache_block; /* tokens of a block with MARS_COMMIT_BLOCK; default: 32 */
     int64_t max_new_tokens; /* default: 256 */
-    int64_t masks;          /* most predictions of new positions in one step: a number, MARS_MASKS_AUTO (default) or MARS_MASKS_FULL */
+    int64_t masks;          /* most mask slots of a step: a number of 0 or more, MARS_MASKS_AUTO (default) or MARS_MASKS_FULL */
     const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
     size_t num_eos_ids;
     const char* const* stop; /* strings that end the text and are not part of it */

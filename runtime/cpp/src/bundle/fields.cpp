@@ -109,8 +109,8 @@ std::int64_t Fields::masks(const std::string& name) {
     const Json* value = find(name);
     const bool is_word = value != nullptr && (*value == Json("auto") || *value == Json("full"));
     if (is_word) return *masks_of(value->get_ref<const std::string&>());
-    if (value != nullptr && is_within(*value, 1, std::int64_t{1} << 53)) return value->get<std::int64_t>();
-    wrong(name, "auto, full or an integer of 1 or more is expected, not " + kind(value));
+    if (value != nullptr && is_within(*value, 0, std::int64_t{1} << 53)) return value->get<std::int64_t>();
+    wrong(name, "auto, full or an integer of 0 or more is expected, not " + kind(value));
     return all_masks;
 }
 

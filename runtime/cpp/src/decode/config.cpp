@@ -19,7 +19,7 @@ std::optional<std::int64_t> masks_of(std::string_view text) {
     if (text == "full") return all_masks;
     std::int64_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && end == text.data() + text.size() && number >= 1 ? std::optional(number) : std::nullopt;
+    return error == std::errc() && end == text.data() + text.size() && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
 bool GenerationConfig::one_token() const { return !is_exact() && is_one_token(bound(), metric); }
@@ -50,7 +50,7 @@ void GenerationConfig::check() const {
     const bool good_stop = std::none_of(stop.begin(), stop.end(), [](const std::string& s) { return s.empty(); });
     check("tau", !tau || from_zero(*tau), "a number of 0 or more", bound());
     check("max_new_tokens", max_new_tokens >= 1, "an integer of 1 or more", max_new_tokens);
-    check("masks", masks >= all_masks, "auto, full or an integer of 1 or more", masks);
+    check("masks", masks >= all_masks, "auto, full or an integer of 0 or more", masks);
     check("prompt_lookup", prompt_lookup >= 0, "an integer of 0 or more", prompt_lookup);
     check("eos_ids", good_eos, "token ids", "negative numbers");
     check("stop", good_stop, "non-empty strings", "an empty one");

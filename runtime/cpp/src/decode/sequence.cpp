@@ -97,7 +97,7 @@ std::int64_t Sequence::max_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
     // Two more than the model was trained for cost their slots and no quality, and are often accepted.
     std::int64_t most = feeds_draft_tokens() && block > 1 ? block + 1 : block - 1;
-    if (config_.masks >= 1) most = std::min(most, config_.masks - 1);
+    if (config_.masks >= 0) most = std::min(most, config_.masks);
     if (mask_limit) most = std::min(most, *mask_limit);
     return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
 }
