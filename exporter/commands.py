@@ -83,7 +83,7 @@ def onnx(
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
-    from ..runtime.bundle.manifest import NEAR_TIES
+    from ..runtime.bundle.manifest import NOT_BATCH_INVARIANT
 
     variant, size = manifest.variants[0], sum(f.size for f in manifest.files)
     out.print(
@@ -92,8 +92,8 @@ def onnx(
     )
     if variant.drift is not None:
         _print_drift(variant.drift, variant.precision)
-    if variant.has_near_ties:
-        out.print(f"{options.precision}: {NEAR_TIES}")
+    if not variant.is_batch_invariant:
+        out.print(f"{options.precision}: {NOT_BATCH_INVARIANT}")
     system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
     if options.precision == "bf16":
         out.print(f"bf16 runs with TensorRT only; next: mars-export trt {output}", markup=False)

@@ -24,7 +24,10 @@ OLD_W8A8 = (
     "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
     " again: mars-export onnx CHECKPOINT --precision w8a8"
 )
-NEAR_TIES = "exact mode gives the text of one token a step, except for near ties (docs/decoding.md)"
+NOT_BATCH_INVARIANT = (
+    "not batch-invariant: exact mode gives the text of one token a step, except where two tokens are almost"
+    " equally likely (docs/decoding.md)"
+)
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_DTYPES = ("float32", "float16", "bfloat16")
 KV_LAYOUTS = ("in-place", "appended")
@@ -168,13 +171,13 @@ class Variant:
         return self.slots is not None
 
     @property
-    def has_near_ties(self) -> bool:
-        """Whether, on a CPU, predictions depend on the width of a step by more than the order of fp32 sums.
-        Exact mode then gives the one-token text except where two tokens are almost equally likely.
+    def is_batch_invariant(self) -> bool:
+        """Whether, on a CPU, predictions depend on the width of a step by the order of fp32 sums at most. If
+        not, exact mode gives the one-token text except where two tokens are almost equally likely.
         """
         if self.precision == "int8" and self.quantization is not None:
-            return self.kv_dtype != "float32" or self.quantization.group_size != 32
-        return self.precision not in ("float32", "w8a8")
+            return self.kv_dtype == "float32" and self.quantization.group_size == 32
+        return self.precision in ("float32", "w8a8")
 
     @property
     def is_engine(self) -> bool:

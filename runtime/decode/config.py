@@ -48,7 +48,7 @@ class GenerationConfig:
         tau >= 1 (entropy: tau <= 0) is one-token mode. A tau turns exact mode off; giving both is an error.
     metric: the confidence: probability, margin (over the second most likely token) or entropy (nats).
     max_new_tokens: most tokens of the answer.
-    masks: most mask slots of one step, each of which predicts one more position; "full" for all that the block
+    masks: most mask slots of one step, each with one more prediction; "full" for all that the block
         allows, "auto" for the number that is fastest, chosen step by step (docs/decoding.md).
     eos_ids: end-of-sequence tokens; None for the model's. A list is accepted, as for stop and choice.
     stop: strings that end the text and are not part of it.

@@ -42,7 +42,7 @@ class Metrics:
         self._counters = {
             "draft_tokens": counter("mars_draft_tokens", "Draft tokens."),
             "accepted_draft_tokens": counter(
-                "mars_accepted_draft_tokens", "Proposed tokens that were verified."
+                "mars_accepted_draft_tokens", "Draft tokens that were accepted."
             ),
             "forced": counter("mars_forced_tokens", "Tokens that a grammar forced."),
             "forwards": counter("mars_forwards", "Forwards of rows, from their first token on."),

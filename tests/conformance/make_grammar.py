@@ -226,7 +226,8 @@ def ran(case: dict[str, Any], walk: Transitions) -> dict[str, Any]:
         fed.append([known, step.slots - known - masks, masks])
     return {
         "runs": runs, "fed": fed, "error": None if error is None else str(error),
-        "finish_reason": row.finish_reason, "forced": row.stats.forced, "draft_tokens": row.stats.draft_tokens,
+        "finish_reason": row.finish_reason, "forced": row.stats.forced,
+        "draft_tokens": row.stats.draft_tokens,
         "accepted_draft_tokens": row.stats.accepted_draft_tokens, "forwards": row.stats.forwards,
     }  # fmt: skip
 

@@ -112,6 +112,30 @@ TEST_CASE("a profile's number of masks is auto, full or a number; full in older 
         CHECK(says(refusal_with("/profiles/0/masks", odd), "profiles[0].masks: auto, full or an integer of 0 or more is expected"));
 }
 
+TEST_CASE("the names of format 1.0 to 1.3 are read") {
+    Json old = valid();
+    for (const char* version : {"1", "1.0", "1.3"})
+        for (const bool in_place : {true, false}) {
+            old["format_version"] = version;
+            old["variants"][0]["kv_layout"] = in_place ? "static" : "delta";
+            const auto masks = [&](const Json& window) {
+                old["profiles"][0]["window"] = window;
+                return mars::parse_manifest(old.dump()).profiles.at(0).masks;
+            };
+            CHECK(mars::parse_manifest(old.dump()).variants.at(0).kv_layout == (in_place ? "in-place" : "appended"));
+            CHECK(masks(1) == 0);
+            CHECK(masks(8) == 7);
+            CHECK(masks("auto") == mars::auto_masks);
+            CHECK(masks("full") == mars::all_masks);
+            CHECK(masks(nullptr) == mars::all_masks);
+            old["profiles"][0]["window"] = 0;
+            CHECK(says(refusal(old.dump()), "profiles[0].masks: auto, full or an integer of 0 or more is expected"));
+            old["profiles"][0].erase("window");
+        }
+    old["format_version"] = "1.4";
+    CHECK(says(refusal(old.dump()), "kv_layout"));
+}
+
 TEST_CASE("format versions") {
     CHECK(refusal_with("/format_version", "1.99").empty());
     CHECK(refusal_with("/format_version", "01.0").empty());

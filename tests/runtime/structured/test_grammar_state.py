@@ -152,8 +152,8 @@ def test_a_refused_token_costs_one_more_forward_once() -> None:
     seq = ConstrainedSequence(
         0, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), grammar_state=grammar_state
     )
-    free = ConstrainedSequence(1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), grammar_state=GrammarState(
-        Automaton(edges, frozenset({0}), 1), (EOS,), True))  # fmt: skip
+    state = GrammarState(Automaton(edges, frozenset({0}), 1), (EOS,), True)
+    free = ConstrainedSequence(1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), state)
     run(Schedule(backend, BLOCK, MASK, Limits(1)), [seq])
     assert seq.stats.forwards == seq.stats.tokens + 1
     before = backend.num_wide
