@@ -46,8 +46,8 @@ class AnswerOptions:
     metric: Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy
         (nats). The last two need a bundle exported with --metrics.
     profile: Use tau, metric and masks, or the draft adapter, of this calibrated profile.
-    masks: Most mask slots of a step: auto (the default) tunes it for speed, full is the bundle's
-        block size. In exact mode it never changes the text; with --tau, auto may give other texts in
+    masks: Most mask slots of a step: auto (the default) tunes it for speed, full is as
+        many as the bundle's block allows. In exact mode it never changes the text; with --tau, auto may give other texts in
         other runs.
     prompt_lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them.
         Exact mode only; 0 is off.

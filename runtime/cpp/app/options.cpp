@@ -25,7 +25,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --metric NAME           what tau is compared with: probability, margin or entropy [probability]
       --profile NAME          the tau, metric and masks, or the draft adapter, of a calibrated profile of the bundle
   -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
-      --masks auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
+      --masks auto|full|N    most mask slots of a step; full is as many as the block allows, auto chooses step by step [auto]
       --prompt-lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]
       --draft NAME            a draft adapter of the bundle [the first]
       --grammar NAME          a grammar of the bundle that the answer must follow (mars-export grammar)
