@@ -38,7 +38,7 @@ check-more: cpp $(MORE_STAMP) browser
 
 # For the inner loop: lint, types, the decoding loop, the graph, the server's door. No C++, no other test.
 check-fast: lint types
-	$(MAKE) --no-print-directory test PYTEST="-x tests/runtime/decode tests/exporter/graph/test_graph.py tests/exporter/graph/test_steady.py \
+	$(MAKE) --no-print-directory test PYTEST="-x tests/runtime/decode tests/exporter/graph/test_graph.py tests/exporter/graph/test_batch_invariant.py \
 	tests/runtime/serve/test_openai.py tests/runtime/serve/test_operation.py tests/runtime/serve/test_conformance.py"
 
 lint: $(STAMP)

@@ -16,8 +16,8 @@ from .runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from .runtime.batcher.admission_queue import Counts as Counts
     from .runtime.batcher.batcher import Batcher as Batcher
-    from .runtime.batcher.places import Counts as Counts
     from .runtime.batcher.request import Request as Request
     from .runtime.decode.config import GenerationConfig as GenerationConfig
     from .runtime.decode.schedule import Limits as Limits
@@ -37,7 +37,7 @@ _LAZY = {
     "Commit": "session.session",
     "Completion": "session.answer",
     "Conversation": "session.conversation",
-    "Counts": "batcher.places",
+    "Counts": "batcher.admission_queue",
     "Event": "session.answer",
     "GenerationConfig": "decode.config",
     "Limits": "decode.schedule",

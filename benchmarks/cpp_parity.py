@@ -4,7 +4,7 @@
         [--assistant 100] [--arithmetic 50] [--modes exact 1 0.95 0.8]
 
 Prompts are the first held-out test rows of the default checkpoint's data. Both runtimes use one thread
-and full windows, and get the same token ids. A mode is `exact` or a tau.
+and all masks, and get the same token ids. A mode is `exact` or a tau.
 Exit code 1 if any token differs.
 """
 
@@ -55,17 +55,17 @@ def main() -> None:
                 for ids, limit in rows:
                     begun = perf_counter()
                     wanted = python.generate(
-                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, window="full")
+                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, masks="full")
                     )
                     between = perf_counter()
-                    made = twin.generate(ids, tau=tau, max_new_tokens=limit, window="full")
+                    made = twin.generate(ids, tau=tau, max_new_tokens=limit, masks="full")
                     seconds["python"] += between - begun
                     seconds["c++"] += perf_counter() - between
                     stats = wanted.stats
-                    equal += (made.token_ids, made.forwards, made.verified) == (
+                    equal += (made.token_ids, made.forwards, made.accepted_draft_tokens) == (
                         wanted.token_ids,
                         stats.forwards,
-                        stats.verified,
+                        stats.accepted_draft_tokens,
                     )
                     tokens += len(wanted.token_ids)
                     steps += stats.forwards

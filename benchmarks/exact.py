@@ -2,7 +2,7 @@
 many forwards.
 
     python benchmarks/exact.py BUNDLE [--tasks assistant arithmetic chat] [--rows N] [--batch 1]
-                               [--window auto] [--threads 2] [--state exact.jsonl] [--json FILE]
+                               [--masks auto] [--threads 2] [--state exact.jsonl] [--json FILE]
 
 Every row is answered at tau 1 and in exact mode, eight rows side by side at tau 1 (its text is what counts)
 and `--batch` in exact mode. Rows that are in the state file are not answered again. Where two texts differ,
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_export import GenerationConfig, Session
-from mars_export.calibration.tasks.tasks import Task, load
+from mars_export.calibration.tasks.tasks import TaskRow, load
 
 DATA = Path(__file__).parent.parent / "examples" / "default-checkpoint" / "data"
 TASKS = ("assistant", "arithmetic", "chat")
@@ -35,12 +35,12 @@ def margin(session: Session, prompt: list[int]) -> float | None:
 
 
 def compared(
-    session: Session, name: str, rows: list[Task], args: argparse.Namespace
+    session: Session, name: str, rows: list[TaskRow], args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     prompts = [session.encode(row.prompt) for row in rows]
     one = [GenerationConfig(tau=1.0, max_new_tokens=row.max_new_tokens) for row in rows]
-    window = int(args.window) if args.window.isdecimal() else args.window
-    exact = [GenerationConfig(max_new_tokens=row.max_new_tokens, window=window) for row in rows]
+    masks = int(args.masks) if args.masks.isdecimal() else args.masks
+    exact = [GenerationConfig(max_new_tokens=row.max_new_tokens, masks=masks) for row in rows]
     expected = list(session.generate_each(prompts, one, batch=8))
     answers = list(session.generate_each(prompts, exact, batch=args.batch))
     for prompt, left, right in zip(prompts, expected, answers, strict=True):
@@ -49,7 +49,10 @@ def compared(
             "tokens": right.stats.tokens,
             "forwards": right.stats.forwards,
         }
-        values |= {"proposed": right.stats.proposed, "verified": right.stats.verified}
+        values |= {
+            "draft_tokens": right.stats.draft_tokens,
+            "accepted_draft_tokens": right.stats.accepted_draft_tokens,
+        }
         values["same"] = left.token_ids == right.token_ids
         if not values["same"]:
             pairs = zip(left.token_ids, right.token_ids, strict=False)
@@ -67,7 +70,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--rows", type=int, default=10**6)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--window", default="auto")
+    parser.add_argument("--masks", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--state", type=Path, default=Path("exact.jsonl"))
     parser.add_argument("--json", type=Path)
@@ -89,7 +92,7 @@ def main() -> None:
         print(
             f"{name}: {values['same']} of {values['rows']} texts the same, "
             f"{values['tokens_per_forward']:.2f} tokens/forward,"
-            f" {values['verified']} of {values['proposed']} proposals held"
+            f" {values['accepted_draft_tokens']} of {values['draft_tokens']} draft tokens held"
         )
         for row in values["differences"]:
             print(
@@ -103,7 +106,8 @@ def main() -> None:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     total = {
-        key: sum(row[key] for row in rows) for key in ("same", "tokens", "forwards", "proposed", "verified")
+        key: sum(row[key] for row in rows)
+        for key in ("same", "tokens", "forwards", "draft_tokens", "accepted_draft_tokens")
     }
     different = [{k: row[k] for k in ("differs_at", "margin")} for row in rows if not row["same"]]
     per_forward = total["tokens"] / total["forwards"]

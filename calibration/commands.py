@@ -19,13 +19,13 @@ from ..runtime.terminal.options import (
     Level,
     VariantName,
     at_most_cores,
-    listed,
+    comma_separated,
     option,
     takes_options,
 )
 
 if TYPE_CHECKING:
-    from ..runtime.decode.config import Window
+    from ..runtime.decode.config import Masks
     from .bench.report import BenchReport
 
 T = TypeVar("T")
@@ -132,7 +132,9 @@ def calibrate(
     from .tau.run import PAGE_FILE, CalibrationRequest, run
 
     candidates = numbers("--taus", taus, float)
-    goal = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch, guarantee)
+    goal = CalibrationOptions(
+        max_drop, confidence, comma_separated(compare), candidates, limit, batch, guarantee
+    )
     request = CalibrationRequest(
         bundle,
         task,
@@ -178,7 +180,7 @@ def bench(
         bool, option(SETTINGS, "Whether to compare exact mode, too.", "--exact/--no-exact")
     ] = True,
     batch: Annotated[str, option(SETTINGS, "Rows decoded at once, separated by commas.")] = "1",
-    window: Annotated[
+    masks: Annotated[
         str,
         option(
             SETTINGS,
@@ -216,7 +218,7 @@ def bench(
         tau = "" if manifest.tokens.mask is None else "0.95"
     adapters = manifest.draft.adapters if manifest.draft else ()
     comparison = BenchOptions(
-        taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), windows=_windows(window),
+        taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), masks=_masks(masks),
         rounds=rounds, limit=limit, exact=exact,
         drafts=adapters if len(adapters) > 1 or (adapters and store) else (None,),
     )  # fmt: skip
@@ -246,15 +248,15 @@ def _progress(folder: Path) -> Iterator[Any]:
 def numbers(name: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
     """The numbers of an option, separated by commas. Raises MarsError for other values."""
     try:
-        return tuple(kind(word) for word in listed(text or ""))
+        return tuple(kind(word) for word in comma_separated(text or ""))
     except ValueError as error:
         kinds = "whole numbers" if kind is int else "numbers"
         raise MarsError(f"{name} must be {kinds} separated by commas, not {text!r}") from error
 
 
-def _windows(text: str) -> tuple[Window, ...]:
-    """The values of --window. BenchOptions checks them."""
-    return tuple(int(word) if word.isdecimal() else word for word in listed(text))  # type: ignore[misc]
+def _masks(text: str) -> tuple[Masks, ...]:
+    """The values of --masks. BenchOptions checks them."""
+    return tuple(int(word) if word.isdecimal() else word for word in comma_separated(text))  # type: ignore[misc]
 
 
 def _print_bench(report: BenchReport) -> None:

@@ -13,7 +13,7 @@ from ..runtime.errors import CalibrationError, MarsError
 from ..runtime.machine import cores
 from ..runtime.session.session import Session
 from .tasks.form import read_schema
-from .tasks.tasks import DATA, SUFFIX, Task, find, load
+from .tasks.tasks import DATA, SUFFIX, TaskRow, find, load
 
 SCHEMA = ".schema.json"  # of a built-in task's answers
 SEED = 20260407  # of the order of rows
@@ -23,7 +23,7 @@ SEED = 20260407  # of the order of rows
 class Plan:
     """The rows to decode in their order, with their prompts as token ids."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskRow, ...]
     too_long: tuple[int, ...] = ()  # row numbers, from 1, whose prompt does not fit the context
 
     @property
@@ -37,7 +37,7 @@ class Plan:
         return ", ".join(sorted({task.judge.name for task in self.tasks}))
 
 
-def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None) -> Plan:
+def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = None) -> Plan:
     """The rows to decode, at most `limit`, in a seeded order. Raises CalibrationError that lists bad rows."""
     if session.text is None:
         raise CalibrationError(
@@ -46,7 +46,7 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         )
     order = list(range(len(tasks)))
     random.Random(SEED).shuffle(order)
-    rows: list[Task] = []
+    rows: list[TaskRow] = []
     too_long: list[int] = []
     refusals: list[str] = []
     most = session.backend.max_capacity
@@ -54,7 +54,7 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         form = tasks[i].form
         try:
             if form:
-                session.guide(tasks[i].config(GenerationConfig()))
+                session.grammar_state(tasks[i].config(GenerationConfig()))
             ids = tuple(session.text.encode(tasks[i].source, tools=form.get("tools")))
         except MarsError as error:
             if error.code == "context_length_exceeded":
@@ -111,7 +111,7 @@ class TaskRequest:
         threads = "default threads" if not count else f"{count} thread{'s' if count > 1 else ''}"
         return f"{platform.machine()}, {cores()} logical cores, {self.device}, {threads}"
 
-    def rows(self, path: Path | None = None) -> list[Task]:
+    def rows(self, path: Path | None = None) -> list[TaskRow]:
         """The task's rows, or those of another file with the same options."""
         tasks = load(path or self.file, score=self.score)
         if self.schema is None:

@@ -18,7 +18,7 @@ from .export_options import ExportOptions
 from .tensorrt.options import EngineOptions
 
 if TYPE_CHECKING:
-    from ..runtime.bundle.manifest import Drift
+    from ..runtime.bundle.manifest import ParityReport
     from .checkpoint.open import Checkpoint
     from .tensorrt.engines import EngineResult
 
@@ -91,7 +91,7 @@ def onnx(
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
-    from ..runtime.bundle.manifest import NEAR_TIES
+    from ..runtime.bundle.manifest import NOT_BATCH_INVARIANT
 
     variant, size = manifest.variants[0], sum(f.size for f in manifest.files)
     out.print(
@@ -100,8 +100,8 @@ def onnx(
     )
     if variant.drift is not None:
         _print_drift(variant.drift, variant.precision)
-    if variant.has_near_ties:
-        out.print(f"{options.precision}: {NEAR_TIES}")
+    if not variant.is_batch_invariant:
+        out.print(f"{options.precision}: {NOT_BATCH_INVARIANT}")
     system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
     if options.precision == "bf16":
         out.print(f"bf16 runs with TensorRT only; next: mars-export trt {output}", markup=False)
@@ -210,7 +210,7 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
         out.print(
             f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}"
         )
-    if outcome.manifest is None and plan.obstacle is None:
+    if outcome.manifest is None and plan.reason is None:
         out.print(
             f"dry run: nothing was built; a build would need about {outcome.memory / 1e9:.1f} GB of memory"
         )
@@ -225,7 +225,7 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
     else:
         was = "would be" if outcome.manifest is None else "was"
-        err.print(f"No engine {was} built: {plan.obstacle}.", style="yellow")
+        err.print(f"No engine {was} built: {plan.reason}.", style="yellow")
         if outcome.recipe is not None:
             out.print(
                 f"The bundle holds a recipe instead. On the device, run: sh {bundle}/{outcome.recipe}",
@@ -233,7 +233,7 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
             )
 
 
-def _print_drift(drift: Drift, precision: str) -> None:
+def _print_drift(drift: ParityReport, precision: str) -> None:
     """Print the verdict of the self-check and how the variant reads a page of text. Its figures, with their
     bounds, are printed if it failed; a warning if the page has become much less likely.
     """
@@ -242,7 +242,7 @@ def _print_drift(drift: Drift, precision: str) -> None:
     _, confidence_bound, share = BOUNDS[precision]
     positions, matches, error = drift.positions, drift.argmax_matches, drift.max_confidence_error
     failed = matches < share * positions or error > confidence_bound
-    reader = f" (as {drift.yardstick} reads it)" if drift.yardstick else ""
+    reader = f" (as {drift.reference_library} reads it)" if drift.reference_library else ""
     text = drift.text
     sentence = f"{precision} predicts the checkpoint's next token in {matches} of {positions} places{reader}"
     if text is not None:

@@ -14,9 +14,9 @@ import onnx
 from ..runtime.bundle.files import describe
 from ..runtime.bundle.manifest import (
     DraftInfo,
-    Drift,
     Manifest,
     ModelInfo,
+    ParityReport,
     TextInfo,
     TokenInfo,
     Variant,
@@ -33,7 +33,7 @@ from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
 from .graph.fixed import fixed
-from .graph.step import StepGraph
+from .graph.step import GraphSpec
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .option_rules import check_options, quantizer_for
 from .output import writing
@@ -167,21 +167,21 @@ def _write_weights(
     return placed
 
 
-def _spec(checkpoint: Checkpoint, options: ExportOptions) -> StepGraph:
+def _spec(checkpoint: Checkpoint, options: ExportOptions) -> GraphSpec:
     drafts = checkpoint.drafts
     owners = {} if drafts is None else {n: drafts.owners(w) for n, w in products(checkpoint.dims).items()}
     ranks = {name: owned for name, owned in owners.items() if owned}
-    return StepGraph(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, ranks)
+    return GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, ranks)
 
 
 def _self_check(
     directory: Path,
     checkpoint: Checkpoint,
     options: ExportOptions,
-    spec: StepGraph,
+    spec: GraphSpec,
     placed: dict[str, Placed],
     report: Progress,
-) -> Drift:
+) -> ParityReport:
     from .check import selfcheck
 
     layers, done = checkpoint.dims.num_layers, itertools.count(1)
@@ -194,7 +194,7 @@ def _self_check(
         spec,
         options.accuracy_level,
         bounded=not options.allow_drift,
-        with_oracle=options.oracle,
+        with_reference_library=options.reference_library,
         progress=lambda: report("self-check", next(done), layers),
     )
 

@@ -40,7 +40,7 @@ class ExportOptions:
     top_k: Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.
 
     Shapes:
-    kv_layout: static, or delta: plain operators for TensorRT before 10.15.
+    kv_layout: in-place, or appended: plain operators for TensorRT before 10.15.
     fixed: Also write graphs with fixed shapes, which share the weights.
     batch: Rows of the --fixed graphs.
     capacity: KV entries of a row in the --fixed graphs.
@@ -48,7 +48,7 @@ class ExportOptions:
 
     Checks:
     allow_drift: Keep a bundle that fails the self-check.
-    oracle: Whether to compare the checkpoint with transformers and peft.
+    reference library: Whether to compare the checkpoint with transformers and peft.
     accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.
     """
 
@@ -64,13 +64,13 @@ class ExportOptions:
     metrics: bool = False
     logits: bool = True
     top_k: Annotated[int, typer.Option(min=0, metavar="K")] = 0
-    kv_layout: str = "static"
+    kv_layout: str = "in-place"
     fixed: bool = False
     batch: Annotated[int, AtLeastOne] = 1
     capacity: Annotated[int, AtLeastOne] = 1024
     prefill: Annotated[int, AtLeastOne] = 128
     allow_drift: bool = False
-    oracle: bool = True
+    reference_library: bool = True
     accuracy_level: int = 4
 
     @property

@@ -27,8 +27,8 @@ ROLE_SETS = (
     ("user", "assistant"),
     ("user",),
 )
-LONGEST_PATTERN = 4  # messages; every sequence of roles up to this length is rendered
-NUM_RANDOM, LONGEST_RANDOM = 300, 10
+MAX_PATTERN = 4  # messages; every sequence of roles up to this length is rendered
+NUM_RANDOM, MAX_RANDOM = 300, 10
 SPACED = "\u00a0 \n{}\t \n\u2028"
 STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 CONTENTS = (
@@ -109,7 +109,7 @@ def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> Chat
     between: dict[str, dict[str, str]] = {}
     after: dict[str, str] = {}
     patterns = [
-        p for n in range(1, LONGEST_PATTERN + 1) for p in itertools.product(roles, repeat=n) if p[-1] in ends
+        p for n in range(1, MAX_PATTERN + 1) for p in itertools.product(roles, repeat=n) if p[-1] in ends
     ]
     for pattern in patterns:
         contents = [f"q{i}mars{i}z" for i in range(len(pattern))]
@@ -190,11 +190,11 @@ def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:
 
     def walk() -> list[str]:
         roles = [START]
-        for _ in range(draw.randint(1, LONGEST_RANDOM)):
+        for _ in range(draw.randint(1, MAX_RANDOM)):
             roles.append(draw.choice([*turns.between.get(roles[-1], ())] or [START]))
         return roles[1:]
 
-    exact = [_conversation(p, [content() for _ in p]) for p in _patterns(turns, LONGEST_PATTERN)]
+    exact = [_conversation(p, [content() for _ in p]) for p in _patterns(turns, MAX_PATTERN)]
     longer = [_conversation(p, [content() for _ in p]) for p in (walk() for _ in range(NUM_RANDOM))]
     return bool(exact) and _agrees(render, turns, exact + longer)
 

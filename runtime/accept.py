@@ -40,15 +40,17 @@ def accept(
     return _run_length(token_ids, eos_ids, limit, lambda i: passes(confidences[i], tau, metric))
 
 
-def verify(token_ids: Sequence[int], proposals: Sequence[int], eos_ids: Collection[int], limit: int) -> int:
+def verify(
+    token_ids: Sequence[int], draft_tokens: Sequence[int], eos_ids: Collection[int], limit: int
+) -> int:
     """How many of the model's own next tokens to accept, from the left: the first, then each one whose
-    preceding proposal was right.
+    preceding draft token was right.
 
-    `token_ids[j]` is what the model predicts after `proposals[:j]`. Nothing after an end-of-sequence token,
-    and at most `limit`. So the accepted tokens are those of one-token decoding, whatever was proposed.
+    `token_ids[j]` is what the model predicts after `draft_tokens[:j]`. Nothing after an end-of-sequence
+    token, and at most `limit`. So the accepted tokens are those of one-token decoding, whatever was proposed.
     """
-    limit = min(limit, len(proposals) + 1)
-    return _run_length(token_ids, eos_ids, limit, lambda i: token_ids[i - 1] == proposals[i - 1])
+    limit = min(limit, len(draft_tokens) + 1)
+    return _run_length(token_ids, eos_ids, limit, lambda i: token_ids[i - 1] == draft_tokens[i - 1])
 
 
 def _run_length(

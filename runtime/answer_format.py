@@ -14,15 +14,15 @@ from typing import Any
 
 from .rules import Rule
 
-MOST_BYTES = 1_000_000  # of a schema, of tools
-MOST_CHARACTERS = 100_000  # of all choices together
-MOST_REGEX = 2048  # characters of a regex, and of a pattern in a schema
-MOST_EXPANDED = 20_000  # characters of a regex with its repetitions {n} written out
-MOST_MULTIPLE = 100_000  # of multipleOf
-MOST_CHOICES, MOST_TOOLS = 10_000, 1000
-MOST_CONSTANTS = 200_000  # characters of all constants and enums of a schema
-MOST_PROPERTIES, MOST_PER_OBJECT = 5000, 500  # of a schema, and of one object: compiling is quadratic
-MOST_DEPTH = 64  # objects and lists inside one another
+MAX_BYTES = 1_000_000  # of a schema, of tools
+MAX_CHARACTERS = 100_000  # of all choices together
+MAX_REGEX = 2048  # characters of a regex, and of a pattern in a schema
+MAX_EXPANDED = 20_000  # characters of a regex with its repetitions {n} written out
+MAX_MULTIPLE = 100_000  # of multipleOf
+MAX_CHOICES, MAX_TOOLS = 10_000, 1000
+MAX_CONSTANTS = 200_000  # characters of all constants and enums of a schema
+MAX_PROPERTIES, MAX_PER_OBJECT = 5000, 500  # of a schema, and of one object: compiling is quadratic
+MAX_DEPTH = 64  # objects and lists inside one another
 
 PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[0-9]{0,9},?[0-9]{0,9}\}|.", re.DOTALL)
 COUNTS = re.compile(r"\{([0-9]+)?,?([0-9]+)?\}")
@@ -59,8 +59,8 @@ def json_problems(name: str, text: Any) -> Sequence[str]:
 @lru_cache(CACHED)
 def _read(name: str, text: str) -> tuple[str, Sequence[str]]:
     """The canonical form of JSON text, and its problems."""
-    if len(text) > MOST_BYTES:
-        return text, [f"{name} has more than {MOST_BYTES} characters; give a smaller one"]
+    if len(text) > MAX_BYTES:
+        return text, [f"{name} has more than {MAX_BYTES} characters; give a smaller one"]
     kinds, form = JSON_FORMS[name]
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -84,8 +84,8 @@ def _size_problems(value: Any) -> list[str]:
     rest = [(value, 0)]
     while rest:
         part, depth = rest.pop()
-        if depth > MOST_DEPTH:
-            return [f" is nested more than {MOST_DEPTH} deep; make it flatter, or use $ref"]
+        if depth > MAX_DEPTH:
+            return [f" is nested more than {MAX_DEPTH} deep; make it flatter, or use $ref"]
         if isinstance(part, list):
             rest += [(item, depth + 1) for item in part]
         elif isinstance(part, dict):
@@ -96,14 +96,14 @@ def _size_problems(value: Any) -> list[str]:
             properties, most = properties + number, max(most, number)
             characters += sum(len(json.dumps(part[key])) for key in ("const", "enum") if key in part)
     large = {
-        f": const and enum have more than {MOST_CONSTANTS} characters; give fewer or shorter values": (
-            characters > MOST_CONSTANTS
+        f": const and enum have more than {MAX_CONSTANTS} characters; give fewer or shorter values": (
+            characters > MAX_CONSTANTS
         ),
-        f": its objects have more than {MOST_PROPERTIES} properties; give fewer": (
-            properties > MOST_PROPERTIES
+        f": its objects have more than {MAX_PROPERTIES} properties; give fewer": (
+            properties > MAX_PROPERTIES
         ),
-        f": an object has {most} properties, the limit is {MOST_PER_OBJECT}; give fewer": (
-            most > MOST_PER_OBJECT
+        f": an object has {most} properties, the limit is {MAX_PER_OBJECT}; give fewer": (
+            most > MAX_PER_OBJECT
         ),
     }
     return [*problems, *(problem for problem, is_wrong in large.items() if is_wrong)]
@@ -115,21 +115,21 @@ def _pattern_problems(schema: Mapping[str, Any]) -> list[str]:
     patterns = [schema.get("pattern"), *(names if isinstance(names, dict) else ())]
     texts = [pattern for pattern in patterns if isinstance(pattern, str)]
     problems = []
-    if any(len(text) > MOST_REGEX for text in texts):
-        problems.append(f": a pattern has more than {MOST_REGEX} characters; give a shorter one")
-    if any(len(text) <= MOST_REGEX and _expanded_length(text) > MOST_EXPANDED for text in texts):
+    if any(len(text) > MAX_REGEX for text in texts):
+        problems.append(f": a pattern has more than {MAX_REGEX} characters; give a shorter one")
+    if any(len(text) <= MAX_REGEX and _expanded_length(text) > MAX_EXPANDED for text in texts):
         problems.append(
-            f": a pattern repeats too much: written out it has more than {MOST_EXPANDED} characters"
+            f": a pattern repeats too much: written out it has more than {MAX_EXPANDED} characters"
         )
     multiple = schema.get("multipleOf")
-    if isinstance(multiple, int | float) and abs(multiple) > MOST_MULTIPLE:
-        problems.append(f": multipleOf is more than {MOST_MULTIPLE}; leave it out and check the answer")
+    if isinstance(multiple, int | float) and abs(multiple) > MAX_MULTIPLE:
+        problems.append(f": multipleOf is more than {MAX_MULTIPLE}; leave it out and check the answer")
     return problems
 
 
 def _tool_problems(tools: Any) -> list[str]:
-    if not 1 <= len(tools) <= MOST_TOOLS:
-        return [f"tools must be a list of 1 to {MOST_TOOLS} functions, not of {len(tools)}"]
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        return [f"tools must be a list of 1 to {MAX_TOOLS} functions, not of {len(tools)}"]
     names: list[str] = []
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -175,20 +175,18 @@ def _is_separators(value: Any) -> bool:
 
 
 def _is_choice(value: Any) -> bool:
-    is_list = isinstance(value, tuple) and 0 < len(value) <= MOST_CHOICES
-    return (
-        is_list and all(isinstance(c, str) and c for c in value) and sum(map(len, value)) <= MOST_CHARACTERS
-    )
+    is_list = isinstance(value, tuple) and 0 < len(value) <= MAX_CHOICES
+    return is_list and all(isinstance(c, str) and c for c in value) and sum(map(len, value)) <= MAX_CHARACTERS
 
 
 REGEX = Rule(
-    f"a text of 1 to {MOST_REGEX} characters, at most {MOST_EXPANDED} with its repetitions written out",
+    f"a text of 1 to {MAX_REGEX} characters, at most {MAX_EXPANDED} with its repetitions written out",
     lambda value: (
-        isinstance(value, str) and 0 < len(value) <= MOST_REGEX and _expanded_length(value) <= MOST_EXPANDED
+        isinstance(value, str) and 0 < len(value) <= MAX_REGEX and _expanded_length(value) <= MAX_EXPANDED
     ),
 )
 CHOICE = Rule(
-    f"a list of 1 to {MOST_CHOICES} non-empty strings, at most {MOST_CHARACTERS} characters in all",
+    f"a list of 1 to {MAX_CHOICES} non-empty strings, at most {MAX_CHARACTERS} characters in all",
     _is_choice,
 )
 SEPARATORS = Rule('a comma and a colon, with white space around them, such as (", ", ": ")', _is_separators)

@@ -75,7 +75,7 @@ def one_of(values: Collection[str]) -> Rule:
     return Rule(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
 
 
-WINDOW = Rule(
-    '"auto", "full" or an integer of 1 or more',
-    lambda value: value in ("auto", "full") or is_integer(value, 1),
+MASKS = Rule(
+    '"auto", "full" or an integer of 0 or more',
+    lambda value: value in ("auto", "full") or is_integer(value, 0),
 )

@@ -23,7 +23,7 @@ from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import ChatTurns
-from mars_export.runtime.decode.pace.cost import Cost, LearnedCost
+from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
 
 BLOCK = 6
 pytest_plugins = ["support.selection"]

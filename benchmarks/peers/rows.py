@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mars_export.calibration.tasks import tasks
 from mars_export.calibration.tasks.scores import Output
-from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tasks.tasks import TaskRow
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.text.tokenizer import Text
 
@@ -20,7 +20,7 @@ class Prompts:
     """The rows of a task for one model: token ids, the model's special tokens, and how answers are judged."""
 
     task: str
-    rows: tuple[Task, ...]
+    rows: tuple[TaskRow, ...]
     ids: tuple[tuple[int, ...], ...]
     eos: tuple[int, ...]
     mask: int

@@ -155,7 +155,7 @@ BODIES: tuple[bytes, ...] = (
             {"messages": HI, "tau": -1},
             {"messages": HI, "tau": float("nan")},
             {"messages": HI, "tau": 0.9, "exact": True},
-            {"messages": HI, "window": 0},
+            {"messages": HI, "masks": -1},
             {"messages": HI, "max_tokens": 0},
             {"messages": HI, "max_tokens": -5},
             {"messages": HI, "temperature": float("inf")},

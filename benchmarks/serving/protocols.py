@@ -32,7 +32,7 @@ MESSAGES_TOOLS = [{"name": n, "input_schema": s} for n, s in FUNCTIONS]
 CHAT_FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"tau": 1},
-    {"tau": 0.9, "window": "full"},
+    {"tau": 0.9, "masks": "full"},
     {"tools": CHAT_TOOLS},
     {"tools": CHAT_TOOLS, "tool_choice": "required"},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "light", "schema": LIGHT}}},

@@ -21,8 +21,8 @@ from serving.figures import growth, percentiles
 from serving.habits import HABITS, Asked, Told
 from serving.server import Server
 
-MOST_WRONG = 50  # kept in words; all are counted
-MOST_DRIBBLES = 16  # clients that dribble at once
+MAX_WRONG = 50  # kept in words; all are counted
+MAX_DRIBBLES = 16  # clients that dribble at once
 
 
 async def references(port: int, chats: Sequence[dict[str, Any]]) -> list[Asked]:
@@ -84,7 +84,7 @@ class Soak:
             if self.rate:
                 await asyncio.sleep(draw.expovariate(self.rate / self.num_clients))
             name = draw.choices(names, weights)[0]
-            if name == "dribble" and self._dribbling >= MOST_DRIBBLES:
+            if name == "dribble" and self._dribbling >= MAX_DRIBBLES:
                 continue
             self._started += 1
             self._dribbling += name == "dribble"
@@ -104,7 +104,7 @@ class Soak:
             self._recent.append(told.seconds)
         if told.wrong is not None:
             self.num_wrong += 1
-            if len(self.wrong) < MOST_WRONG:
+            if len(self.wrong) < MAX_WRONG:
                 self.wrong.append(f"{name}: {told.wrong}")
 
     async def _write(self) -> None:

@@ -16,7 +16,7 @@ from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..rounds import Progress, interleaved
 from ..rows import Plan, TaskRequest, make_plan
-from ..tasks.tasks import Task, data_hash
+from ..tasks.tasks import TaskRow, data_hash
 from .compare import Comparison, compare
 from .laps import Lap, serve
 from .report import BenchReport
@@ -70,7 +70,7 @@ def bench(request: BenchRequest, progress: Progress | None = None) -> BenchRepor
 
 
 def measure(
-    session: Session, tasks: Sequence[Task], options: BenchOptions, progress: Progress | None = None
+    session: Session, tasks: Sequence[TaskRow], options: BenchOptions, progress: Progress | None = None
 ) -> dict[Setting, list[list[Lap]]]:
     """Each setting's laps by round."""
     for setting in options.settings:  # the first steps of a shape are slow
@@ -119,5 +119,5 @@ def _profile(
         "date": report.date,
         "notes": report.notes,
     }
-    settings = {"tau": None, "metric": "probability", "window": setting.window, "draft": setting.draft}
+    settings = {"tau": None, "metric": "probability", "masks": setting.masks, "draft": setting.draft}
     return profiles.of_variant(session.bundle.manifest, session.variant, name, evidence, **settings)

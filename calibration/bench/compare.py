@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 from ..rounds import Percentiles, Rounds
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 from .laps import Lap, Timeline
 from .settings import Setting
 
@@ -33,7 +33,8 @@ class Comparison:
     score: float  # 0 to 1, of the first round
     score_interval: tuple[float, float]  # of the score's mean for any number of rows
     same_answers: float  # share of answers that are those of one-token mode
-    proposals_held: float | None  # share of exact mode's proposals that were verified; None without proposals
+    # share of exact mode's draft tokens that were verified; None without draft tokens
+    draft_acceptance_rate: float | None
     requests_per_second: Rounds  # with `batch` requests at any time
     answer_p95: float | None  # 95 of 100 of them had their whole answer within this time
     answers: int
@@ -43,7 +44,7 @@ class Comparison:
     forced: float = 0.0  # share of tokens that the rows' grammars forced, which no rule accepted
 
 
-def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Iterator[Comparison]:
+def compare(tasks: Sequence[TaskRow], laps: Mapping[Setting, SettingLaps]) -> Iterator[Comparison]:
     """A Comparison for each setting. `laps` must also hold one-token mode at the same batch."""
     for setting, rounds in laps.items():
         baseline = laps[Setting(setting.batch)]
@@ -53,7 +54,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
         pairs = [(a.output, p.output) for a, p in zip(first, _answers(baseline[0]), strict=True)]
         scores = [task.score(a, p) for task, (a, p) in zip(tasks, pairs, strict=True)]
         tokens, forwards = sum(a.num_tokens for a in every), sum(a.stats.forwards for a in every)
-        proposed = sum(a.stats.proposed for a in every)
+        draft_tokens = sum(a.stats.draft_tokens for a in every)
         durations = [a.seconds for a in every if a.seconds is not None]
         yield Comparison(
             setting=setting,
@@ -66,7 +67,9 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
             score=sum(scores) / len(scores),
             score_interval=wilson(sum(scores), len(scores)),
             same_answers=sum(a.token_ids == p.token_ids for a, p in pairs) / len(pairs),
-            proposals_held=sum(a.stats.verified for a in every) / proposed if proposed else None,
+            draft_acceptance_rate=sum(a.stats.accepted_draft_tokens for a in every) / draft_tokens
+            if draft_tokens
+            else None,
             requests_per_second=Rounds.of([len(first) / _seconds(lap) for lap in rounds]),
             answer_p95=float(np.percentile(durations, 95)) if durations else None,
             answers=len(first),

@@ -13,7 +13,7 @@ from ...runtime.decode.schedule import Limits
 from ...runtime.decode.stats import Stats
 from ...runtime.session.session import Session
 from ..tasks.scores import Output
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 from .settings import Setting
 
 
@@ -66,7 +66,7 @@ class Lap:
         return sum(answer.num_tokens for answer in self.answers)
 
 
-def serve(session: Session, tasks: Sequence[Task], setting: Setting) -> Lap:
+def serve(session: Session, tasks: Sequence[TaskRow], setting: Setting) -> Lap:
     """Decode all tasks with a Batcher that is kept full: as many clients as it has rows, each with one
     request at a time."""
     start, limits = perf_counter(), Limits(max_rows=setting.batch)
@@ -81,7 +81,7 @@ def serve(session: Session, tasks: Sequence[Task], setting: Setting) -> Lap:
     return Lap(perf_counter() - start, answers)
 
 
-def _ask(service: Batcher, task: Task, setting: Setting) -> Timeline:
+def _ask(service: Batcher, task: TaskRow, setting: Setting) -> Timeline:
     text, reason = "", "cancelled"
     token_ids: list[int] = []
     events: list[float] = []

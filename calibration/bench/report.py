@@ -145,16 +145,16 @@ class BenchReport:
         return self._table(("requests/s", "answer p95, s"), lines)
 
     def _table(self, head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """A head and lines, each after the batch and tau of its setting, and the window if one is given."""
-        named = self.options.windows != ("auto",)
+        """A head and lines, each after the batch and tau of its setting, and the masks if they is given."""
+        named = self.options.masks != ("auto",)
         names = [_names(line.setting) for line in self.compared]
-        table = [(("batch", "tau", "window"), head), *zip(names, lines, strict=True)]
+        table = [(("batch", "tau", "masks"), head), *zip(names, lines, strict=True)]
         return [(*(name if named else name[:2]), *cells) for name, cells in table]
 
 
 def _names(setting: Setting) -> tuple[str, str, str]:
-    window = "-" if setting.one_token else str(setting.window)
-    return str(setting.batch), setting.mode.removeprefix("tau "), window
+    masks = "-" if setting.one_token else str(setting.masks)
+    return str(setting.batch), setting.mode.removeprefix("tau "), masks
 
 
 def _speed(line: Comparison) -> str:

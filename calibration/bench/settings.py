@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
-from ...runtime.decode.config import GenerationConfig, Window
+from ...runtime.decode.config import GenerationConfig, Masks
 from ...runtime.errors import CalibrationError, MarsError
 from ...runtime.rules import broken, integer
 
@@ -18,12 +18,12 @@ WAVES = 4  # rows of a slice, as a multiple of the largest batch; with fewer, a 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Rows at once, a tau (None: exact mode), a window, and in exact mode the draft adapter (None: the
+    """Rows at once, a tau (None: exact mode), the masks, and in exact mode the draft adapter (None: the
     first). Raises MarsError for invalid values."""
 
     batch: Count
     tau: float | None = 1.0
-    window: Window = "auto"
+    masks: Masks = "auto"
     draft: str | None = None
 
     def __post_init__(self) -> None:
@@ -44,18 +44,20 @@ class Setting:
 
     def config(self, max_new_tokens: int) -> GenerationConfig:
         return GenerationConfig(
-            max_new_tokens=max_new_tokens, tau=self.tau, window=self.window, draft=self.draft
+            max_new_tokens=max_new_tokens, tau=self.tau, masks=self.masks, draft=self.draft
         )
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to compare: every tau and window at every batch, with one-token mode and, with `exact`, exact mode
-    at every window with every one of `drafts`. Raises CalibrationError that lists every bad value."""
+    """What to compare: every tau and number of masks at every batch, with one-token mode and, with `exact`,
+    exact mode at every number of masks with every one of `drafts`. Raises CalibrationError that lists every
+    bad value.
+    """
 
     taus: tuple[float, ...] = (0.95,)
     batches: tuple[int, ...] = (1,)
-    windows: tuple[Window, ...] = ("auto",)
+    masks: tuple[Masks, ...] = ("auto",)
     rounds: Count = 3  # how often each setting decodes the rows
     limit: Annotated[int | None, integer(1, "1 or more")] = (
         None  # most rows; 16, or four times the largest batch
@@ -64,14 +66,14 @@ class BenchOptions:
     drafts: tuple[str | None, ...] = (None,)  # draft adapters
 
     def __post_init__(self) -> None:
-        lists: dict[str, tuple[object, ...]] = {"batch": self.batches, "window": self.windows}
+        lists: dict[str, tuple[object, ...]] = {"batch": self.batches, "masks": self.masks}
         if not self.exact:  # exact mode alone can be compared with one-token mode
             lists["tau"] = self.taus
         problems = [f"give at least one {name}" for name, values in lists.items() if not values]
         # One value at a time, so that each bad value is named once.
         problems += _refusals(lambda batch: Setting(batch), self.batches)
         problems += _refusals(lambda tau: Setting(1, tau=tau), self.taus)
-        problems += _refusals(lambda window: Setting(1, window=window), self.windows)
+        problems += _refusals(lambda masks: Setting(1, masks=masks), self.masks)
         problems += broken(self).values()
         if problems:
             raise CalibrationError("; ".join(dict.fromkeys(problems)))
@@ -82,9 +84,9 @@ class BenchOptions:
         settings: list[Setting] = []
         for batch in self.batches:
             settings.append(Setting(batch))
-            exact = product(self.windows, self.drafts) if self.exact else ()
-            settings += [Setting(batch, None, window, draft) for window, draft in exact]
-            taus = [Setting(batch, tau, window) for window, tau in product(self.windows, self.taus)]
+            exact = product(self.masks, self.drafts) if self.exact else ()
+            settings += [Setting(batch, None, masks, draft) for masks, draft in exact]
+            taus = [Setting(batch, tau, masks) for masks, tau in product(self.masks, self.taus)]
             settings += [setting for setting in taus if not setting.one_token]
         return tuple(dict.fromkeys(settings))
 

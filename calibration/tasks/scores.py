@@ -17,7 +17,7 @@ from ...runtime.errors import CalibrationError
 
 _FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_MOST_DIGITS = 300  # float() of a longer number would be infinite
+_MAX_DIGITS = 300  # float() of a longer number would be infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _words(text: str) -> list[str]:
 
 def _last_number(text: str) -> float | None:
     numbers = _FINAL.findall(text) or _NUMBER.findall(text)
-    if not numbers or len(numbers[-1]) > _MOST_DIGITS:
+    if not numbers or len(numbers[-1]) > _MAX_DIGITS:
         return None
     return float(numbers[-1].replace(",", ""))
 

@@ -25,7 +25,7 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TaskRow:
     """One row: a prompt, how its output is judged, and the longest output."""
 
     source: str | Messages  # a text to be continued, or messages for the chat template
@@ -83,12 +83,12 @@ def find(task: str) -> Path:
     return DATA / f"{task}{SUFFIX}" if task in builtin_names() else Path(task)
 
 
-def data_hash(tasks: Sequence[Task]) -> str:
+def data_hash(tasks: Sequence[TaskRow]) -> str:
     """One SHA-256 over all rows, in their order."""
     return hashlib.sha256("".join(task.digest for task in tasks).encode()).hexdigest()
 
 
-def load(path: str | Path, *, score: str | None = None) -> list[Task]:
+def load(path: str | Path, *, score: str | None = None) -> list[TaskRow]:
     """Read a JSONL file of tasks. Raises CalibrationError that lists every bad line.
 
     `score` is that of rows that name none, a built-in one or `module:function`; no other module is imported.
@@ -104,7 +104,7 @@ def load(path: str | Path, *, score: str | None = None) -> list[Task]:
         ) from error
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
-    tasks: list[Task] = []
+    tasks: list[TaskRow] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -130,7 +130,7 @@ def load(path: str | Path, *, score: str | None = None) -> list[Task]:
     return tasks
 
 
-def _task(row: Any, number: int, default: Score) -> Task:
+def _task(row: Any, number: int, default: Score) -> TaskRow:
     if not isinstance(row, dict):
         raise CalibrationError("a row must be a JSON object")
     problems = [f"unknown field {name!r} (known: {', '.join(FIELDS)})" for name in row if name not in FIELDS]
@@ -155,7 +155,7 @@ def _task(row: Any, number: int, default: Score) -> Task:
         problems.append("half of a surrogate pair is not text")
     if problems:
         raise CalibrationError("; ".join(problems))
-    return Task(source, score, answer, limit, number, form=shape)
+    return TaskRow(source, score, answer, limit, number, form=shape)
 
 
 def _score(row: dict[str, Any], default: Score, problems: list[str]) -> Score:

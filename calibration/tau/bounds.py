@@ -15,9 +15,9 @@ from functools import cache
 
 import numpy as np
 
-LARGEST_STAKE = 0.75  # below 1, so that no single value can ruin the gambler
+MAX_STAKE = 0.75  # below 1, so that no single value can ruin the gambler
 PRIOR_VARIANCE, PRIOR_WEIGHT = 0.02, 10  # a first guess, soon outweighed: paired drops are mostly zero
-_LOWEST_MEAN = 1 - 1 / LARGEST_STAKE  # below it a stake could lose more than the capital
+_LOWEST_MEAN = 1 - 1 / MAX_STAKE  # below it a stake could lose more than the capital
 _SEARCH = 10**6  # items; the search ends here
 
 
@@ -72,4 +72,4 @@ def _stakes(values: np.ndarray, level: float) -> np.ndarray:
         PRIOR_WEIGHT + seen
     )
     known = np.concatenate([np.full((*values.shape[:-1], 1), PRIOR_VARIANCE), variances[..., :-1]], axis=-1)
-    return np.asarray(np.minimum(np.sqrt(2 * np.log(1 / level) / (count * known)), LARGEST_STAKE))
+    return np.asarray(np.minimum(np.sqrt(2 * np.log(1 / level) / (count * known)), MAX_STAKE))

@@ -15,18 +15,18 @@ from ..journal import Journal
 from ..rounds import Progress, Rounds, percent
 from ..rows import Plan
 from ..tasks.scores import edit_similarity
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 from . import bounds, race
 from .clock import Clock, row_seconds
 from .decoding import Outcome, decode_rows, num_same
-from .exact import ExactMode, beside
+from .exact import ExactMode, compare_exact
 from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of, setting
 
 CHECK_ROWS = 32  # rows decoded in exact and in one-token mode, to compare their texts
 BATCH = 8  # rows decoded together, if answers do not depend on it
 SPEED_ROWS = 32  # at least; four times the batch if that is more: for predicted speeds
 SHORT_ANSWER = 4  # tokens, too few for several to be accepted together
-MOST_CHANGES = 50
+MAX_CHANGES = 50
 Outcomes = Sequence[Outcome]
 
 
@@ -57,7 +57,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Candidate:
     """A candidate: its figures, its paired drop against one-token mode, whether the bound was shown, and, if
     it was among the fastest, its speed-up over one-token mode in interleaved rounds."""
 
@@ -93,10 +93,10 @@ class Calibration:
     prompt_range: tuple[int, int]
     answer_range: tuple[int, int]
     one_token: Figures
-    tested: tuple[Trial, ...]
-    chosen: Trial | None  # None: no setting was shown to be faster than tau 1 within the bound
+    tested: tuple[Candidate, ...]
+    chosen: Candidate | None  # None: no setting was shown to be faster than tau 1 within the bound
     choice: str | None  # the reason of the choice; None if no setting passed
-    changed: tuple[Change, ...]  # its changed answers, the worst first, at most MOST_CHANGES
+    changed: tuple[Change, ...]  # its changed answers, the worst first, at most MAX_CHANGES
     exact: ExactMode
     notes: tuple[str, ...]
 
@@ -119,7 +119,7 @@ class Calibrator:
         )  # an answer does not depend on the rows beside it, and exact mode has the one-token text
         self.batch = max(BATCH, options.batch) if self.is_batch_invariant else options.batch
 
-    def plan(self, tasks: Sequence[Task]) -> None:
+    def plan(self, tasks: Sequence[TaskRow]) -> None:
         """Report the drop that these rows can show, and the most time that all phases may take."""
         options, text, count = self.options, self.session.text, len(tasks)
         answers = [len(text.encode_part(t.answer)) if t.answer and text else t.max_new_tokens for t in tasks]
@@ -145,7 +145,7 @@ class Calibrator:
             self._progress(phase, done, total, note)
 
     def outcomes(
-        self, tasks: Sequence[Task], config: GenerationConfig, safer: Outcomes = ()
+        self, tasks: Sequence[TaskRow], config: GenerationConfig, safer: Outcomes = ()
     ) -> list[Outcome]:
         """The rows at a setting. Those of a safer tau that hold at this one, too, are not decoded again."""
         phase, journal = name_of(config), self.journal
@@ -164,12 +164,14 @@ class Calibrator:
             self.report(phase, done, len(tasks))
         return self.known(tasks, config)
 
-    def known(self, tasks: Sequence[Task], config: GenerationConfig) -> list[Outcome]:
+    def known(self, tasks: Sequence[TaskRow], config: GenerationConfig) -> list[Outcome]:
         """The rows that were decoded at a setting."""
         kept = [self.journal[f"{name_of(config)}/{task.digest[:24]}"] for task in tasks]
         return [Outcome(**row | {"token_ids": tuple(row["token_ids"])}) for row in kept]
 
-    def predicted_speed(self, tasks: Sequence[Task], config: GenerationConfig, outcomes: Outcomes) -> float:
+    def predicted_speed(
+        self, tasks: Sequence[TaskRow], config: GenerationConfig, outcomes: Outcomes
+    ) -> float:
         """Tokens per second of the first rows at the batch of the options."""
         batch, tokens, seconds = self.options.batch, 0, 0.0
         for task, outcome in list(zip(tasks, outcomes, strict=True))[: max(SPEED_ROWS, 4 * batch)]:
@@ -178,7 +180,7 @@ class Calibrator:
             seconds += row_seconds(self.session, config, batch, *counts)
         return tokens / seconds
 
-    def race(self, tasks: Sequence[Task], settings: dict[str, GenerationConfig]) -> race.Laps:
+    def race(self, tasks: Sequence[TaskRow], settings: dict[str, GenerationConfig]) -> race.Laps:
         return race.race(self.session, tasks, settings, self.options.batch, self.report)
 
 
@@ -200,7 +202,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, one_token_rows, qualities, 1.0, options.confidence)
     reasons = _reasons_not_to_test(answers)
-    trials: list[Trial] = []
+    trials: list[Candidate] = []
     for metric in () if reasons else options.metrics:
         trials += _sequence(calibrator, plan, references, qualities, metric)
     laps = _race(calibrator, plan, trials)
@@ -223,8 +225,8 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         tested=tuple(trials),
         chosen=choice,
         choice=reason,
-        changed=tuple(changes[:MOST_CHANGES]),
-        exact=beside(
+        changed=tuple(changes[:MAX_CHANGES]),
+        exact=compare_exact(
             laps,
             exact,
             references,
@@ -262,7 +264,7 @@ def figures(
 
 def _sequence(
     calibrator: Calibrator, plan: Plan, references: Outcomes, qualities: np.ndarray, metric: str
-) -> Iterator[Trial]:
+) -> Iterator[Candidate]:
     """Test a metric's candidates from safe to fast, up to and including the first that does not pass."""
     options = calibrator.options
     outcomes: list[Outcome] = []
@@ -275,7 +277,7 @@ def _sequence(
         passed = p_value <= options.level if options.guarantee else drops.mean() < options.max_drop
         agreement = num_same(outcomes, references) / len(references)
         speed = calibrator.predicted_speed(plan.tasks, config, outcomes)
-        yield Trial(
+        yield Candidate(
             figures(config, outcomes, scores, agreement, options.confidence, speed),
             float(drops.mean()),
             bounds.upper_bound(drops, options.level),
@@ -286,7 +288,7 @@ def _sequence(
             return
 
 
-def _race(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race.Laps:
+def _race(calibrator: Calibrator, plan: Plan, trials: Sequence[Candidate]) -> race.Laps:
     """The laps of one-token mode, exact mode and the safest of the fastest trials that passed.
 
     Taus differ in their forwards, which are counted, at nearly the same widths: the cost of a step compares
@@ -298,7 +300,7 @@ def _race(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race.L
     return calibrator.race(plan.tasks, {name_of(config): config for config in configs})
 
 
-def _timed(laps: race.Laps, one_token: Figures, trials: list[Trial]) -> tuple[Figures, list[Trial]]:
+def _timed(laps: race.Laps, one_token: Figures, trials: list[Candidate]) -> tuple[Figures, list[Candidate]]:
     """One-token mode and the trial that was raced, with their speeds in the same rounds; the predictions of
     other trials are scaled alike."""
     ratios, scale = race.speed_ups(laps), 1.0
@@ -314,7 +316,7 @@ def _timed(laps: race.Laps, one_token: Figures, trials: list[Trial]) -> tuple[Fi
     return timed(one_token), trials
 
 
-def _fastest(laps: race.Laps, trials: Sequence[Trial]) -> tuple[Trial | None, str]:
+def _fastest(laps: race.Laps, trials: Sequence[Candidate]) -> tuple[Candidate | None, str]:
     """The choice among one-token mode and the taus that passed, and why."""
     name, reason = race.choose({name: rounds for name, rounds in laps.items() if name != name_of(EXACT)})
     if others := sum(t.passed and t.speed_up is None for t in trials):
@@ -325,7 +327,7 @@ def _fastest(laps: race.Laps, trials: Sequence[Trial]) -> tuple[Trial | None, st
 
 
 def _references(
-    calibrator: Calibrator, tasks: Sequence[Task]
+    calibrator: Calibrator, tasks: Sequence[TaskRow]
 ) -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
     """The one-token answers of all rows, and the rows decoded in one-token and in exact mode.
 
@@ -345,7 +347,7 @@ def _references(
 
 
 def _scores(
-    tasks: Sequence[Task], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
+    tasks: Sequence[TaskRow], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
 ) -> np.ndarray:
     """Score each outcome. With the references' `qualities`, equal answers are not judged again."""
     scores = np.zeros(len(tasks)) if qualities is None else qualities.copy()
@@ -355,7 +357,7 @@ def _scores(
     return scores
 
 
-def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:
+def changes_of(tasks: Sequence[TaskRow], references: Outcomes, outcomes: Outcomes) -> list[Change]:
     """All changed answers: those that lost most first, then those that changed most."""
     changes = []
     for task, before, after in zip(tasks, references, outcomes, strict=True):
@@ -368,7 +370,7 @@ def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) 
 
 
 def _notes(
-    plan: Plan, trials: Sequence[Trial], references: Outcomes, options: CalibrationOptions
+    plan: Plan, trials: Sequence[Candidate], references: Outcomes, options: CalibrationOptions
 ) -> Iterator[str]:
     """Warnings for readers of the report."""
     if not options.guarantee:

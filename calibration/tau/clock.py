@@ -12,7 +12,7 @@ from ...runtime.session.session import Session
 def row_seconds(
     session: Session, config: GenerationConfig, batch: int, prompt: float, tokens: float, forwards: float
 ) -> float:
-    """Predicted seconds of a row with full windows, `batch` rows at once."""
+    """Predicted seconds of a row with all masks, `batch` rows at once."""
     cost, masks = session.cost, 0 if config.one_token else session.bundle.manifest.block - 1
     forwards = max(1, forwards)  # a grammar can force a whole answer
     positions = batch * (tokens / forwards + masks)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
 from ..tasks.scores import Output
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def decode_rows(
-    session: Session, tasks: Sequence[Task], config: GenerationConfig, batch: int
+    session: Session, tasks: Sequence[TaskRow], config: GenerationConfig, batch: int
 ) -> Iterator[Outcome]:
     """Decode the tasks, at most `batch` rows at a time, and yield their outcomes in order. The rows' limits
     and forms replace those of `config`."""

@@ -37,7 +37,7 @@ class ExactMode:
     verdict: str
 
 
-def beside(
+def compare_exact(
     laps: race.Laps,
     outcomes: Sequence[Outcome],
     references: Sequence[Outcome],
@@ -59,7 +59,7 @@ def beside(
         )
     quality, (low, high) = one_token
     tokens, forwards, _ = map(sum, zip(*laps[name], strict=True))
-    suffices = race.is_as_fast(laps, name, best) and bound <= options.max_drop
+    suffices = race.not_slower(laps, name, best) and bound <= options.max_drop
     needed = "no profile is needed" if suffices else "the bound is not shown"
     return ExactMode(
         num_rows=len(outcomes),
@@ -79,10 +79,10 @@ def beside(
 def _verdict(laps: race.Laps, best: str, kept: str, needed: str) -> str:
     name = name_of(EXACT)
     up = race.speed_ups(laps)[name]
-    if not race.is_as_fast(laps, name, best):
-        return f"{best} is {race.lead_of(laps, best, name)} as fast as exact mode, which {kept}"
+    if not race.not_slower(laps, name, best):
+        return f"{best} is {race.speedup(laps, best, name)} as fast as exact mode, which {kept}"
     if best == name_of(ONE_TOKEN):
         return f"exact mode {kept}, at {up} the speed of one-token mode: {needed}"
-    is_faster = not race.is_as_fast(laps, best, name)
+    is_faster = not race.not_slower(laps, best, name)
     how = "faster than" if is_faster else "as fast, within the margin of a tie, as"
     return f"exact mode is {how} {best} ({up} the speed of one-token mode) and {kept}: {needed}"

@@ -23,13 +23,13 @@ GRID: Mapping[str, tuple[float, ...]] = {
 
 
 def setting(tau: float, metric: str = "probability") -> GenerationConfig:
-    """A setting with full windows, so that answers do not depend on the speed of the machine."""
-    return GenerationConfig(tau=tau, metric=metric, window="full")
+    """A setting with all masks, so that answers do not depend on the speed of the machine."""
+    return GenerationConfig(tau=tau, metric=metric, masks="full")
 
 
 ONE_TOKEN = setting(1.0)
 BELOW_1 = math.nextafter(1, 0)
-EXACT = GenerationConfig()  # the default; its window changes the speed but not the text
+EXACT = GenerationConfig()  # the default; `masks` changes the speed but not the text
 
 
 def name_of(config: GenerationConfig) -> str:

@@ -10,7 +10,7 @@ from statistics import median
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
 from ..rounds import Rounds, interleaved
-from ..tasks.tasks import Task
+from ..tasks.tasks import TaskRow
 from .decoding import decode_rows
 
 ROUNDS = 3
@@ -35,7 +35,7 @@ def safest_tie(predicted: Mapping[str, float]) -> str:
 
 def race(
     session: Session,
-    tasks: Sequence[Task],
+    tasks: Sequence[TaskRow],
     settings: Mapping[str, GenerationConfig],
     batch: int,
     report: Callable[[str, int, int], None],
@@ -63,7 +63,7 @@ def race(
 def speed_ups(laps: Laps) -> dict[str, Rounds]:
     """Each setting's ratio to the first, within each round."""
     first = next(iter(laps))
-    return {name: lead_of(laps, name, first) for name in laps}
+    return {name: speedup(laps, name, first) for name in laps}
 
 
 def tokens_per_second(laps: Laps, name: str) -> float:
@@ -76,7 +76,7 @@ def choose(laps: Laps) -> tuple[str, str]:
     one_token = next(iter(laps))
     ratios = speed_ups(laps)
     fastest = max(laps, key=lambda name: ratios[name].median)
-    choice = next(name for name in laps if is_as_fast(laps, name, fastest))
+    choice = next(name for name in laps if not_slower(laps, name, fastest))
     rounds = f"in {len(laps[fastest])} interleaved rounds over the same rows"
     best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
     if fastest == one_token:
@@ -87,15 +87,15 @@ def choose(laps: Laps) -> tuple[str, str]:
     return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
 
 
-def is_as_fast(laps: Laps, name: str, other: str) -> bool:
+def not_slower(laps: Laps, name: str, other: str) -> bool:
     """Whether `other` has no lead over `name`: a lead has a median of at least TIE, and is there in every
     round.
     """
-    lead = lead_of(laps, other, name)
+    lead = speedup(laps, other, name)
     return lead.median < TIE or lead.low <= 1
 
 
-def lead_of(laps: Laps, name: str, other: str) -> Rounds:
+def speedup(laps: Laps, name: str, other: str) -> Rounds:
     """How many times as fast `name` is as `other`, within each round."""
     return Rounds.of(
         [_speed(ours) / _speed(theirs) for ours, theirs in zip(laps[name], laps[other], strict=True)]

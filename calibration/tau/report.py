@@ -12,7 +12,7 @@ import jinja2
 
 from ...runtime.bundle.manifest import Profile
 from ..rounds import busy_note, percent
-from .calibrate import Calibration, Figures, Trial
+from .calibrate import Calibration, Candidate, Figures
 from .exact import ExactMode
 
 COLUMNS = (
@@ -20,7 +20,7 @@ COLUMNS = (
     "verdict",
 )  # fmt: skip
 SHOWN_CHANGES = 10
-MOST_TEXT = 600  # characters of an answer on a page
+MAX_TEXT = 600  # characters of an answer on a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class CalibrationReport:
             + (", enough" if exact.suffices else ""),
         )
 
-    def _line(self, trial: Trial) -> tuple[str, ...]:
+    def _line(self, trial: Candidate) -> tuple[str, ...]:
         m = trial.measured
         is_choice = trial == self.calibration.chosen
         return (
@@ -165,7 +165,7 @@ def _line(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + " ..."
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
 
 
 def sentence(text: str) -> str:

@@ -183,7 +183,7 @@ def _profile(request: CalibrationRequest, session: Session, result: Calibration,
         "backend": variant.backend,
         "device": request.device,
         "block": manifest.block,
-        "window": "full",
+        "masks": "full",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "notes": [exact.verdict, *result.notes],
     }

@@ -174,21 +174,21 @@ std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Lim
 }
 
 /// `enable_thinking`, the only variable of the chat template that can be set, or an effort of "none".
-void read_thinking(Fields& fields, Ask& ask) {
+void read_thinking(Fields& fields, ApiRequest& api_request) {
     static const std::set<std::string> efforts{"none", "minimal", "low", "medium", "high", "xhigh"};
     if (const auto effort = fields.text("reasoning_effort")) {
         if (efforts.count(*effort) == 0) wrong("reasoning_effort", "none, minimal, low, medium, high or xhigh", *effort);
-        ask.thinking_field = "reasoning_effort";
-        if (*effort == "none") ask.thinking = false;
+        api_request.thinking_field = "reasoning_effort";
+        if (*effort == "none") api_request.thinking = false;
     }
     const auto variables = fields.any("chat_template_kwargs");
     if (!variables) return;
-    ask.thinking_field = "chat_template_kwargs";
-    if (!variables->is_object()) wrong(ask.thinking_field, "an object", *variables);
+    api_request.thinking_field = "chat_template_kwargs";
+    if (!variables->is_object()) wrong(api_request.thinking_field, "an object", *variables);
     for (const auto& [name, value] : variables->items()) {
         if (name != "enable_thinking" || !value.is_boolean())
-            throw Refused(400, "chat_template_kwargs: only enable_thinking, true or false, is supported here", ask.thinking_field);
-        ask.thinking = value.get<bool>();
+            throw Refused(400, "chat_template_kwargs: only enable_thinking, true or false, is supported here", api_request.thinking_field);
+        api_request.thinking = value.get<bool>();
     }
 }
 
@@ -210,10 +210,10 @@ std::uint64_t seed_of(const Json& value) {
     return value.is_number_unsigned() ? value.get<std::uint64_t>() : static_cast<std::uint64_t>(value.get<std::int64_t>());
 }
 
-std::int64_t window_of(const Json& value) {
-    const auto window = mars::window_of(value.is_string() ? value.get<std::string>() : value.is_number_integer() ? value.dump() : "");
-    if (!window) wrong("window", "auto, full or an integer of 1 or more", value);
-    return *window;
+std::int64_t masks_of(const Json& value) {
+    const auto masks = mars::masks_of(value.is_string() ? value.get<std::string>() : value.is_number_integer() ? value.dump() : "");
+    if (!masks) wrong("masks", "auto, full or an integer of 0 or more", value);
+    return *masks;
 }
 
 mars::Metric metric_of(const std::string& name) {
@@ -247,75 +247,75 @@ Json error(int status, const std::string& message, const std::string& param, con
     return {{"error", {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}}}};
 }
 
-Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
+ApiRequest read_request(Kind kind, const std::string& body, const Limits& limits) {
     const Json given = parse(body);
     const auto names = [&](const char* name) { return given.contains(name) && !given[name].is_null(); };
     Fields fields(given);
-    Ask ask;
-    ask.kind = kind;
-    auto& config = ask.config;
-    ask.model = fields.text("model");
+    ApiRequest api_request;
+    api_request.kind = kind;
+    auto& config = api_request.config;
+    api_request.model = fields.text("model");
     if (kind == Kind::chat) {
-        ask.prompts.emplace_back(messages_of(fields.any("messages"), limits));
+        api_request.prompts.emplace_back(messages_of(fields.any("messages"), limits));
         const auto old_most = fields.integer("max_tokens");
         const auto new_most = fields.integer("max_completion_tokens");
-        ask.max_tokens = new_most ? new_most : old_most;
-        read_thinking(fields, ask);
+        api_request.max_tokens = new_most ? new_most : old_most;
+        read_thinking(fields, api_request);
     } else {
-        ask.prompts = prompts_of(fields.any("prompt"), limits);
-        ask.max_tokens = fields.integer("max_tokens").value_or(text_tokens);
+        api_request.prompts = prompts_of(fields.any("prompt"), limits);
+        api_request.max_tokens = fields.integer("max_tokens").value_or(text_tokens);
     }
-    if (ask.max_tokens && (*ask.max_tokens < 1 || *ask.max_tokens > limits.new_tokens))
-        wrong("max_tokens", "an integer of 1 to " + std::to_string(limits.new_tokens), *ask.max_tokens);
-    ask.n = fields.integer("n").value_or(1);
-    if (ask.n < 1 || ask.n > limits.choices) wrong("n", "1 to " + std::to_string(limits.choices), ask.n);
+    if (api_request.max_tokens && (*api_request.max_tokens < 1 || *api_request.max_tokens > limits.new_tokens))
+        wrong("max_tokens", "an integer of 1 to " + std::to_string(limits.new_tokens), *api_request.max_tokens);
+    api_request.n = fields.integer("n").value_or(1);
+    if (api_request.n < 1 || api_request.n > limits.choices) wrong("n", "1 to " + std::to_string(limits.choices), api_request.n);
     config.temperature = fields.number("temperature").value_or(config.temperature);
     config.top_p = fields.number("top_p").value_or(config.top_p);
     config.top_k = std::max(fields.integer("top_k").value_or(config.top_k), std::int64_t{-1});
     if (config.top_k == -1) config.top_k = 0; // off, as some clients write it
     config.min_p = fields.number("min_p").value_or(config.min_p);
     config.repetition_penalty = fields.number("repetition_penalty").value_or(config.repetition_penalty);
-    ask.has_seed = names("seed");
+    api_request.has_seed = names("seed");
     if (const auto seed = fields.any("seed")) config.seed = seed_of(*seed);
     config.stop = stops_of(fields.any("stop"), limits);
-    config.lookup = fields.integer("lookup").value_or(config.lookup);
+    config.prompt_lookup = fields.integer("prompt_lookup").value_or(config.prompt_lookup);
     config.exact = fields.flag("exact");
     config.tau = fields.number("tau");
     if (const auto metric = fields.text("metric")) config.metric = metric_of(*metric);
-    ask.has_window = names("window");
-    if (const auto window = fields.any("window")) config.window = window_of(*window);
+    api_request.has_masks = names("masks");
+    if (const auto masks = fields.any("masks")) config.masks = masks_of(*masks);
     config.cache_salt = fields.text("cache_salt").value_or("");
     config.draft = fields.text("draft").value_or("");
     config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
-    ask.profile = fields.text("profile");
-    for (const char* knob : {"exact", "tau", "metric", "window"}) {
-        if (!names(knob)) continue;
-        ask.names_knob = true;
-        if (ask.profile) throw Refused(400, std::string("a profile sets ") + knob + "; give one of them", knob);
+    api_request.profile = fields.text("profile");
+    for (const char* tau_setting : {"exact", "tau", "metric", "masks"}) {
+        if (!names(tau_setting)) continue;
+        api_request.names_tau_setting = true;
+        if (api_request.profile) throw Refused(400, std::string("a profile sets ") + tau_setting + "; give one of them", tau_setting);
     }
     if (config.exact.value_or(false) && config.tau) throw Refused(400, "tau and exact exclude each other; give one of them", "tau");
     if (names("metric") && !config.tau) throw Refused(400, "metric says what tau is compared with; give tau, too", "metric");
-    ask.stream = fields.flag("stream").value_or(false);
-    ask.include_usage = usage_wanted(fields, ask.stream);
-    ask.return_steps = fields.flag("return_steps").value_or(false);
+    api_request.stream = fields.flag("stream").value_or(false);
+    api_request.include_usage = usage_wanted(fields, api_request.stream);
+    api_request.return_steps = fields.flag("return_steps").value_or(false);
     fields.finish();
-    return ask;
+    return api_request;
 }
 
-void switch_thinking(const mars::Session& session, Ask& ask) {
-    if (!ask.thinking) return;
+void switch_thinking(const mars::Session& session, ApiRequest& api_request) {
+    if (!api_request.thinking) return;
     const mars::SessionInfo info = session.info();
     if (info.switches_thinking)
-        ask.prompts.front() = mars::Prompt(*ask.prompts.front().messages(), ask.thinking);
-    else if (ask.thinking_field == "chat_template_kwargs" || *ask.thinking != info.has_thinking)
-        throw Refused(400, "this bundle cannot turn thinking on or off without its chat template", ask.thinking_field,
+        api_request.prompts.front() = mars::Prompt(*api_request.prompts.front().messages(), api_request.thinking);
+    else if (api_request.thinking_field == "chat_template_kwargs" || *api_request.thinking != info.has_thinking)
+        throw Refused(400, "this bundle cannot turn thinking on or off without its chat template", api_request.thinking_field,
                       "unsupported_by_model");
 }
 
-void check(const mars::Session& session, const Ask& ask) {
+void check(const mars::Session& session, const ApiRequest& api_request) {
     try {
-        session.check(ask.config);
+        session.check(api_request.config);
     } catch (const mars::SessionError& problem) { // the message begins with the name of the wrong field
         const std::string message = problem.what(), field = message.substr(0, message.find(' '));
         throw Refused(400, message, field == "max_new_tokens" ? "max_tokens" : field);

@@ -37,7 +37,7 @@ enum class Kind { chat, text };
 
 /// One request: `n` answers to each prompt. `max_tokens`: no value means as many as fit. `profile` may also come from
 /// the model's name, NAME:PROFILE. `thinking`: whether the model is to think, set by the field `thinking_field`.
-struct Ask {
+struct ApiRequest {
     Kind kind = Kind::chat;
     std::optional<std::string> model, profile;
     std::vector<mars::Prompt> prompts;
@@ -46,17 +46,17 @@ struct Ask {
     std::optional<bool> thinking;
     std::string thinking_field;
     std::int64_t n = 1;
-    bool stream = false, include_usage = false, return_steps = false, names_knob = false, has_seed = false, has_window = false;
+    bool stream = false, include_usage = false, return_steps = false, names_tau_setting = false, has_seed = false, has_masks = false;
 };
 
 /// Throws Refused for the first problem, and for unsupported fields that would change the answer.
-Ask read_ask(Kind kind, const std::string& body, const Limits& limits);
+ApiRequest read_request(Kind kind, const std::string& body, const Limits& limits);
 
 /// Turns thinking on or off in the prompt. Throws Refused if the bundle cannot.
-void switch_thinking(const mars::Session& session, Ask& ask);
+void switch_thinking(const mars::Session& session, ApiRequest& api_request);
 
 /// Checks a request as the session does. Throws Refused that names the field.
-void check(const mars::Session& session, const Ask& ask);
+void check(const mars::Session& session, const ApiRequest& api_request);
 
 /// The answer of /v1/models: the bundle's name, and its name with each valid profile.
 Json models(const mars::Session& session, const std::string& name, std::int64_t created);

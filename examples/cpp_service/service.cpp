@@ -22,7 +22,7 @@
 #include "mailbox.hpp"
 #include "openai.hpp"
 #include "options.hpp"
-#include "reply.hpp"
+#include "serializer.hpp"
 
 namespace {
 
@@ -125,75 +125,77 @@ class Service {
     }
 
     void complete(http::Exchange& exchange, openai::Kind kind, const std::string& client) {
-        openai::Ask ask = openai::read_ask(kind, exchange.body, ask_limits_);
-        choose(ask);
-        ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.info().context_length, ask_limits_.new_tokens));
-        ask.config.deadline = static_cast<double>(request_timeout.count());
-        if (ask.config.temperature > 0 && !ask.has_seed) ask.config.seed = fresh() >> 1U;
-        ask.config = ask.config.repeatable(ask.has_window, ask.has_seed);
-        openai::check(session_, ask);
-        openai::switch_thinking(session_, ask);
+        openai::ApiRequest api_request = openai::read_request(kind, exchange.body, ask_limits_);
+        choose(api_request);
+        api_request.config.max_new_tokens =
+            api_request.max_tokens.value_or(std::min(session_.info().context_length, ask_limits_.new_tokens));
+        api_request.config.deadline = static_cast<double>(request_timeout.count());
+        if (api_request.config.temperature > 0 && !api_request.has_seed) api_request.config.seed = fresh() >> 1U;
+        api_request.config = api_request.config.repeatable(api_request.has_masks, api_request.has_seed);
+        openai::check(session_, api_request);
+        openai::switch_thinking(session_, api_request);
         const auto box = std::make_shared<Mailbox>();
-        openai::Reply reply(fresh_id(), ask.model.value_or(name_), ask);
-        enter(reply, ask, box, client);
-        if (ask.stream)
-            streamed(exchange, reply, *box);
+        openai::Serializer serializer(fresh_id(), api_request.model.value_or(name_), api_request);
+        enter(serializer, api_request, box, client);
+        if (api_request.stream)
+            streamed(exchange, serializer, *box);
         else
-            whole(exchange, reply, *box);
+            whole(exchange, serializer, *box);
     }
 
     /// Apply the model and profile that a request names.
-    void choose(openai::Ask& ask) const {
-        const std::string model = ask.model.value_or(name_);
+    void choose(openai::ApiRequest& api_request) const {
+        const std::string model = api_request.model.value_or(name_);
         const std::vector<std::string> profiles = session_.info().profiles;
         for (const std::string& each : profiles)
             if (model == name_ + ":" + each) {
-                if (ask.names_knob || (ask.profile && *ask.profile != each))
+                if (api_request.names_tau_setting || (api_request.profile && *api_request.profile != each))
                     throw openai::Refused(400, "the model's name has a profile; give no other setting beside it", "model");
-                ask.profile = each;
+                api_request.profile = each;
             }
-        if (model != name_ && (!ask.profile || model != name_ + ":" + *ask.profile))
+        if (model != name_ && (!api_request.profile || model != name_ + ":" + *api_request.profile))
             throw openai::Refused(404, "no such model (GET /v1/models lists them)", "model", "model_not_found");
-        if (!ask.profile) return;
+        if (!api_request.profile) return;
         try {
-            ask.config = ask.config.with_profile(session_.config_of_profile(*ask.profile));
+            api_request.config = api_request.config.with_profile(session_.config_of_profile(*api_request.profile));
         } catch (const mars::SessionError& problem) {
             throw openai::Refused(400, problem.what(), "profile");
         }
     }
 
     /// Queue all answers of a request in the turns of `client`. If one finds no room, those already queued end.
-    void enter(openai::Reply& reply, const openai::Ask& ask, const std::shared_ptr<Mailbox>& box, const std::string& client) {
-        for (const mars::Prompt& prompt : ask.prompts)
-            for (std::int64_t i = 0; i < ask.n; ++i) {
-                mars::GenerationConfig own = ask.config;
+    void enter(openai::Serializer& serializer, const openai::ApiRequest& api_request, const std::shared_ptr<Mailbox>& box,
+               const std::string& client) {
+        for (const mars::Prompt& prompt : api_request.prompts)
+            for (std::int64_t i = 0; i < api_request.n; ++i) {
+                mars::GenerationConfig own = api_request.config;
                 own.seed += static_cast<std::uint64_t>(i);
-                const std::size_t index = reply.choices.size();
+                const std::size_t index = serializer.choices.size();
                 try {
-                    reply.choices.push_back(
+                    serializer.choices.push_back(
                         {static_cast<std::int64_t>(index), batcher_.submit(prompt, own, {0.0, client, Mailbox::slot(box, index)})});
                 } catch (const mars::SessionError& problem) {
                     if (typeid(problem) != typeid(mars::SessionError) || !batcher_.alive()) throw;
                     // If the settings are valid, the prompt must be wrong.
-                    throw openai::Refused(400, problem.what(), ask.kind == openai::Kind::chat ? "messages" : "prompt");
+                    throw openai::Refused(400, problem.what(), api_request.kind == openai::Kind::chat ? "messages" : "prompt");
                 }
-                openai::Choice& choice = reply.choices.back();
-                if (ask.config.grammar.empty()) choice.thinking = session_.thinking_stream(prompt);
-                if ((ask.return_steps || choice.thinking) && session_.info().has_text) choice.steps.emplace(session_.text_stream());
+                openai::Choice& choice = serializer.choices.back();
+                if (api_request.config.grammar.empty()) choice.thinking = session_.thinking_stream(prompt);
+                if ((api_request.return_steps || choice.thinking) && session_.info().has_text) choice.steps.emplace(session_.text_stream());
             }
     }
 
     /// Pass each event to `body` until all answers are over. Cancels them if the client disconnects. Throws what made
     /// one fail.
     template <typename Body, typename Idle>
-    static void follow(const http::Exchange& exchange, openai::Reply& reply, Mailbox& box, const Body& body, const Idle& idle) {
+    static void follow(const http::Exchange& exchange, openai::Serializer& serializer, Mailbox& box, const Body& body, const Idle& idle) {
         auto heard = std::chrono::steady_clock::now();
-        while (!reply.is_over()) {
+        while (!serializer.is_over()) {
             if (auto next = box.take(glance)) {
-                body(reply.choices[next->first], next->second);
+                body(serializer.choices[next->first], next->second);
                 heard = std::chrono::steady_clock::now();
             } else {
-                for (openai::Choice& choice : reply.choices)
+                for (openai::Choice& choice : serializer.choices)
                     if (!choice.reason && choice.request.failed()) choice.request.result(0.0);
                 if (std::chrono::steady_clock::now() - heard > silence) {
                     idle();
@@ -201,26 +203,26 @@ class Service {
                 }
             }
             if (!exchange.is_gone()) continue;
-            for (openai::Choice& choice : reply.choices) choice.request.cancel();
+            for (openai::Choice& choice : serializer.choices) choice.request.cancel();
         }
     }
 
-    void whole(http::Exchange& exchange, openai::Reply& reply, Mailbox& box) const {
-        follow(exchange, reply, box, [&](openai::Choice& choice, const mars::Event& event) { reply.push(choice, event); }, [] {});
+    void whole(http::Exchange& exchange, openai::Serializer& serializer, Mailbox& box) const {
+        follow(exchange, serializer, box, [&](openai::Choice& choice, const mars::Event& event) { serializer.push(choice, event); }, [] {});
         bool has_begun = false;
-        for (const openai::Choice& choice : reply.choices) has_begun = has_begun || !choice.request.completion().token_ids.empty();
+        for (const openai::Choice& choice : serializer.choices) has_begun = has_begun || !choice.request.completion().token_ids.empty();
         if (!has_begun && !batcher_.alive()) throw http::Refusal(503, stopping_words);
-        exchange.respond(200, line(reply.body()));
+        exchange.respond(200, line(serializer.body()));
     }
 
-    void streamed(http::Exchange& exchange, openai::Reply& reply, Mailbox& box) const {
+    void streamed(http::Exchange& exchange, openai::Serializer& serializer, Mailbox& box) const {
         exchange.begin("text/event-stream");
-        for (const Json& chunk : reply.opening()) exchange.send(event_line(chunk));
+        for (const Json& chunk : serializer.opening()) exchange.send(event_line(chunk));
         const auto send = [&](openai::Choice& choice, const mars::Event& event) {
-            for (const Json& chunk : reply.chunks(choice, event)) exchange.send(event_line(chunk));
+            for (const Json& chunk : serializer.chunks(choice, event)) exchange.send(event_line(chunk));
         };
         try { // a comment, so that a long prompt does not look like a dead connection
-            follow(exchange, reply, box, send, [&] { exchange.send(": reading\n\n"); });
+            follow(exchange, serializer, box, send, [&] { exchange.send(": reading\n\n"); });
         } catch (const std::exception& error) { // the head was sent already: the error is the last event
             exchange.send(event_line(openai::error(status_of(error), error.what())));
         }

@@ -31,17 +31,17 @@ def main() -> None:
     parser.add_argument("--longer", type=int, default=8, help="longer answers")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--windows", default="auto,2,3", help="of the gated bundle")
+    parser.add_argument("--masks", default="auto,1,2", help="of the gated bundle")
     args = parser.parse_args()
     stock, gated = (
         Session.open(path, threads=args.threads, cache_bytes=0) for path in (args.stock, args.gated)
     )
-    settings = {"stock, one token": (stock, {}), "stock, lookup 3": (stock, {"lookup": 3})}
+    settings = {"stock, one token": (stock, {}), "stock, prompt lookup 3": (stock, {"prompt_lookup": 3})}
     settings["drafts, one token"] = (gated, {"tau": 1.0})
-    for name in args.windows.split(","):
-        window = int(name) if name.isdecimal() else name
-        settings[f"drafts, window {name}"] = (gated, {"window": window})
-    settings["drafts, window auto, lookup 3"] = (gated, {"lookup": 3})
+    for name in args.masks.split(","):
+        masks = int(name) if name.isdecimal() else name
+        settings[f"drafts, masks {name}"] = (gated, {"masks": masks})
+    settings["drafts, masks auto, prompt lookup 3"] = (gated, {"prompt_lookup": 3})
     chat = [(stock.encode(row.prompt), row.max_new_tokens) for row in tasks.load(str(CHAT))[: args.rows]]
     longer = [(stock.encode([{"role": "user", "content": text}]), 128) for text in LONGER[: args.longer]]
     print(f"{'rows':8}{'setting':32}{'same text':>10}{'tokens':>8}{'tokens/forward':>16}{'tokens/s':>10}")

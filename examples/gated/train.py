@@ -209,8 +209,8 @@ def batches(examples: list[Row], size: int, stride: int, seed: int, skip: int) -
 def forwards(held: list[int], length: int, drafts: int) -> int:
     """Forwards of exact mode for `length` tokens; held: the right drafts of the window at each place.
 
-    A forward without proposals gives one sure token and drafts after it. One that verifies them has the next
-    drafts only if all of them held.
+    A forward without draft tokens gives one sure token and drafts after it. One that verifies them has the
+    next drafts only if all of them held.
     """
     start, known, spent = 0, 1, 1
     while known < length:

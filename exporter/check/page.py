@@ -29,7 +29,7 @@ PARAGRAPHS = (
     " refuse to leave it. If the weather stays as it is, we will be back at the end of the month. Please"
     " water the plants in the kitchen, and say hello to your mother.",
 )
-LARGEST_LOSS = 60.0  # nats per token; a perplexity stays a finite number
+MAX_LOSS = 60.0  # nats per token; a perplexity stays a finite number
 
 
 def compare(
@@ -57,7 +57,7 @@ def compare(
         ]
     if not positions:
         return None
-    perplexities = (math.exp(min(total / positions, LARGEST_LOSS)) for total in losses)
+    perplexities = (math.exp(min(total / positions, MAX_LOSS)) for total in losses)
     return TextDrift(positions, matches, *perplexities)
 
 

@@ -46,8 +46,8 @@ def logits(
         parts = []
         for rows in chunks(tensors.read(names.EMBEDDING if dims.tied else names.HEAD)):
             head = torch.from_numpy(np.array(rows, np.float32))
-            product = normed @ head.T * dims.knobs.logit_factor
-            parts.append(_capped(product, dims.knobs.logit_cap).numpy())
+            product = normed @ head.T * dims.quirks.logit_factor
+            parts.append(_capped(product, dims.quirks.logit_cap).numpy())
         return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
 
 
@@ -74,12 +74,12 @@ def embedded(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -
     """The input of the first layer [tokens, hidden] for the concatenated sequences."""
     table = tensors.read(names.EMBEDDING)
     rows = np.array(table[[token for ids in sequences for token in ids]], np.float32)
-    return torch.from_numpy(rows) * dims.knobs.embedding_factor
+    return torch.from_numpy(rows) * dims.quirks.embedding_factor
 
 
 def head_input(dims: Dims, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
     """What lm_head gets [tokens, hidden] from the output x of the last layer."""
-    return _rms(x, _read(tensors, names.FINAL_NORM) + dims.knobs.norm_offset, dims.rms_norm_eps)
+    return _rms(x, _read(tensors, names.FINAL_NORM) + dims.quirks.norm_offset, dims.rms_norm_eps)
 
 
 def layer_weights(tensors: Tensors, i: int) -> dict[str, torch.Tensor]:
@@ -118,7 +118,7 @@ def layer(
     `watch` is called with the name of each Linear map and its input, [tokens, inputs]. `added` is called
     with the same; its result is added to the output.
     """
-    knobs = dims.knobs
+    quirks = dims.quirks
 
     def linear(part: str, value: torch.Tensor) -> torch.Tensor:
         if watch is not None:
@@ -129,23 +129,23 @@ def layer(
     def norm(part: str | None, value: torch.Tensor) -> torch.Tensor:
         if part is None:
             return value
-        return _rms(value, weights[f"{part}.weight"] + knobs.norm_offset, dims.rms_norm_eps)
+        return _rms(value, weights[f"{part}.weight"] + quirks.norm_offset, dims.rms_norm_eps)
 
-    normed = norm(knobs.norms.before_attention, x)
+    normed = norm(quirks.norms.before_attention, x)
     sizes = [dims.num_heads * dims.head_dim, *[dims.num_kv_heads * dims.head_dim] * 2]
-    q, k, v = torch.cat([linear(part, normed) for part in knobs.qkv], -1).split(sizes, -1)
-    heads = knobs.head_norms
+    q, k, v = torch.cat([linear(part, normed) for part in quirks.qkv], -1).split(sizes, -1)
+    heads = quirks.head_norms
     if heads is not None and heads.whole:
         q, k = norm(heads.q, q), norm(heads.k, k)
     q, k, v = (value.unflatten(-1, (-1, dims.head_dim)) for value in (q, k, v))  # [tokens, heads, head_dim]
     if heads is not None and not heads.whole and not heads.rotated:
         q, k = norm(heads.q, q), norm(heads.k, k)
     if (rope := dims.rope(i)) is not None:
-        q, k = (_rotate(rope, value, positions, knobs.interleaved) for value in (q, k))
+        q, k = (_rotate(rope, value, positions, quirks.interleaved) for value in (q, k))
     if heads is not None and heads.rotated:
         q, k = norm(heads.q, q), norm(heads.k, k)
-    if knobs.query_growth is not None:
-        beta, length = knobs.query_growth
+    if quirks.query_growth is not None:
+        beta, length = quirks.query_growth
         q = q * (1 + beta * torch.log(1 + torch.floor(positions / length)))[:, None, None]
     distance = positions[:, None] - positions[None, :]
     mask = (distance >= 0) & (owner[:, None] == owner[None, :])
@@ -154,15 +154,15 @@ def layer(
         mask &= distance < window
     groups = dims.num_heads // dims.num_kv_heads
     keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
-    scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, knobs.attention_cap)
+    scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, quirks.attention_cap)
     mixed = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
-    attended = norm(knobs.norms.after_attention, linear(names.O, mixed.transpose(0, 1).flatten(1)))
-    x = x + attended * knobs.residual_factor
-    normed = norm(knobs.norms.before_mlp, x)
-    gate, up = torch.cat([linear(part, normed) for part in knobs.gate_up], -1).chunk(2, -1)
-    gate = F.gelu(gate, approximate="tanh") if knobs.activation == "gelu_tanh" else F.silu(gate)
-    made = norm(knobs.norms.after_mlp, linear(names.DOWN, gate * up))
-    return x + made * knobs.residual_factor
+    attended = norm(quirks.norms.after_attention, linear(names.O, mixed.transpose(0, 1).flatten(1)))
+    x = x + attended * quirks.residual_factor
+    normed = norm(quirks.norms.before_mlp, x)
+    gate, up = torch.cat([linear(part, normed) for part in quirks.gate_up], -1).chunk(2, -1)
+    gate = F.gelu(gate, approximate="tanh") if quirks.activation == "gelu_tanh" else F.silu(gate)
+    made = norm(quirks.norms.after_mlp, linear(names.DOWN, gate * up))
+    return x + made * quirks.residual_factor
 
 
 def _rotate(rope: Rope, x: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:

@@ -12,7 +12,7 @@ from onnx import helper
 from ...runtime.device.ort.library import Results, open_graph
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
-from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after
+from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, GraphSpec, hidden_after
 from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
 
 WHOLE = 1 << 28  # a model of more weights is run in segments
@@ -35,7 +35,7 @@ def layers_at_once(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
 def run(
     scratch: Path,
     graph: onnx.ModelProto,
-    spec: StepGraph,
+    spec: GraphSpec,
     layers: int | None,
     outputs: Sequence[str],
     level: int,
@@ -48,7 +48,7 @@ def run(
     directory of the weights, for ONNX Runtime to read.
     """
     kind = graph.graph.input[-1].type.tensor_type.elem_type
-    rows = _Rows(sequences, spec.dims, kind, spec.options.kv_layout == "delta")
+    rows = _Rows(sequences, spec.dims, kind, spec.options.kv_layout == "appended")
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
     # Packing pays off for codes, but not for float weights that are used for a few products only.
     pack = layers is None or spec.options.quantization is not None
@@ -135,8 +135,8 @@ class _Rows:
     Rows are padded to the longest of a step. The padding's KV entries come after all that a token attends to.
     """
 
-    def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, delta: bool) -> None:
-        self.delta = delta
+    def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, appended: bool) -> None:
+        self.appended = appended
         halves = [max(1, len(ids) // 2) for ids in sequences]
         self.spans = [
             [(0, half) for half in halves],
@@ -175,7 +175,7 @@ class _Rows:
                     values[name] = np.concatenate([values[name], value], -1)
                 elif not name.startswith("present."):
                     values[name] = value
-                elif self.delta:
+                elif self.appended:
                     entry = values["kv_length"][:, None] + np.arange(value.shape[2])
                     self.memory[name.removeprefix("present.")][np.arange(len(value))[:, None], :, entry] = (
                         value.transpose(0, 2, 1, 3)

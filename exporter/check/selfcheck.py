@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ...runtime.bundle.manifest import Drift
-from ...runtime.decode.pace.draft import DraftSlots
+from ...runtime.bundle.manifest import ParityReport
+from ...runtime.decode.speculation.draft_slots import DraftSlots
 from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
-from ..graph.step import NEVER, StepGraph
-from . import oracle, page, reference, segments
+from ..graph.step import NEVER, GraphSpec
+from . import page, reference, reference_library, segments
 from .bfloat16 import widened
 
 PROMPTS = (
@@ -51,13 +51,13 @@ def check(
     directory: Path,
     graph: onnx.ModelProto,
     checkpoint: Checkpoint,
-    spec: StepGraph,
+    spec: GraphSpec,
     accuracy_level: int,
     *,
     bounded: bool = True,
-    with_oracle: bool = True,
+    with_reference_library: bool = True,
     progress: Callable[[], None] | None = None,
-) -> Drift:
+) -> ParityReport:
     """Run `graph` (that of `spec` with logits, weights in `directory`) on a few prompts followed by masks,
     and on a page of text.
 
@@ -85,8 +85,12 @@ def check(
     _require_numbers(
         expected, "the checkpoint, computed in fp32,", "Its weights are broken: train or download it again"
     )
-    known = prompts[0] if drafts is not None else sequences[0]  # the oracle has no draft slots
-    yardstick = oracle.compare(checkpoint, known, expected[0][: len(known)]) if with_oracle else None
+    known = prompts[0] if drafts is not None else sequences[0]  # the reference library has no draft slots
+    library = (
+        reference_library.compare(checkpoint, known, expected[0][: len(known)])
+        if with_reference_library
+        else None
+    )
     graph = widened(graph) if spec.options.dtype == "bfloat16" else graph
     few = segments.layers_at_once(checkpoint.tensors.shapes)
     results = segments.run(directory / "check.onnx", graph, spec, few, OUTPUTS, accuracy_level, sequences)
@@ -95,7 +99,7 @@ def check(
     _require_numbers(logits, f"the {spec.options.weight_precision} graph", remedy, PrecisionError)
     skipped = 1 if spec.options.weight_precision in ROUNDED else 0
     first = len(prompts)
-    drift, size = _drift(results[:first], expected[:first], mask, yardstick, skipped)
+    drift, size = _drift(results[:first], expected[:first], mask, library, skipped)
     if bounded:
         require(drift, spec.options.weight_precision, size)
     return replace(drift, text=page.compare(logits[first:], expected[first:], paragraphs, mask))
@@ -105,9 +109,9 @@ def _drift(
     results: Sequence[dict[str, np.ndarray]],
     expected: Sequence[np.ndarray],
     mask: int | None,
-    yardstick: str | None,
+    library: str | None,
     skipped: int,
-) -> tuple[Drift, float]:
+) -> tuple[ParityReport, float]:
     """The drift and the size of the largest logit, without the first `skipped` predictions of each text."""
     logit_error = confidence_error = size = 0.0
     positions = matches = 0
@@ -129,7 +133,7 @@ def _drift(
         for tau in FLIP_TAUS:
             flips[tau] += int(((confidence >= tau) != (probabilities.max(-1) >= tau)).sum())
     by_tau = {str(tau): count for tau, count in flips.items()}
-    return Drift(positions, matches, logit_error, confidence_error, by_tau, yardstick), size
+    return ParityReport(positions, matches, logit_error, confidence_error, by_tau, library), size
 
 
 def _require_numbers(
@@ -142,7 +146,7 @@ def _require_numbers(
         raise error(f"{who} gives NaN or Inf for {bad} of {total} logits. Nothing was written. {remedy}")
 
 
-def require(drift: Drift, precision: str, size: float) -> None:
+def require(drift: ParityReport, precision: str, size: float) -> None:
     """Raise PrecisionError if `drift` exceeds the bounds of `precision` for logits of up to `size`."""
     logit, confidence, share = BOUNDS[precision]
     logit *= max(size, 1.0)

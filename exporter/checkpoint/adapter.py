@@ -17,7 +17,7 @@ from .tensors import (
     StoredTensors,
     Tensors,
     chunks,
-    listed,
+    first_of,
     read_header,
     read_json,
     reading,
@@ -226,7 +226,7 @@ class MergedTensors:
         unknown += [key for pair in halves.values() if len(pair) != 2 for key in pair.values()]
         if unknown:
             raise CheckpointError(
-                f"{directory}: adapter tensors that do not belong to the base model: {listed(unknown)};"
+                f"{directory}: adapter tensors that do not belong to the base model: {first_of(unknown)};"
                 " is this the right base?"
             )
         self.pairs = {name: (pair["A"], pair["B"]) for name, pair in halves.items()}
@@ -256,5 +256,5 @@ class MergedTensors:
                 wrong.append(f"{name} {[*shape]}: trained rows {[*ours[key]]} at {shown(list(indices))}")
         if wrong:
             raise CheckpointError(
-                f"{directory}: the adapter does not fit its base model:\n  " + listed(wrong, "\n  ")
+                f"{directory}: the adapter does not fit its base model:\n  " + first_of(wrong, "\n  ")
             )

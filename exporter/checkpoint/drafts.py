@@ -13,7 +13,7 @@ from ...runtime.errors import CheckpointError, MarsWarning
 from .adapter import AdapterConfig, MergedTensors, adapter_tensors, read_adapter_config
 from .architecture import names
 from .architecture.dims import Dims
-from .tensors import Tensors, check_finite, listed
+from .tensors import Tensors, check_finite, first_of
 
 DRAFT_IDS = ("mask", "noise")
 DRAFT_SCALE = 16  # draft adapters have a scale of 16 to 64, adapters that are merged mostly 1 to 4
@@ -81,9 +81,9 @@ class Drafts:
 def products(dims: Dims) -> dict[str, tuple[str, ...]]:
     """The graph's products of a layer's Linear maps, by name: the weights that each joins."""
     parts = {
-        "qkv": dims.knobs.qkv,
+        "qkv": dims.quirks.qkv,
         "attention_output": (names.O,),
-        "gate_up": dims.knobs.gate_up,
+        "gate_up": dims.quirks.gate_up,
         "down": (names.DOWN,),
     }
     return {
@@ -118,7 +118,7 @@ def _open(directory: Path, base: Tensors) -> MergedTensors:
     wrong = [name for name in (*adapter.rows, *adapter.replaced, *adapter.pairs) if not names.is_linear(name)]
     if wrong:
         raise CheckpointError(
-            f"{directory}: a draft adapter may change the Linear maps of layers only, not {listed(wrong)}"
+            f"{directory}: a draft adapter may change the Linear maps of layers only, not {first_of(wrong)}"
         )
     return adapter
 

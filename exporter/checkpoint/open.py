@@ -53,7 +53,7 @@ class Checkpoint:
 
     @property
     def masks(self) -> int | None:
-        """The most masks of a step: one more than the trained ones, because its proposal often holds."""
+        """The most masks of a step: one more than the trained ones, because its draft token often holds."""
         return self.trained_masks + 1 if self.trained_masks else self.trained_masks
 
 

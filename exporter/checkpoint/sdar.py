@@ -19,7 +19,7 @@ MODEL_TYPE = "sdar"
 CLASS_FILE = "configuration_sdar.py"
 CAUSAL_BY_DEFAULT = re.compile(r"\buse_regular_causal\s*(?::\s*\w+\s*)?=\s*True\b")
 RELAY = "relay_layer_norm."
-MOST_MASKS = 63  # with the known token they are the largest block
+MAX_MASKS = 63  # with the known token they are the largest block
 
 
 def trained_masks(
@@ -46,10 +46,10 @@ def trained_masks(
             " True" + ("" if declared is False else "; if this is an I-DLM checkpoint, add --causal")
         )
     masks = config.get("block_size")
-    if not is_integer(masks, 1) or masks > MOST_MASKS:
+    if not is_integer(masks, 1) or masks > MAX_MASKS:
         raise CheckpointError(
             f"{directory}: config.json: `block_size`, the masks of a block in training, must be 1 to"
-            f" {MOST_MASKS}, not {shown(masks)}"
+            f" {MAX_MASKS}, not {shown(masks)}"
         )
     return int(masks)
 

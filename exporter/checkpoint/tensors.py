@@ -18,10 +18,10 @@ from ...runtime.errors import CheckpointError
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 TEXT_LIMIT = 128 << 20  # bytes; a tokenizer of 256,000 tokens has 35 MB
-LONGEST_LIST = 12  # problems of one kind in a message
-LONGEST_MESSAGE = 300  # characters of another library's error
-LONGEST_NAME = 255  # bytes of a file name
-LONGEST_VALUE = 80  # characters of a file's value in a message
+MAX_LIST = 12  # problems of one kind in a message
+MAX_MESSAGE = 300  # characters of another library's error
+MAX_NAME = 255  # bytes of a file name
+MAX_VALUE = 80  # characters of a file's value in a message
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -93,20 +93,20 @@ def _open_sharded(directory: Path) -> Tensors:
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
     names = sorted(set(weight_map.values()))
-    if unsafe := [shown(n) for n in names if Path(n).name != n or len(n.encode()) > LONGEST_NAME]:
+    if unsafe := [shown(n) for n in names if Path(n).name != n or len(n.encode()) > MAX_NAME]:
         raise CheckpointError(
-            f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
+            f"{directory / INDEX_FILE}: shard names must be plain file names, not {first_of(unsafe)}"
         )
     if missing := [name for name in names if not (directory / name).is_file()]:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(names)} shards are missing: {listed(missing)};"
+            f"{directory}: {len(missing)} of {len(names)} shards are missing: {first_of(missing)};"
             " download them again"
         )
     shards = {name: read_header(directory / name) for name in names}
     absent = [f"{tensor} ({shard})" for tensor, shard in weight_map.items() if tensor not in shards[shard]]
     if absent:
         raise CheckpointError(
-            f"{directory}: the index names tensors that their shards lack: {listed(absent)}"
+            f"{directory}: the index names tensors that their shards lack: {first_of(absent)}"
         )
     return StoredTensors({tensor: shards[shard][tensor] for tensor, shard in weight_map.items()})
 
@@ -140,7 +140,7 @@ def reading(where: Path | str) -> Iterator[None]:
     except (CheckpointError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # Rust libraries panic with BaseException
-        kind, words = type(error).__name__, " ".join(str(error)[:LONGEST_MESSAGE].split())
+        kind, words = type(error).__name__, " ".join(str(error)[:MAX_MESSAGE].split())
         raise CheckpointError(
             f"{where}: cannot be used as it is ({kind}: {words}); correct it, or save or download it again"
         ) from error
@@ -149,13 +149,13 @@ def reading(where: Path | str) -> Iterator[None]:
 def shown(value: object) -> str:
     """A value of a file, shortened for a message."""
     text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
-def listed(problems: Sequence[str], between: str = ", ") -> str:
+def first_of(problems: Sequence[str], between: str = ", ") -> str:
     """The first problems of one kind, and the number of further ones."""
-    more = len(problems) - LONGEST_LIST
-    return between.join([*problems[:LONGEST_LIST], *([f"... and {more} more"] if more > 0 else [])])
+    more = len(problems) - MAX_LIST
+    return between.join([*problems[:MAX_LIST], *([f"... and {more} more"] if more > 0 else [])])
 
 
 def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
@@ -177,7 +177,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             start = 8 + int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(start - 8))
     except (OSError, SafetensorError, ValueError) as error:
-        words = str(error)[:LONGEST_VALUE]
+        words = str(error)[:MAX_VALUE]
         raise CheckpointError(
             f"{path}: truncated or not a safetensors file ({words}); download it again"
         ) from error

@@ -1,4 +1,4 @@
-"""Factors, caps, activations and growing queries. Each adds no node if its knob is off."""
+"""Factors, caps, activations and growing queries. Each adds no node if its quirk is off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.architecture.knobs import Knobs
+from ..checkpoint.architecture.quirks import Quirks
 from .nodes import Nodes
 
 BEND = 0.044715  # of Gelu's approximation by tanh
@@ -30,9 +30,9 @@ def capped(nodes: Nodes, x: str, cap: float, name: str) -> str:
     return nodes.add("Mul", inside, size, name=name)
 
 
-def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: bool) -> str:
+def activated(nodes: Nodes, quirks: Quirks, gate: str, kind: np.dtype, is_plain: bool) -> str:
     """The activation of the MLP's gate. `is_plain`: without the operator Gelu, which opset 18 lacks."""
-    if knobs.activation == "silu":
+    if quirks.activation == "silu":
         return nodes.add("Mul", gate, nodes.add("Sigmoid", gate, name="gate_sigmoid"), name="gate_silu")
     if not is_plain:
         return nodes.add("Gelu", gate, name="gate_gelu", approximate="tanh")
@@ -45,20 +45,20 @@ def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: b
     return nodes.add("Mul", gate, share, name="gate_gelu")
 
 
-def attention_settings(knobs: Knobs) -> dict[str, Any]:
+def attention_settings(quirks: Quirks) -> dict[str, Any]:
     """Attributes of the operator Attention.
 
     Its `softcap` is not used: ONNX Runtime 1.24 to 1.26 mask before they cap, so that nothing is masked (1.31
     is right). Capped scores are computed with plain operators.
     """
-    return {} if knobs.attention_scale is None else {"scale": knobs.attention_scale}
+    return {} if quirks.attention_scale is None else {"scale": quirks.attention_scale}
 
 
-def query_growth(nodes: Nodes, knobs: Knobs, column: str, dtype: int) -> None:
+def query_growth(nodes: Nodes, quirks: Quirks, column: str, dtype: int) -> None:
     """`query_growth` [b, 1, s, 1] for the positions `column` [b, 1, s, 1], once for all layers."""
-    if knobs.query_growth is None:
+    if quirks.query_growth is None:
         return
-    beta, length = knobs.query_growth
+    beta, length = quirks.query_growth
     spans = nodes.add("Div", column, ("growth_length", length), name="growth_spans")
     spans = nodes.add("Cast", spans, name="growth_spans_f32", to=TensorProto.FLOAT)
     one = ("one_f32", 1.0, np.float32)

@@ -1,4 +1,6 @@
-"""Writes the step graph: a forward over pending tokens, proposals and masks, with KV entries in and out."""
+"""Writes the step graph: a forward over pending tokens, draft tokens and masks, with KV entries in and
+out.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
 from . import drafts, predictions, quantized, scaling
-from .attention import delta, heads, rotary, steady
+from .attention import appended, batch_invariant, heads, rotary
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
-# (opset, IR version). `delta` is for older TensorRT: plain operators of an old opset. Opset 21 introduced the
-# blocks of int4 and int8.
+# (opset, IR version). `appended` is for older TensorRT: plain operators of an old opset. Opset 21 introduced
+# the blocks of int4 and int8.
 STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
 # Added to the mask token's logit. It is finite because exp(-inf) * -inf, in the entropy, would be NaN.
 NEVER = -1e9
 
 
 @dataclass(frozen=True, slots=True)
-class StepGraph:
+class GraphSpec:
     """The settings of a step graph. `draft_owners`: for each product with draft adapters, the owners of its
     ranks; the other products have no entry.
     """
@@ -39,12 +41,12 @@ class StepGraph:
     @property
     def versions(self) -> tuple[int, int]:
         """The opset and the IR version."""
-        if self.options.kv_layout == "static":
+        if self.options.kv_layout == "in-place":
             return STATIC
         return DELTA_QUANTIZED if self.options.quantization else DELTA
 
 
-def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
+def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
     """Build the model, with its weights in the file `location` in its directory. The bytes depend only on the
     arguments.
     """
@@ -67,7 +69,7 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         producer_name="mars-export",
         producer_version=version,
     )
-    if writer.half or writer.is_delta:
+    if writer.half or writer.is_appended:
         drafts.computed_everywhere(model)
     helper.set_model_props(
         model,
@@ -96,19 +98,19 @@ class _Writer:
     Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim.
     """
 
-    def __init__(self, spec: StepGraph) -> None:
-        self.spec, self.dims, self.knobs, self.nodes = spec, spec.dims, spec.dims.knobs, Nodes()
+    def __init__(self, spec: GraphSpec) -> None:
+        self.spec, self.dims, self.quirks, self.nodes = spec, spec.dims, spec.dims.quirks, Nodes()
         self.options, self.quantization = spec.options, spec.options.quantization
         self.dtype = spec.options.dtype
         self.kind = NUMPY_DTYPES[self.dtype]
         self.half = self.dtype != "float32"
-        self.is_delta = spec.options.kv_layout == "delta"
-        self.is_steady = self.quantization is not None and not (self.half or self.is_delta)
+        self.is_appended = spec.options.kv_layout == "appended"
+        self.is_batch_invariant = self.quantization is not None and not (self.half or self.is_appended)
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
-        factor = self.knobs.embedding_factor
+        factor = self.quirks.embedding_factor
         hidden = scaling.scaled(self.nodes, self.embedding(), factor, "scaled_embedding", self.kind)
         # [b, s, hidden]
         self.write_positions()
@@ -143,31 +145,31 @@ class _Writer:
         column = nodes.add(
             "Unsqueeze", positions, ("axes_1_3", [1, 3]), name="positions_column"
         )  # [b, 1, s, 1]
-        keys = delta.key_positions(nodes, capacity, start, positions) if self.is_delta else capacity
+        keys = appended.key_positions(nodes, capacity, start, positions) if self.is_appended else capacity
         causal = nodes.add(
             "LessOrEqual", keys, column, name="causal_mask"
-        )  # [b, 1, s, c], delta [b, 1, s, c + s]
+        )  # [b, 1, s, c], appended [b, 1, s, c + s]
         for window in dict.fromkeys(self.dims.windows):
             self.masks[window] = causal
             if window is not None:
                 first = nodes.add("Sub", column, (f"window_{window}", window), name=f"window_{window}_start")
                 inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
-        if self.is_steady:
-            steady.write_rows(nodes, self.dims)
+        if self.is_batch_invariant:
+            batch_invariant.write_rows(nodes, self.dims)
             self.masks = {
-                window: steady.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
+                window: batch_invariant.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
             }
         kind = ONNX_DTYPES[self.dtype]
-        rotary.write_angles(nodes, self.dims, positions, kind, self.is_delta)
-        scaling.query_growth(nodes, self.knobs, column, kind)
-        if self.is_delta or self.knobs.attention_cap:
-            delta.attention_scale(nodes, self.dims.attention_scale, kind)
+        rotary.write_angles(nodes, self.dims, positions, kind, self.is_appended)
+        scaling.query_growth(nodes, self.quirks, column, kind)
+        if self.is_appended or self.quirks.attention_cap:
+            appended.attention_scale(nodes, self.dims.attention_scale, kind)
 
     # --- one decoder layer ---
 
     def write_layer(self, i: int, hidden: str) -> str:
-        norms = self.knobs.norms
+        norms = self.quirks.norms
         normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed", norms.before_attention)
         attended = self.attention(i, normed)
         attended = self.norm(attended, f"layers.{i}.attended_norm", "attended_normed", norms.after_attention)
@@ -177,8 +179,8 @@ class _Writer:
         return self.residual(hidden, added, "mlp_residual")
 
     def residual(self, hidden: str, added: str, name: str) -> str:
-        if self.knobs.residual_factor != 1:
-            factor = ("residual_factor", self.knobs.residual_factor, self.kind)
+        if self.quirks.residual_factor != 1:
+            factor = ("residual_factor", self.quirks.residual_factor, self.kind)
             added = self.nodes.add("Mul", added, factor, name=f"{name}_scaled")
         return self.nodes.add("Add", hidden, added, name=name)
 
@@ -191,14 +193,14 @@ class _Writer:
         def norm(x: str, module: str, name: str) -> str:
             return self.norm(x, f"layers.{i}.{module}", name)
 
-        q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_delta)
-        if self.knobs.query_growth is not None:
+        q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
+        if self.quirks.query_growth is not None:
             q = nodes.add("Mul", q, "query_growth", name="q_grown")
         mask = self.masks[dims.windows[i]]
         kind = ONNX_DTYPES[self.dtype]
         mixed = (
-            delta.attention(nodes, dims, i, q, k, v, mask, kind)
-            if self.is_delta
+            appended.attention(nodes, dims, i, q, k, v, mask, kind)
+            if self.is_appended
             else self.scattered(i, q, k, v, mask)
         )
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
@@ -222,12 +224,14 @@ class _Writer:
                 axis=2,
                 mode="linear",
             )
-        if self.is_steady:
-            return steady.attention(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask)
-        if self.knobs.attention_cap:
+        if self.is_batch_invariant:
+            return batch_invariant.attention(
+                nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask
+            )
+        if self.quirks.attention_cap:
             kind = ONNX_DTYPES[self.dtype]
-            return delta.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
-        settings = scaling.attention_settings(self.knobs)
+            return appended.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
+        settings = scaling.attention_settings(self.quirks)
         return nodes.add(
             "Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention", **settings
         )
@@ -237,7 +241,7 @@ class _Writer:
         packed = self.linear(x, f"layers.{i}.gate_up", "gate_up", dims.mlp_bias)
         sizes = ("gate_up_sizes", [dims.intermediate_size] * 2)
         gate, up = nodes.split(packed, sizes, ("gate", "up"), "gate_up_split")
-        active = scaling.activated(nodes, self.knobs, gate, self.kind, self.is_delta)
+        active = scaling.activated(nodes, self.quirks, gate, self.kind, self.is_appended)
         return self.linear(
             nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
         )
@@ -272,8 +276,8 @@ class _Writer:
 
     def norm_f32(self, x: str, scale: str, name: str) -> str:
         epsilon = self.dims.rms_norm_eps
-        if self.is_delta:
-            return delta.rms_norm(self.nodes, x, scale, name, epsilon)
+        if self.is_appended:
+            return appended.rms_norm(self.nodes, x, scale, name, epsilon)
         return self.nodes.add("RMSNormalization", x, scale, name=name, epsilon=epsilon)
 
     # --- the head: the rows of output_index only, confidences in fp32 ---
@@ -292,8 +296,8 @@ class _Writer:
             raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
-        raw = scaling.scaled(nodes, raw, self.knobs.logit_factor, "logits_scaled", np.dtype(np.float32))
-        raw = scaling.capped(nodes, raw, self.knobs.logit_cap, "logits_capped")
+        raw = scaling.scaled(nodes, raw, self.quirks.logit_factor, "logits_scaled", np.dtype(np.float32))
+        raw = scaling.capped(nodes, raw, self.quirks.logit_cap, "logits_capped")
         like = nodes.add("Shape", "output_index", name="output_shape")
         full = nodes.add("Concat", like, ("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
@@ -311,7 +315,7 @@ class _Writer:
     # --- the contract ---
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        entries = "slots" if self.is_delta and prefix == "present" else "capacity"
+        entries = "slots" if self.is_appended and prefix == "present" else "capacity"
         cache = ["batch", self.dims.num_kv_heads, entries, self.dims.head_dim]
         dtype = ONNX_DTYPES[self.dtype]
         names = [f"{prefix}.{i}.{kind}" for i in range(self.dims.num_layers) for kind in ("key", "value")]

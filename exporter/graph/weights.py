@@ -17,7 +17,7 @@ from ...runtime.machine import cores
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
 from ..checkpoint.drafts import Drafts, products
-from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, largest, listed
+from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, first_of, largest
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor separately
@@ -42,7 +42,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class WeightRecipe:
     """How one weight of the graph is made: `sources` are read, transposed if they are Linear weights, and
     joined on the last axis.
 
@@ -81,44 +81,46 @@ class Placed:
         return tensor
 
 
-def recipes(dims: Dims, precision: str, quantization: Quantization | None = None) -> Iterator[Recipe]:
+def weight_recipes(
+    dims: Dims, precision: str, quantization: Quantization | None = None
+) -> Iterator[WeightRecipe]:
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
     codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
     if embedding is not None and not shares_table(dims, quantization):
         embedding = Codec("int8", None)  # no product reads it, so it needs no room for sums
-    yield Recipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
-    knobs, plus = dims.knobs, dims.knobs.norm_offset
+    yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
+    quirks, plus = dims.quirks, dims.quirks.norm_offset
     for i in range(dims.num_layers):
 
-        def norm(name: str, part: str | None, i: int = i) -> Iterator[Recipe]:
+        def norm(name: str, part: str | None, i: int = i) -> Iterator[WeightRecipe]:
             if part is not None:
                 source = names.weight(i, part)
-                yield Recipe(f"layers.{i}.{name}.weight", (source,), False, "float32", offset=plus)
+                yield WeightRecipe(f"layers.{i}.{name}.weight", (source,), False, "float32", offset=plus)
 
-        def linear(name: str, parts: Sequence[str], bias: bool, i: int = i) -> Iterator[Recipe]:
+        def linear(name: str, parts: Sequence[str], bias: bool, i: int = i) -> Iterator[WeightRecipe]:
             sources = tuple(names.weight(i, part) for part in parts)
-            yield Recipe(f"layers.{i}.{name}.weight", sources, True, precision, codec)
+            yield WeightRecipe(f"layers.{i}.{name}.weight", sources, True, precision, codec)
             if bias:
                 sources = tuple(names.bias(i, part) for part in parts)
-                yield Recipe(f"layers.{i}.{name}.bias", sources, False, precision)
+                yield WeightRecipe(f"layers.{i}.{name}.bias", sources, False, precision)
 
-        yield from norm("input_norm", knobs.norms.before_attention)
-        yield from linear("qkv", knobs.qkv, dims.qkv_bias)
-        if knobs.head_norms is not None:
-            yield from norm("q_norm", knobs.head_norms.q)
-            yield from norm("k_norm", knobs.head_norms.k)
+        yield from norm("input_norm", quirks.norms.before_attention)
+        yield from linear("qkv", quirks.qkv, dims.qkv_bias)
+        if quirks.head_norms is not None:
+            yield from norm("q_norm", quirks.head_norms.q)
+            yield from norm("k_norm", quirks.head_norms.k)
         yield from linear("attention_output", (names.O,), dims.output_bias)
-        yield from norm("attended_norm", knobs.norms.after_attention)
-        yield from norm("post_norm", knobs.norms.before_mlp)
-        yield from linear("gate_up", knobs.gate_up, dims.mlp_bias)
+        yield from norm("attended_norm", quirks.norms.after_attention)
+        yield from norm("post_norm", quirks.norms.before_mlp)
+        yield from linear("gate_up", quirks.gate_up, dims.mlp_bias)
         yield from linear("down", (names.DOWN,), dims.mlp_bias)
-        yield from norm("mlp_norm", knobs.norms.after_mlp)
-    yield Recipe("norm.weight", (names.FINAL_NORM,), False, "float32", offset=plus)
+        yield from norm("mlp_norm", quirks.norms.after_mlp)
+    yield WeightRecipe("norm.weight", (names.FINAL_NORM,), False, "float32", offset=plus)
     if not shares_table(dims, quantization):
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
-        yield Recipe("lm_head.weight", (source,), head is not None, precision, head)
+        yield WeightRecipe("lm_head.weight", (source,), head is not None, precision, head)
 
 
 def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
@@ -146,7 +148,7 @@ def write_weights(
     `precision`.
     """
     placed = {}
-    for recipe in recipes(dims, precision, quantization):
+    for recipe in weight_recipes(dims, precision, quantization):
         try:
             entries = (
                 _write(file, recipe, tensors)
@@ -155,7 +157,7 @@ def write_weights(
             )
         except OverflowError:
             raise PrecisionError(
-                _beyond_range(tensors, recipes(dims, precision, quantization), precision)
+                _beyond_range(tensors, weight_recipes(dims, precision, quantization), precision)
             ) from None
         for entry in entries:
             placed[entry.name] = entry
@@ -202,12 +204,12 @@ def total_bytes(
     """Bytes of weight data that `write_weights` writes, without padding."""
     return sum(
         _bytes(recipe, shapes[source])
-        for recipe in recipes(dims, precision, quantization)
+        for recipe in weight_recipes(dims, precision, quantization)
         for source in recipe.sources
     )
 
 
-def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
+def _bytes(recipe: WeightRecipe, shape: tuple[int, ...]) -> int:
     count, width, codec = (
         int(np.prod(shape, dtype=np.int64)),
         NUMPY_DTYPES[recipe.dtype].itemsize,
@@ -225,7 +227,7 @@ def _align(file: BinaryIO) -> int:
     return file.tell()
 
 
-def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
+def _read(recipe: WeightRecipe, source: str, tensors: Tensors) -> np.ndarray:
     part = tensors.read(source)
     most = largest(part)
     if not most <= _limit(NUMPY_DTYPES[recipe.dtype]):
@@ -234,7 +236,7 @@ def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
     return part
 
 
-def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
+def _write(file: BinaryIO, recipe: WeightRecipe, tensors: Tensors) -> list[Placed]:
     offset, dtype = _align(file), NUMPY_DTYPES[recipe.dtype]
     parts = [_read(recipe, source, tensors) for source in recipe.sources]
     if recipe.offset:
@@ -267,7 +269,7 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
     return packed
 
 
-def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
+def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Tensors) -> list[Placed]:
     """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), then zero points."""
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
@@ -329,7 +331,7 @@ def _limit(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).max)
 
 
-def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -> str:
+def _beyond_range(tensors: Tensors, weights: Iterable[WeightRecipe], precision: str) -> str:
     """The error for weights that overflow: all of them, and what to do."""
     sizes: dict[str, float] = {}
     for recipe in weights:
@@ -341,5 +343,5 @@ def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -
     limit = _limit(NUMPY_DTYPES[precision])
     return (
         f"{len(lines)} tensors exceed {precision}'s range of {limit:.5g}; export with --precision bf16 or"
-        " fp32:\n  " + listed(lines, "\n  ")
+        " fp32:\n  " + first_of(lines, "\n  ")
     )

@@ -53,7 +53,7 @@ class CalibratedTensors:
         self._codes: dict[str, Encoded] = {}
         self._next_layer = 0
         # Linear maps that get the same input are one matrix for GPTQ.
-        self._together = (dims.knobs.qkv, (names.O,), dims.knobs.gate_up, (names.DOWN,))
+        self._together = (dims.quirks.qkv, (names.O,), dims.quirks.gate_up, (names.DOWN,))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ import torch
 from ..codes import Codec, Encoded
 
 DAMPING = 0.01  # of the mean second moment, added to each, so that inputs absent from the text count too
-MOST_DAMPING = 1e4
+MAX_DAMPING = 1e4
 COLUMNS_AT_ONCE = 128
 
 
@@ -90,7 +90,7 @@ def _spread(moments: torch.Tensor) -> torch.Tensor:
     if mean <= 0:
         return torch.eye(len(moments))
     damping = DAMPING
-    while damping <= MOST_DAMPING:
+    while damping <= MAX_DAMPING:
         factor = moments.clone()
         factor.diagonal().add_(damping * mean)
         factor, failed = torch.linalg.cholesky_ex(factor)  # reuse the name to free the large matrix

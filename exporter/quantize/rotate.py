@@ -31,7 +31,7 @@ from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
 from .calibrated import batches, places
 
-LARGEST_HADAMARD = 64
+MAX_HADAMARD = 64
 SEED = 0
 SMOOTHING = 0.5  # of the maxima that move from the inputs of down_proj to its weights
 SMALLEST = 1e-5  # of a maximum, so that an unused channel has a finite factor
@@ -41,7 +41,7 @@ NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 def rotated(x: torch.Tensor) -> torch.Tensor:
     """x [..., n] times an orthogonal matrix whose numbers are all of about the same size."""
     size = x.shape[-1]
-    inner = math.gcd(size, LARGEST_HADAMARD)
+    inner = math.gcd(size, MAX_HADAMARD)
     signs = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
     parts = (x * signs).unflatten(-1, (size // inner, inner)) @ _hadamard(inner)
     return (_hartley(size // inner) @ parts).flatten(-2)
@@ -67,7 +67,7 @@ def _hartley(size: int) -> torch.Tensor:
 
 def keeps_residual(dims: Dims) -> str | None:
     """Why the residual stream of a family cannot be rotated, or None."""
-    norms = dims.knobs.norms
+    norms = dims.quirks.norms
     if norms.after_attention is not None or norms.after_mlp is not None:
         return "its norms after attention and MLP scale single channels"
     return None
@@ -79,15 +79,15 @@ class RotatedTensors:
     """
 
     def __init__(self, stored: Tensors, dims: Dims, factors: torch.Tensor | None = None) -> None:
-        self._stored, self._knobs = stored, dims.knobs
+        self._stored, self._knobs = stored, dims.quirks
         self._factors = torch.ones(dims.num_layers, dims.intermediate_size) if factors is None else factors
         self._head_dim, self._values = dims.head_dim, dims.num_kv_heads * dims.head_dim
         self._turns = keeps_residual(dims) is None
         self._tied = dims.tied
         self.dims = replace(dims, tied=dims.tied and not self._turns)
-        norms = dims.knobs.norms
-        self._norm_of = dict.fromkeys(dims.knobs.qkv, norms.before_attention)
-        self._norm_of |= dict.fromkeys(dims.knobs.gate_up, norms.before_mlp)
+        norms = dims.quirks.norms
+        self._norm_of = dict.fromkeys(dims.quirks.qkv, norms.before_attention)
+        self._norm_of |= dict.fromkeys(dims.quirks.gate_up, norms.before_mlp)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from ...runtime.text.tokenizer import Text
 from ..checkpoint.open import Checkpoint
 
 SUFFIXES = (".jsonl", ".txt")
-SEQUENCES, LONGEST, MOST_TOKENS = 256, 512, 32_768  # limits; a longer sequence keeps its end
+SEQUENCES, LONGEST, MAX_TOKENS = 256, 512, 32_768  # limits; a longer sequence keeps its end
 PARTS = 3  # sequences of a row: whole, and cut twice with masks after the cut
 CHARACTERS = 8 * LONGEST  # at most, of a row or paragraph; a longer one keeps its end
 SEED = 0
@@ -198,7 +198,7 @@ def _draw(path: Path, rows: Sequence[Row], checkpoint: Checkpoint, block: int) -
         cuts = [draw.randint(min(first, len(whole)), len(whole)) for _ in range(PARTS - 1)]
         for ids in (whole, *(whole[:cut] + masks for cut in cuts)):
             kept = tuple(ids[-longest:])
-            if len(sequences) < SEQUENCES and tokens + len(kept) <= MOST_TOKENS:
+            if len(sequences) < SEQUENCES and tokens + len(kept) <= MAX_TOKENS:
                 sequences.append(kept)
                 tokens += len(kept)
     if problems:

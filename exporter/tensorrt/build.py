@@ -20,7 +20,7 @@ from ...runtime.machine import available, forget_peak, peak
 from .plan import EnginePlan
 from .targets import RTX
 
-LONGEST_LIST = 8
+MAX_LIST = 8
 # Memory of a build, measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the
 # weights, and what the process takes.
 FACTOR, BASE = 3.1, 500_000_000
@@ -86,7 +86,7 @@ def build(
         raise monitor.stop
     if data is None:
         raise ExportError(
-            f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(LONGEST_LIST)}"
+            f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(MAX_LIST)}"
         )
     return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - start, peak())
 
@@ -99,8 +99,8 @@ def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(graph)):
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        lines = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:LONGEST_LIST]] or [
-            logger.last(LONGEST_LIST)
+        lines = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:MAX_LIST]] or [
+            logger.last(MAX_LIST)
         ]
         raise ExportError(f"TensorRT {trt.__version__} cannot read {graph.name}:\n  " + "\n  ".join(lines))
     return network
@@ -115,7 +115,7 @@ def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_fp32: b
     """
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     problems = []
-    if plan.kv_layout == "static":
+    if plan.kv_layout == "in-place":
         updates = kinds.count(trt.LayerType.KV_CACHE_UPDATE)
         if updates != 2 * model.num_layers:
             problems.append(f"{updates} in-place KV writes instead of {2 * model.num_layers}")
@@ -130,7 +130,7 @@ def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_fp32: b
             attention.decomposable = is_fp32
     odd = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
     if odd:
-        problems.append(f"inputs differ: {', '.join(sorted(odd)[:LONGEST_LIST])}")
+        problems.append(f"inputs differ: {', '.join(sorted(odd)[:MAX_LIST])}")
     if problems:
         raise ExportError(
             f"TensorRT {trt.__version__} read the graph wrongly, so no engine was built:"

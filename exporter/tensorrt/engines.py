@@ -48,7 +48,7 @@ class EngineResult:
     @property
     def recipe(self) -> str | None:
         """The name of the bundle's build-on-device file, if it has one instead of an engine."""
-        return RECIPE_FILE if self.manifest is not None and self.plan.obstacle is not None else None
+        return RECIPE_FILE if self.manifest is not None and self.plan.reason is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         built = self.variant
@@ -163,7 +163,7 @@ def _refuse_unreadable(precision: str, embedding: str) -> None:
 
 
 def _estimate(plan: EnginePlan, size: int, force: bool) -> int:
-    if plan.obstacle is None:
+    if plan.reason is None:
         tensorrt.load(plan.backend)  # a missing TensorRT is reported before minutes of export
         tensorrt.require(size, force)
     return tensorrt.memory(size)
@@ -215,7 +215,7 @@ def _built(
     graph = directory / f"{plan.name}.onnx"
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
     new, entry = [describe(graph)], None
-    if plan.obstacle is not None:
+    if plan.reason is not None:
         file = directory / RECIPE_FILE
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:

@@ -18,7 +18,7 @@ class EngineOptions:
 
     Engine:
     target: rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.
-    kv_layout: static or delta; by default what the target's TensorRT supports.
+    kv_layout: in-place or appended; by default what the target's TensorRT supports.
     tf32: Round float32 products to TF32: faster, but less exact.
     workspace: GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most of
         it.

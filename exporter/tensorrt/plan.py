@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...runtime.bundle.engine_info import Extent, Range
+from ...runtime.bundle.engine_info import Extent, ShapeRange
 from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.trt.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
@@ -14,7 +14,7 @@ from .options import EngineOptions
 from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, Target, layout_for, target_named
 
 DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128
-MOST_ROWS = 1024
+MAX_ROWS = 1024
 ROW_CAPACITY = 64  # the unit of capacities with several rows: TensorRT aligns tensors to 256 bytes
 PREFIXES = {RTX: "rtx", FULL: "tensorrt"}  # of an engine's name
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The plan of an engine. `obstacle`: why this machine cannot build it; the bundle then gets a recipe."""
+    """The plan of an engine. `reason`: why this machine cannot build it; the bundle then gets a recipe."""
 
     name: str
     target: Target
@@ -31,9 +31,9 @@ class EnginePlan:
     batch: int
     block: int
     capacity: int
-    ranges: tuple[Range, ...]
+    ranges: tuple[ShapeRange, ...]
     is_fixed: bool
-    obstacle: str | None
+    reason: str | None
     tf32: bool = False
     workspace: int | None = None
 
@@ -55,19 +55,19 @@ class EnginePlan:
 def make_plan(options: EngineOptions, block: int, context_length: int) -> EnginePlan:
     """Plan an engine. Raises ExportError for unknown or contradictory options or a host without a GPU."""
     target = _host() if options.target == HOST else target_named(options.target)
-    obstacle = _obstacle(target) or (None if options.build else "--no-build was given")
+    reason = _reason(target) or (None if options.build else "--no-build was given")
     capacity, prefill = _sizes(options, block, context_length)
     name = target.name if target.name == "rtx" else f"{PREFIXES[target.backend]}-{target.name}"
     return EnginePlan(
         name=f"{name}-fixed" if options.fixed else name,
         target=target,
-        kv_layout=_layout(options.kv_layout, target, obstacle),
+        kv_layout=_layout(options.kv_layout, target, reason),
         batch=options.batch,
         block=block,
         capacity=capacity,
         ranges=_ranges(options, block, prefill),
         is_fixed=options.fixed,
-        obstacle=obstacle,
+        reason=reason,
         tf32=options.tf32,
         workspace=options.workspace,
     )
@@ -86,7 +86,7 @@ def _host() -> Target:
     return Target(gpu.capability, RTX if is_rtx else FULL, (gpu.capability,), remark=gpu.name)
 
 
-def _obstacle(target: Target) -> str | None:
+def _reason(target: Target) -> str | None:
     if target.backend == RTX:
         return None
     gpu, capabilities = find_gpu(), ", ".join(target.compute_capabilities)
@@ -98,18 +98,18 @@ def _obstacle(target: Target) -> str | None:
     return None
 
 
-def _layout(layout: str | None, target: Target, obstacle: str | None) -> str:
-    if layout not in (None, "static", "delta"):
-        raise ExportError(f"--kv-layout must be static or delta, not {layout}")
-    # The TensorRT of another machine is not known. Any can build delta, and a Jetson's is often old.
-    best = "delta" if target.is_jetson else "static"
-    version = installed_version(FULL) if target.backend == FULL and obstacle is None else None
+def _layout(layout: str | None, target: Target, reason: str | None) -> str:
+    if layout not in (None, "in-place", "appended"):
+        raise ExportError(f"--kv-layout must be in-place or appended, not {layout}")
+    # The TensorRT of another machine is not known. Any can build appended, and a Jetson's is often old.
+    best = "appended" if target.is_jetson else "in-place"
+    version = installed_version(FULL) if target.backend == FULL and reason is None else None
     if version is not None:
         best = layout_for(version)
-        if layout == "static" and best == "delta":
+        if layout == "in-place" and best == "appended":
             raise ExportError(
                 f"TensorRT {version} is older than 10.15 and cannot write KV entries in place; leave"
-                " --kv-layout out, or give delta"
+                " --kv-layout out, or give appended"
             )
     return layout or best
 
@@ -132,28 +132,28 @@ def _sizes(options: EngineOptions, block: int, context_length: int) -> tuple[int
         problems.append(f"--workspace must be at least 1M, not {options.workspace} bytes")
     if not 1 <= prefill <= capacity:
         problems.append(f"--prefill must be 1 to the capacity, not {prefill}")
-    if not 1 <= options.batch <= MOST_ROWS:
-        problems.append(f"--batch must be 1 to {MOST_ROWS}, not {options.batch}")
+    if not 1 <= options.batch <= MAX_ROWS:
+        problems.append(f"--batch must be 1 to {MAX_ROWS}, not {options.batch}")
     if problems:
         raise ExportError("; ".join(problems))
     return capacity, prefill
 
 
-def _ranges(options: EngineOptions, block: int, prefill: int) -> tuple[Range, ...]:
+def _ranges(options: EngineOptions, block: int, prefill: int) -> tuple[ShapeRange, ...]:
     if options.fixed:
         exact = Extent(block, block, block)
-        return (Range("decode", Extent(options.batch, options.batch, options.batch), exact, exact),)
-    # The widest step has a block of pending tokens, or of proposals, and a mask for each prediction but the
-    # first. Exact mode needs the predictions of all of them.
+        return (ShapeRange("decode", Extent(options.batch, options.batch, options.batch), exact, exact),)
+    # The widest step has a block of pending tokens, or of draft tokens, and a mask for each prediction but
+    # the first. Exact mode needs the predictions of all of them.
     widest = 2 * block - 1
     outputs = Extent(1, block, widest)
-    decode = Range("decode", Extent(1, options.batch, options.batch), Extent(1, block, widest), outputs)
+    decode = ShapeRange("decode", Extent(1, options.batch, options.batch), Extent(1, block, widest), outputs)
     if prefill <= widest:
         return (decode,)
-    return decode, Range("prefill", Extent(1, 1, options.batch), Extent(1, prefill, prefill), outputs)
+    return decode, ShapeRange("prefill", Extent(1, 1, options.batch), Extent(1, prefill, prefill), outputs)
 
 
-def _inputs(r: Range, model: ModelInfo, capacity: int) -> Shapes:
+def _inputs(r: ShapeRange, model: ModelInfo, capacity: int) -> Shapes:
     def at(which: str) -> dict[str, tuple[int, ...]]:
         rows, slots, outputs = (getattr(extent, which) for extent in (r.batch, r.slots, r.outputs))
         kv = (rows, model.num_kv_heads, capacity, model.head_dim)

@@ -10,11 +10,11 @@ RECIPE_FILE = "build-on-device.sh"
 
 def recipe(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
     """The text of the script. `graph` is the ONNX file that trtexec reads, with the plan's capacity."""
-    needed = "10.15" if plan.kv_layout == "static" else "10.3"
+    needed = "10.15" if plan.kv_layout == "in-place" else "10.3"
     return f"""#!/bin/sh
 # Builds the TensorRT engine of this bundle on the machine it is for: {plan.target.name}
 # ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
-# It was not built with the bundle: {plan.obstacle}.
+# It was not built with the bundle: {plan.reason}.
 #
 # Run it on the device: sh {RECIPE_FILE}
 set -eu

@@ -10,7 +10,7 @@ from ...runtime.errors import ExportError
 RTX, FULL = "tensorrt_rtx", "tensorrt"  # backends, as manifests name them
 # TensorRT-RTX 1.7 compiles for desktop GPUs only, not for Jetson or a data centre's H100.
 RTX_CAPABILITIES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-# The first TensorRT that writes KV entries in place (KV_CACHE_UPDATE); older ones need the `delta` layout.
+# The first TensorRT that writes KV entries in place (KV_CACHE_UPDATE); older ones need the `appended` layout.
 IN_PLACE_SINCE = (10, 15)
 
 
@@ -46,7 +46,7 @@ HOST = "host"
 
 def layout_for(version: str) -> str:
     """The KV layout for a TensorRT version."""
-    return "static" if tuple(int(n) for n in version.split(".")[:2]) >= IN_PLACE_SINCE else "delta"
+    return "in-place" if tuple(int(n) for n in version.split(".")[:2]) >= IN_PLACE_SINCE else "appended"
 
 
 def target_named(name: str) -> Target:

@@ -23,13 +23,13 @@ from typing import Any
 from ..decode.batch import KvBudget
 from ..decode.config import GenerationConfig
 from ..decode.lanes import Lanes
-from ..decode.row import Accepted, FinishReason, Row
 from ..decode.schedule import Limits, Schedule
+from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
 from ..text.prompts import Prompt
-from .places import Counts, Places
-from .request import Request, Waiters, moment_after, sooner
+from .admission_queue import AdmissionQueue, Counts
+from .request import Request, Waiters, deadline_at, earlier
 
 # Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
@@ -54,8 +54,8 @@ class Batcher:
         budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
 
         def open_schedule(limits: Limits, budget: KvBudget) -> Schedule:
-            policy = session.policy()
-            return Schedule(session.backend, manifest.block, manifest.mask_id, limits, policy, budget)
+            planner = session.planner()
+            return Schedule(session.backend, manifest.block, manifest.mask_id, limits, planner, budget)
 
         self._schedule: Schedule | Lanes = (
             open_schedule(self.limits, budget)
@@ -65,8 +65,8 @@ class Batcher:
         self._budget = budget
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs
         self._requests: dict[int, Request] = {}  # in the order in which they came
-        self._places = Places(self.limits)
-        self._arrivals: deque[Row] = deque()  # rows that the thread will add to the schedule
+        self._admission = AdmissionQueue(self.limits)
+        self._arrivals: deque[Sequence] = deque()  # sequences that the thread will add to the schedule
         self._numbers = itertools.count()
         self._waiters = Waiters()  # for room
         self._step_began: float | None = None
@@ -105,10 +105,10 @@ class Batcher:
         Raises Overloaded if there is no room, SessionError for an invalid prompt or config, for a batcher
         that is closed or has failed, and in a forked process.
         """
-        until, wait = moment_after(deadline), sooner(wait, deadline)
+        until, wait = deadline_at(deadline), earlier(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
-            self._enter(client)
+            self._admit(client)
         with self._returning_place(client):
             return self._start(self._new_request(prompt, config, until, client))
 
@@ -127,14 +127,14 @@ class Batcher:
         """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
         `tools`: functions as JSON text that messages list and the answer may call. `template`: its variables.
         """
-        until, wait = moment_after(deadline), sooner(wait, deadline)
+        until, wait = deadline_at(deadline), earlier(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:
                 seconds = None if last is None else last - monotonic()
                 is_late = seconds is not None and seconds <= 0
                 if is_late or not isinstance(self._refusal(client), Overloaded):
-                    self._enter(client)
+                    self._admit(client)
                     break
                 room = self._waiters.join()
             await asyncio.wait({room}, timeout=seconds)
@@ -150,21 +150,21 @@ class Batcher:
     @property
     def counts(self) -> Counts:
         """Counts of requests so far."""
-        return self._places.counts
+        return self._admission.counts
 
     @property
     def num_running(self) -> int:
-        """Requests with a row."""
+        """Requests with a sequence."""
         return self._schedule.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row, including those that are being tokenized."""
-        return self._places.num_entering + len(self._arrivals) + self._schedule.num_waiting
+        """Requests that wait for a sequence, including those that are being tokenized."""
+        return self._admission.num_admitting + len(self._arrivals) + self._schedule.num_waiting
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the oldest request without a row has waited."""
+        """Seconds that the oldest request without a sequence has waited."""
         with self._changed:
             waiting = (request for request in self._requests.values() if not request.has_row)
             oldest = next(waiting, None)
@@ -172,8 +172,10 @@ class Batcher:
 
     @property
     def kv_usage(self) -> float:
-        """The part of the KV memory that running rows fill: of `Limits.kv_bytes`, or of `max_rows` rows."""
-        num_entries = sum(row.cursor for row in self._schedule.running)
+        """The part of the KV memory that running sequences fill: of `Limits.kv_bytes`, or of `max_rows`
+        sequences.
+        """
+        num_entries = sum(seq.cursor for seq in self._schedule.running)
         return min(1.0, num_entries / max(1, self._budget.num_entries))
 
     @property
@@ -224,17 +226,17 @@ class Batcher:
             return SessionError(f"this batcher failed ({type(self.fault).__name__}); make a new one")
         if not self.alive:
             return SessionError("this batcher is closed, or its process was forked; make a new one")
-        return self._places.refusal(client, self._schedule.num_rows, self.num_waiting)
+        return self._admission.refusal(client, self._schedule.num_rows, self.num_waiting)
 
-    def _enter(self, client: Hashable) -> None:
+    def _admit(self, client: Hashable) -> None:
         """Take a place, or raise why there is none. The caller holds the lock."""
         refusal = self._refusal(client)
         if refusal is not None:
             is_full = isinstance(refusal, Overloaded)
-            self._places.count(overloaded=int(is_full), refused=int(not is_full))
+            self._admission.count(overloaded=int(is_full), refused=int(not is_full))
             LOG.info("request refused: %s", refusal)
             raise refusal
-        self._places.enter(client)
+        self._admission.admit(client)
 
     @contextmanager
     def _returning_place(self, client: Hashable) -> Iterator[None]:
@@ -243,7 +245,7 @@ class Batcher:
             yield
         except BaseException as error:
             with self._changed:
-                self._places.leave(client, refused=not isinstance(error, asyncio.CancelledError))
+                self._admission.release(client, refused=not isinstance(error, asyncio.CancelledError))
                 self._notify()
             LOG.info("request of %r not accepted: %s", client, type(error).__name__)
             raise
@@ -262,11 +264,11 @@ class Batcher:
         self.session.check(config)
         self.limits.check(config)
         number, most = next(self._numbers), self.limits.max_prompt_tokens
-        row, text = self.session.new_row(number, prompt, config, most, tools=tools, template=template)
-        self._budget.check(row)
-        row.client = client
-        request = Request(row, text, self._end, until, client)
-        row.on_start = request.start
+        seq, text = self.session.new_sequence(number, prompt, config, most, tools=tools, template=template)
+        self._budget.check(seq)
+        seq.client = client
+        request = Request(seq, text, self._end, until, client)
+        seq.on_start = request.start
         return request
 
     def _start(self, request: Request) -> Request:
@@ -274,9 +276,9 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
-            self._arrivals.append(request.row)
+            self._arrivals.append(request.seq)
             self._requests[request.number] = request
-            self._places.accept()
+            self._admission.accept()
             self._notify()
         LOG.debug(
             "request %d of %r: %d prompt tokens", request.number, request.client, request.stats.prompt_tokens
@@ -291,19 +293,19 @@ class Batcher:
             self._conclude(request, reason)
 
     def _conclude(self, request: Request, reason: FinishReason, error: BaseException | None = None) -> None:
-        """End a request, for `reason` unless a delivered step gave another. Its row leaves before the next
-        step. An ended request stays as it is. The caller holds the lock.
+        """End a request, for `reason` unless a delivered step gave another. Its sequence leaves before the
+        next step. An ended request stays as it is. The caller holds the lock.
         """
-        row = request.row
+        seq = request.seq
         if self._requests.pop(request.number, None) is None:
             return
-        row.finish_reason = row.finish_reason or reason
+        seq.finish_reason = seq.finish_reason or reason
         reason = request.last_reason or reason
         outcome = ENDS.get(reason, "finished") if error is None else "failed"
-        self._places.end(request.client, outcome, request.completion)
+        self._admission.end(request.client, outcome, request.completion)
         request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
-        stats, tau = request.stats, "exact" if row.config.exact else row.config.tau
+        stats, tau = request.stats, "exact" if seq.config.exact else seq.config.tau
         LOG.log(
             logging.WARNING if error else logging.INFO,
             "request %d of %r %s: %s, %d tokens after %d prompt tokens, tau %s, waited %.3f s, %.3f s in all",
@@ -322,7 +324,7 @@ class Batcher:
         try:
             while self._next():
                 self._iterate()
-            self._schedule.iterate()  # all rows have ended: frees the KV memory
+            self._schedule.iterate()  # all sequences have ended: frees the KV memory
         except BaseException as error:  # a bug, or a library's panic: no reader may wait forever
             LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:
@@ -361,7 +363,7 @@ class Batcher:
             raise lost
 
     def _deliver(self, event: Accepted) -> None:
-        request, error = self._requests.get(event.row), event.error
+        request, error = self._requests.get(event.seq), event.error
         if request is None:
             return  # it ended while the forward ran
         if error is None:

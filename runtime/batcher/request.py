@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import suppress
 from time import monotonic, perf_counter
 
-from ..decode.row import Accepted, FinishReason, Row
+from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..decode.stats import Stats
 from ..errors import SessionError
 from ..rules import is_number
@@ -54,20 +54,20 @@ class Request(Answer):
     client: the one of `submit`
     finish_reason: None while the request runs or waits
     error: the request's error, if it failed
-    has_row: whether it no longer waits for its row
+    has_row: whether it no longer waits for its sequence
     last_reason: the finish_reason of a delivered step, if one ended the request
     """
 
     def __init__(
         self,
-        row: Row,
+        seq: Sequence,
         text: TextStream | None,
         end: End,
         deadline: float | None = None,
         client: Hashable = None,
     ) -> None:
-        super().__init__(row, text)
-        self.row, self.number, self.client = row, row.index, client
+        super().__init__(seq, text)
+        self.seq, self.number, self.client = seq, seq.index, client
         self.finish_reason: FinishReason | None = None
         self.last_reason: FinishReason | None = None
         self.error: BaseException | None = None
@@ -78,7 +78,7 @@ class Request(Answer):
         self._events: deque[Event] = deque()
         self._token_ids: list[int] = []
         self._answer_text, self._num_sent = "", 0  # and how many of its characters events have
-        self._stats = row.stats.copy()
+        self._stats = seq.stats.copy()
         self._is_read = False
 
     # --- for readers, in any thread ---
@@ -103,7 +103,7 @@ class Request(Answer):
             self.cancel()
 
     async def begun(self) -> None:
-        """Wait until the request has its row, or has ended."""
+        """Wait until the request has its sequence, or has ended."""
         await self._await(lambda: self.has_row)
 
     def result(self, timeout: float | None = None) -> Completion:
@@ -122,7 +122,7 @@ class Request(Answer):
         return self._outcome()
 
     def cancel(self) -> None:
-        """End the request; its row is free before the next step. An ended request stays as it is."""
+        """End the request; its sequence is free before the next step. An ended request stays as it is."""
         self._end(self, "cancelled")
 
     @property
@@ -131,7 +131,7 @@ class Request(Answer):
         with self._changed:
             reason = self.finish_reason or "cancelled"
             ids, confidences = tuple(self._token_ids), tuple(self._confidences)
-            tops = tuple(self.row.top_logprobs[: len(ids)])
+            tops = tuple(self.seq.top_logprobs[: len(ids)])
             return Completion(self._answer_text, ids, confidences, reason, self._stats, tops)
 
     @property
@@ -142,7 +142,7 @@ class Request(Answer):
     @property
     def prompt(self) -> list[int]:
         """Its token ids."""
-        return self.row.tokens[: self.row.stats.prompt_tokens]
+        return self.seq.tokens[: self.seq.stats.prompt_tokens]
 
     # --- for the batcher ---
 
@@ -152,10 +152,10 @@ class Request(Answer):
         return self._deadline is not None and monotonic() >= self._deadline
 
     def start(self) -> None:
-        """The request has its row. Called in the batcher's thread, before each step."""
+        """The request has its sequence. Called in the batcher's thread, before each step."""
         if not self.has_row:
             with self._changed:
-                self.has_row, self._stats = True, self.row.stats.copy()
+                self.has_row, self._stats = True, self.seq.stats.copy()
                 self._wake()
 
     def deliver(self, accepted: Accepted) -> None:
@@ -167,8 +167,9 @@ class Request(Answer):
                 return  # it ended while the step ran
             self._token_ids += accepted.token_ids
             self._confidences += accepted.confidences
-            self._answer_text, self._stats = text, self.row.stats.copy()
-            self._stats.tokens = len(self._token_ids)  # the row may have tokens of a later event of this step
+            self._answer_text, self._stats = text, self.seq.stats.copy()
+            # the sequence may have tokens of a later event of this step
+            self._stats.tokens = len(self._token_ids)
             self._num_sent += len(event.text)
             self._events.append(event)
             self.last_reason = accepted.finish_reason
@@ -205,7 +206,7 @@ class Request(Answer):
         while True:
             left = None if last is None else last - monotonic()
             with self._changed:
-                seconds = sooner(self._seconds_left(), left)
+                seconds = earlier(self._seconds_left(), left)
                 if self._changed.wait_for(lambda: self.finish_reason is not None or is_enough(), seconds):
                     return True
             self._expire()
@@ -246,7 +247,7 @@ class Request(Answer):
             self._end(self, "deadline")
 
 
-def moment_after(deadline: float | None) -> float | None:
+def deadline_at(deadline: float | None) -> float | None:
     """The time `deadline` seconds from now, on the monotonic clock; None for no deadline."""
     if deadline is None:
         return None
@@ -255,6 +256,6 @@ def moment_after(deadline: float | None) -> float | None:
     return monotonic() + min(deadline, 1e9)
 
 
-def sooner(a: float | None, b: float | None) -> float | None:
+def earlier(a: float | None, b: float | None) -> float | None:
     """The lesser of two times, of which None is never."""
     return min((seconds for seconds in (a, b) if seconds is not None), default=None)

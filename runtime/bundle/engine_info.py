@@ -33,7 +33,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ShapeRange:
     """Shapes that an engine takes: one optimization profile of TensorRT."""
 
     name: Annotated[str, one_of(RANGE_NAMES)]
@@ -62,7 +62,7 @@ class EngineInfo:
     cuda: str
     platform: str
     compute_capabilities: tuple[str, ...]
-    ranges: Annotated[tuple[Range, ...], entries(64)]
+    ranges: Annotated[tuple[ShapeRange, ...], entries(64)]
     graph: str
     graph_sha256: str
     seconds: float

@@ -22,7 +22,7 @@ from ..rules import matching
 
 MANIFEST_FILE, CHECKSUM_FILE = "manifest.json", "manifest.sha256"
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
+STAMPS, STAMP_LIMIT, MAX_STAMPS = "verified", 1_000_000, 256
 CHUNK = 1 << 20
 # Without O_NONBLOCK, opening a named pipe waits for its writer.
 PLAIN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -171,7 +171,7 @@ def _write_stamps(file: Path, stamps: dict[str, list[object]]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(file, json.dumps(stamps).encode("ascii"))
         others = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for path in others[:-MOST_STAMPS]:
+        for path in others[:-MAX_STAMPS]:
             path.unlink(missing_ok=True)
     except OSError:
         pass  # without a cache directory, each start hashes all files

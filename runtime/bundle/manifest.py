@@ -11,22 +11,26 @@ from typing import Annotated, Any, Literal
 
 from ..accept import METRICS
 from ..errors import BundleError, listed
-from ..rules import WINDOW, entries, integer, matching, one_of
+from ..rules import MASKS, entries, integer, matching, one_of
 from .engine_info import EngineInfo
 from .fields import Reader, parse
 from .files import MANIFEST_FILE, FileEntry
 from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
+from .upgrade import upgrade
 
-FORMAT_VERSION = "1.3"
+FORMAT_VERSION = "1.4"
 OLD_W8A8 = (
     "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
     " again: mars-export onnx CHECKPOINT --precision w8a8"
 )
-NEAR_TIES = "exact mode gives the text of one token a step, except for near ties (docs/decoding.md)"
+NOT_BATCH_INVARIANT = (
+    "not batch-invariant: exact mode gives the text of one token a step, except where two tokens are almost"
+    " equally likely (docs/decoding.md)"
+)
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_DTYPES = ("float32", "float16", "bfloat16")
-KV_LAYOUTS = ("static", "delta")
+KV_LAYOUTS = ("in-place", "appended")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -120,13 +124,13 @@ class TextDrift:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class ParityReport:
     """How far a variant is from its checkpoint, as the export's self-check measured it over `positions`
     predictions.
 
     `acceptance_flips`: for some taus, how many predictions pass in one of the two and not in the other.
-    `yardstick`: the library that the checkpoint's logits were compared with, such as "transformers 5.23.0";
-    None if the exporter's own forward is the only reference.
+    `reference_library`: the library that the checkpoint's logits were compared with, such as "transformers
+    5.23.0"; None if the exporter's own forward is the only reference.
     `text`: the same comparison on a page of text; None in bundles of earlier releases.
     """
 
@@ -135,7 +139,7 @@ class Drift:
     max_logit_error: float
     max_confidence_error: float
     acceptance_flips: Mapping[str, int] | None = None
-    yardstick: str | None = None
+    reference_library: str | None = None
     text: TextDrift | None = None
 
 
@@ -149,7 +153,8 @@ class Variant:
     weights: the file of the graph's weights, if they are apart
     precision: the form of the stored weights
     kv_dtype: the type of the KV entries
-    kv_layout: "static" if the graph writes into a KV buffer of fixed size, "delta" if it returns new entries
+    kv_layout: "in-place" if the graph writes into a KV buffer of fixed size, "appended" if it returns new
+        entries
     outputs: the names of its outputs
     batch, slots, capacity: the fixed sizes of the graph; None if they are symbolic
     drift: its distance from the checkpoint
@@ -169,7 +174,7 @@ class Variant:
     batch: Count = None
     slots: Count = None
     capacity: Count = None
-    drift: Drift | None = None
+    drift: ParityReport | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
     engine: EngineInfo | None = None
@@ -180,13 +185,13 @@ class Variant:
         return self.slots is not None
 
     @property
-    def has_near_ties(self) -> bool:
-        """Whether, on a CPU, predictions depend on the width of a step by more than the order of fp32 sums.
-        Exact mode then gives the one-token text except where two tokens are almost equally likely.
+    def is_batch_invariant(self) -> bool:
+        """Whether, on a CPU, predictions depend on the width of a step by the order of fp32 sums at most. If
+        not, exact mode gives the one-token text except where two tokens are almost equally likely.
         """
         if self.precision == "int8" and self.quantization is not None:
-            return self.kv_dtype != "float32" or self.quantization.group_size != 32
-        return self.precision not in ("float32", "w8a8")
+            return self.kv_dtype == "float32" and self.quantization.group_size == 32
+        return self.precision in ("float32", "w8a8")
 
     @property
     def is_engine(self) -> bool:
@@ -214,7 +219,7 @@ class Profile:
     evidence: the measurements that the choice rests on
     weights_sha256: the hash of the weights; None if it is unknown
     precision: of the variant; None if it is unknown
-    window: the most predictions of a step: "auto", "full" (the bundle's block) or their number
+    masks: the most mask slots of a step: "auto", "full" (as many as the block allows) or a number
     accuracy_level: of the variant
     draft: the draft adapter
     """
@@ -227,7 +232,7 @@ class Profile:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     weights_sha256: str | None = None
     precision: str | None = None
-    window: Annotated[int | Literal["auto", "full"], WINDOW] = "full"
+    masks: Annotated[int | Literal["auto", "full"], MASKS] = "full"
     accuracy_level: int | None = None
     draft: str | None = None
 
@@ -315,7 +320,10 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
         value = parse(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
-    _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
+    minor = _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
+    if minor < 4:
+        upgrade(value)
+        value["format_version"] = FORMAT_VERSION  # what is stored in the bundle later has the new names
     reader = Reader()
     manifest: Manifest = reader.read(Manifest, value, where)
     problems = reader.problems or list(_contradictions(manifest, where))
@@ -324,7 +332,8 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
     return manifest
 
 
-def _check_version(version: Any, where: str) -> None:
+def _check_version(version: Any, where: str) -> int:
+    """The minor version. Raises BundleError for another major one."""
     match = VERSION.match(version) if isinstance(version, str) else None
     supported = int(FORMAT_VERSION.split(".")[0])
     if match is None:
@@ -334,6 +343,7 @@ def _check_version(version: Any, where: str) -> None:
         what = f"{where}: bundle format {version[:20]}, this runtime reads {supported}.x"
         again = "export the bundle again with this mars-export"
         raise BundleError(f"{what}: {'update mars-export' if major > supported else again}")
+    return int(match[2] or 0)
 
 
 def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:

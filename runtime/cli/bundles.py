@@ -32,7 +32,7 @@ def inspect(
     from rich.markup import escape
     from rich.table import Table
 
-    from ..bundle.manifest import NEAR_TIES
+    from ..bundle.manifest import NOT_BATCH_INVARIANT
     from ..bundle.open import open_bundle
     from ..machine import byte_products
 
@@ -83,8 +83,8 @@ def inspect(
                 f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
                 f" lm_head {q.head}, embedding {q.embedding}{_codes_of(q.quantizer)}"
             )
-            if v.has_near_ties:
-                say(f"ties      {NEAR_TIES}")
+            if not v.is_batch_invariant:
+                say(f"note      {NOT_BATCH_INVARIANT}")
             if v.precision == "w8a8":
                 say(f"cpu       byte products here: {byte_products()}")
         if v.engine is not None:

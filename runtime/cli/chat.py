@@ -38,7 +38,7 @@ A \\ at the end of a line continues it on the next one."""
 class Talk:
     """A conversation, the settings of its next answer, and results for the calls of its last one.
 
-    `has_window` says that the user chose the window, so that it stays even for repeatable draws. `names`
+    `has_masks` says that the user chose the masks, so that they stay even for repeatable draws. `names`
     returns the names of the calls in an answer; it is None without tools.
     """
 
@@ -48,11 +48,11 @@ class Talk:
         config: GenerationConfig,
         *,
         runs: bool = False,
-        has_window: bool = False,
+        has_masks: bool = False,
         names: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         self.conversation, self.config, self.runs = conversation, config, runs
-        self._has_window, self._names, self._results = has_window, names, list[str]()
+        self._has_masks, self._names, self._results = has_masks, names, list[str]()
 
     def obey(self, line: str) -> str:
         """Run the command in a line, and return the reply. Raises MarsError if the command fails."""
@@ -129,7 +129,7 @@ class Talk:
             raise MarsError(f"/tau needs a number of 0 or more, not {value!r}") from error
         from ..decode.config import repeatable
 
-        self.config = repeatable(self.config.with_values(tau=tau), has_window=self._has_window)
+        self.config = repeatable(self.config.with_values(tau=tau), has_masks=self._has_masks)
         return tau_warning(tau, self.config.metric) or f"tau {tau:g}"
 
 
@@ -171,7 +171,7 @@ def chat(
     config = answers.with_profile(session, config)
     talk = Talk(
         session.conversation(answers.system, drop_oldest=drop_oldest), config, runs=printed.runs,
-        has_window=answers.has_window,
+        has_masks=answers.has_masks,
         names=None if config.tools is None else lambda answer: [c["name"] for c in calls_of(session, answer)],
     )  # fmt: skip
     if sys.stdin.isatty() and not (printed.quiet or as_json):

@@ -186,7 +186,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe:
         session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)
         manifest = bundle.manifest
         tau = 1.0 if manifest.tokens.mask is None else 0.0
-        config = GenerationConfig(max_new_tokens=4, tau=tau, window=manifest.block)
+        config = GenerationConfig(max_new_tokens=4, tau=tau, masks=manifest.block)
         completion = session.generate([manifest.tokens.pad], config)
     except MarsError as error:
         return [Finding(subject, "absent", str(error))]

@@ -119,7 +119,7 @@ def completion_json(session: Session, completion: Completion, config: Generation
         "finish_reason": completion.finish_reason,
         "exact": config.exact,
         "tau": config.tau,
-        "window": config.window,
+        "masks": config.masks,
         "stats": completion.stats.to_dict(),
     }
     return value if config.tools is None else value | {"tool_calls": calls_of(session, completion.text)}

@@ -25,7 +25,7 @@ from ..terminal.options import (
 )
 
 if TYPE_CHECKING:
-    from ..decode.config import GenerationConfig, Window
+    from ..decode.config import GenerationConfig, Masks
     from ..session.session import Session
 
 X = typer.Option(metavar="X")
@@ -45,12 +45,12 @@ class AnswerOptions:
         riskier; the paper uses 0.95; 1 is one token a step.
     metric: Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy
         (nats). The last two need a bundle exported with --metrics.
-    profile: Use tau, metric and window, or the draft adapter, of this calibrated profile.
-    window: Most tokens to predict in a step: auto (the default) tunes it for speed, full is the bundle's
-        block size. In exact mode it never changes the text; with --tau, auto may give other texts in
-        other runs.
-    lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them. Exact
-        mode only; 0 is off.
+    profile: Use tau, metric and masks, or the draft adapter, of this calibrated profile.
+    masks: Most mask slots of a step: auto (the default) tunes it for speed, full is as many as the bundle's
+        block allows. In exact mode it never changes the text; with --tau, auto may give other texts in other
+        runs.
+    prompt_lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them.
+        Exact mode only; 0 is off.
     draft: The draft adapter of the bundle that proposes tokens, by name; the text does not depend on it.
 
     Sampling:
@@ -58,8 +58,8 @@ class AnswerOptions:
     top_k: Sample from the K most likely tokens; 0 is off.
     top_p: Sample from the smallest set of tokens with this probability; 1 is off.
     min_p: Sample from tokens with at least this share of the highest probability; 0 is off.
-    seed: Seed; 0 by default. The same command gives the same text: with --tau the window is then full,
-        unless --window is given.
+    seed: Seed; 0 by default. The same command gives the same text: with --tau all masks are then used,
+        unless --masks is given.
     repetition_penalty: Above 1 makes repetition less likely; 1 is off.
 
     Structured answers:
@@ -74,8 +74,8 @@ class AnswerOptions:
     tau: Annotated[float | None, NotNegative] = None
     metric: str | None = None
     profile: Name = None
-    window: Annotated[str | None, typer.Option(metavar="auto|full|N")] = None
-    lookup: Annotated[int, typer.Option(metavar="N", min=0)] = 0
+    masks: Annotated[str | None, typer.Option(metavar="auto|full|N")] = None
+    prompt_lookup: Annotated[int, typer.Option(metavar="N", min=0)] = 0
     draft: Name = None
     temperature: Annotated[float, NotNegative] = 0.0
     top_k: Annotated[int, typer.Option(metavar="K", min=0)] = 0
@@ -89,8 +89,8 @@ class AnswerOptions:
     tools: File = None
 
     @property
-    def has_window(self) -> bool:
-        return self.window is not None or self.profile is not None
+    def has_masks(self) -> bool:
+        return self.masks is not None or self.profile is not None
 
     def config(
         self, max_new_tokens: int, stop: tuple[str, ...] = (), grammar: str | None = None
@@ -101,7 +101,8 @@ class AnswerOptions:
         return GenerationConfig(
             schema=text_of(self.schema), regex=self.regex, choice=tuple(self.choice) if self.choice else None,
             tools=text_of(self.tools), grammar=grammar,
-            max_new_tokens=max_new_tokens, window=_window_of(self.window), lookup=self.lookup, stop=stop,
+            max_new_tokens=max_new_tokens, masks=_masks_of(self.masks), stop=stop,
+            prompt_lookup=self.prompt_lookup,
             draft=self.draft,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             seed=self.seed or 0, repetition_penalty=self.repetition_penalty, **self._acceptance(),
@@ -113,15 +114,15 @@ class AnswerOptions:
 
         if self.profile is not None:
             config = config.with_profile(session.profile(self.profile))
-        return repeatable(config, has_window=self.has_window, has_seed=self.seed is not None)
+        return repeatable(config, has_masks=self.has_masks, has_seed=self.seed is not None)
 
     def _acceptance(self) -> dict[str, Any]:
         """The values of --exact, --tau and --metric, without unset ones."""
         options = (("exact", self.exact), ("tau", self.tau), ("metric", self.metric))
         values: dict[str, Any] = {name: value for name, value in options if value is not None}
-        if self.profile is not None and (values or self.window is not None):
+        if self.profile is not None and (values or self.masks is not None):
             raise MarsError(
-                "--profile sets exact, tau, metric and window; use either --profile or these options"
+                "--profile sets exact, tau, metric and masks; use either --profile or these options"
             )
         if self.exact and self.tau is not None:
             raise MarsError(
@@ -172,13 +173,11 @@ def tau_warning(tau: float, metric: str | None) -> str:
     return f"tau {tau:g}: no {metric or 'probability'} is above 1, so each step accepts one token, as with 1"
 
 
-def _window_of(window: str | None) -> Window:
-    if window is None or window == "auto":
+def _masks_of(masks: str | None) -> Masks:
+    if masks is None or masks == "auto":
         return "auto"
-    if window == "full":
+    if masks == "full":
         return "full"
-    if not (window.isascii() and window.isdecimal() and len(window) < 10 and int(window) >= 1):
-        raise typer.BadParameter(
-            f"auto, full or a number of 1 or more, not {window!r}", param_hint="--window"
-        )
-    return int(window)
+    if not (masks.isascii() and masks.isdecimal() and len(masks) < 10):
+        raise typer.BadParameter(f"auto, full or a number of 0 or more, not {masks!r}", param_hint="--masks")
+    return int(masks)

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from ..errors import MarsError, MarsWarning
 from ..terminal.console import err
-from ..terminal.options import listed, takes_options
+from ..terminal.options import comma_separated, takes_options
 from .options import SessionOptions
 from .serve_options import (
     AccessOptions,
@@ -93,7 +93,7 @@ def serve(
         request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
         drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
         max_models=limits.max_models, max_model_bytes=limits.max_model_bytes,
-        hosts=access.hosts(server.host), adaptive=listed(server.adaptive or ""),
+        hosts=access.hosts(server.host), adaptive=comma_separated(server.adaptive or ""),
     )  # fmt: skip
     if not options.keys and not is_loopback(server.host):
         warnings.warn(

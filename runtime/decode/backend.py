@@ -12,23 +12,23 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """What one row feeds into a step, from its cursor on: `pending` tokens, `proposals`, `masks`.
+class StepPlan:
+    """What one row feeds into a step, from its cursor on: `pending` tokens, `draft_tokens`, `masks`.
 
-    The outputs are those of the last pending token, of every proposal and of every mask, in this order.
+    The outputs are those of the last pending token, of every draft token and of every mask, in this order.
     """
 
     pending: int
-    proposals: int = 0
+    draft_tokens: int = 0
     masks: int = 0
 
     @property
     def slots(self) -> int:
-        return self.pending + self.proposals + self.masks
+        return self.pending + self.draft_tokens + self.masks
 
     @property
     def outputs(self) -> int:
-        return min(self.pending, 1) + self.proposals + self.masks
+        return min(self.pending, 1) + self.draft_tokens + self.masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class Cache(Protocol):
         """Write the first `length` entries of a saved copy into `row`, which has room for the whole copy."""
         ...
 
-    def bring(self, arrays: Sequence[np.ndarray]) -> Any:
+    def upload(self, arrays: Sequence[np.ndarray]) -> Any:
         """Make a copy for `load` from host arrays [kv_heads, length, head_dim], one for each KV tensor."""
         ...
 
-    def fetch(self, saved: Any) -> list[np.ndarray]:
+    def download(self, saved: Any) -> list[np.ndarray]:
         """A saved copy as such host arrays."""
         ...
 
@@ -108,7 +108,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def firm_slots(self) -> int | None:
+    def reproducible_slots(self) -> int | None:
         """From this many slots on, an entry has the same bits whatever step of any row writes it.
 
         None if the bits depend on the step's size: then only steps of equal size write equal entries.

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from ..accept import METRICS, is_one_token, passes
 from ..answer_format import CHOICE, GRAMMAR, REGEX, SEPARATORS, Json, canonical, json_problems
 from ..errors import SessionError
-from ..rules import WINDOW, Rule, broken, integer, is_integer, is_number, number, one_of
+from ..rules import MASKS, Rule, broken, integer, is_integer, is_number, number, one_of
 
-Window = Literal["auto", "full"] | int
+Masks = Literal["auto", "full"] | int
 DEFAULT_TAU = 0.95  # of the paper's tables, for exact=False without a tau
 TOKEN_IDS = Rule(
     "None or a list of token ids", lambda ids: isinstance(ids, tuple) and all(is_integer(i, 0) for i in ids)
@@ -48,7 +48,7 @@ class GenerationConfig:
         tau >= 1 (entropy: tau <= 0) is one-token mode. A tau turns exact mode off; giving both is an error.
     metric: the confidence: probability, margin (over the second most likely token) or entropy (nats).
     max_new_tokens: most tokens of the answer.
-    window: predictions of new positions in one step, one more than its masks; "full" for all that the block
+    masks: most mask slots of one step, each with one more prediction; "full" for all that the block
         allows, "auto" for the number that is fastest, chosen step by step (docs/decoding.md).
     eos_ids: end-of-sequence tokens; None for the model's. A list is accepted, as for stop and choice.
     stop: strings that end the text and are not part of it.
@@ -59,8 +59,8 @@ class GenerationConfig:
         fixed, too.
     repetition_penalty: of tokens that the prompt or the answer contains; 1 is off.
     exact: the default. Several tokens per step, and the text of one-token decoding.
-    lookup: propose, too, what followed the last `lookup` tokens where they occurred before (exact mode only);
-        0 is off.
+    prompt_lookup: propose, too, what followed the last `prompt_lookup` tokens where they occurred before
+        (exact mode only); 0 is off.
     min_p: draw from tokens at least this much as likely as the most likely one; 0 is off.
     draft: the draft adapter that proposes tokens, by its name in the bundle; None for the first.
     cache_salt: only requests with the same salt share KV entries.
@@ -83,7 +83,7 @@ class GenerationConfig:
     tau: Annotated[float | None, number("a number of 0 or more")] = None
     metric: Annotated[str, one_of(METRICS)] = "probability"
     max_new_tokens: Annotated[int, integer(1)] = 256
-    window: Annotated[Window, WINDOW] = "auto"
+    masks: Annotated[Masks, MASKS] = "auto"
     eos_ids: Annotated[Sequence[int] | None, TOKEN_IDS] = None
     stop: Annotated[Sequence[str], STRINGS] = ()
     temperature: Annotated[float, number("a number of 0 or more")] = 0.0
@@ -92,7 +92,7 @@ class GenerationConfig:
     seed: Annotated[int, SEED] = 0
     repetition_penalty: Annotated[float, number("a number above 0", above=True)] = 1.0
     exact: Annotated[bool | None, Rule("True or False", lambda value: isinstance(value, bool))] = None
-    lookup: Annotated[int, integer(0)] = 0
+    prompt_lookup: Annotated[int, integer(0)] = 0
     min_p: Annotated[float, number("a number of 0 to 1", high=1)] = 0.0
     cache_salt: Annotated[str, Rule("a text", lambda value: isinstance(value, str))] = ""
     draft: Annotated[str | None, Rule("a text", lambda value: isinstance(value, str))] = None
@@ -191,18 +191,18 @@ class GenerationConfig:
         return replace(self, **changes)
 
     def with_profile(self, profile: GenerationConfig) -> GenerationConfig:
-        """A copy with what a profile sets: tau or exact mode, metric, window, and the draft adapter unless
+        """A copy with what a profile sets: tau or exact mode, metric, masks, and the draft adapter unless
         this config has one.
         """
         draft = self.draft or profile.draft
-        return self.with_values(tau=profile.tau, metric=profile.metric, window=profile.window, draft=draft)
+        return self.with_values(tau=profile.tau, metric=profile.metric, masks=profile.masks, draft=draft)
 
 
-def repeatable(config: GenerationConfig, *, has_window: bool, has_seed: bool = False) -> GenerationConfig:
-    """`config` with a full window if its text would otherwise depend on measured costs: if it has a tau,
-    no window of the user's, and is sampled or has a seed. Exact mode does not depend on windows.
+def repeatable(config: GenerationConfig, *, has_masks: bool, has_seed: bool = False) -> GenerationConfig:
+    """`config` with all masks if its text would otherwise depend on measured costs: if it has a tau,
+    no masks of the user's, and is sampled or has a seed. Exact mode does not depend on the number of masks.
     """
     has_tau = not config.exact and not config.one_token
-    if has_tau and not has_window and (has_seed or not config.is_greedy):
-        return config.with_values(window="full", tau=config.tau)
+    if has_tau and not has_masks and (has_seed or not config.is_greedy):
+        return config.with_values(masks="full", tau=config.tau)
     return config

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, abc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .batch import KvBudget
 from .queue import Queue
-from .row import Accepted, Row
 from .schedule import Limits, Schedule
+from .sequence import Accepted, Sequence
 
 MAX_PASSES = 4  # times max_rows: requests that may pass one that waits for memory
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A batch of `num_rows` rows, each of at most `row_bytes` of KV memory."""
+    """A batch of `num_rows` sequences, each of at most `row_bytes` of KV memory."""
 
     schedule: Schedule
     num_rows: int
     row_bytes: int
 
     @property
-    def rows(self) -> list[Row]:
-        """Its rows, with those that are about to start."""
+    def seqs(self) -> list[Sequence]:
+        """Its sequences, with those that are about to start."""
         return [*self.schedule.running, *self.schedule.waiting]
 
 
 class Lanes:
-    """A schedule within a KV budget, whose rows join by the memory that each of them needs.
+    """A schedule within a KV budget, whose sequences join by the memory that each of them needs.
 
-    The rows of a batch are all as long as the longest. So a row joins a batch whose rows are long enough, or
-    it opens one in the memory that is left. Rows that need at most half of an equal share get one batch of as
-    many rows as possible. A batch of longer rows takes at most half of the memory that is left, but at least
-    one row. Rows may pass one that waits for memory, MAX_PASSES times as many as `max_rows`; then they wait
-    until it has started. Each batch takes a step of its own.
+    The sequences of a batch are all as long as the longest. So a sequence joins a batch whose sequences are
+    long enough, or it opens one in the memory that is left. Sequences that need at most half of an equal
+    share get one batch of as many sequences as possible. A batch of longer sequences takes at most half of
+    the memory that is left, but at least one sequence. Rows may pass one that waits for memory, MAX_PASSES
+    times as many as `max_rows`; then they wait until it has started. Each batch takes a step of its own.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Lanes:
         self._short = max(1, budget.short_bytes)
         self._open_schedule = open_schedule
         self._lanes: list[Lane] = []
-        self._blocked: Row | None = None  # the first row that waits for memory
+        self._blocked: Sequence | None = None  # the first sequence that waits for memory
         self._num_passes = 0
 
     @property
@@ -60,32 +60,34 @@ class Lanes:
 
     @property
     def num_rows(self) -> int:
-        """Rows that run, and short ones that could start; none could while a row waits for memory."""
+        """Sequences that run, and short ones that could start; none could while a sequence waits for
+        memory.
+        """
         lanes, most = tuple(self._lanes), self.limits.max_rows
-        rows = sum(lane.schedule.num_running for lane in lanes)
+        seqs = sum(lane.schedule.num_running for lane in lanes)
         if self._blocked is not None:
-            return rows
-        free = sum(lane.num_rows for lane in lanes) - rows
-        return min(most, rows + free + self._left // self._short)
+            return seqs
+        free = sum(lane.num_rows for lane in lanes) - seqs
+        return min(most, seqs + free + self._left // self._short)
 
     @property
     def _left(self) -> int:
         return self._num_bytes - sum(lane.num_rows * lane.row_bytes for lane in tuple(self._lanes))
 
     @property
-    def running(self) -> Sequence[Row]:
-        """A snapshot of the running rows, for other threads."""
-        return tuple(row for lane in self._lanes for row in lane.schedule.running)
+    def running(self) -> abc.Sequence[Sequence]:
+        """A snapshot of the running sequences, for other threads."""
+        return tuple(seq for lane in self._lanes for seq in lane.schedule.running)
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self._lanes
 
-    def add(self, row: Row) -> None:
-        """Queue a row. Clients take turns, and the rows of each start in the order in which they were added,
-        except for rows that wait for memory.
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Clients take turns, and the sequences of each start in the order in which they
+        were added, except for sequences that wait for memory.
         """
-        self.waiting.add(row)
+        self.waiting.add(seq)
 
     def iterate(self) -> list[Accepted]:
         """One whole iteration; returns its events."""
@@ -100,19 +102,19 @@ class Lanes:
         self._lanes = [lane for lane in self._lanes if not lane.schedule.is_idle]  # frees their memory
 
     def _start_rows(self) -> None:
-        """Give a place to each waiting row that has one, in the order of their turns."""
-        rows = [row for lane in self._lanes for row in lane.rows]
-        num_rows, clients = len(rows), Counter(row.client for row in rows if row.client is not None)
+        """Give a place to each waiting sequence that has one, in the order of their turns."""
+        seqs = [seq for lane in self._lanes for seq in lane.seqs]
+        num_rows, clients = len(seqs), Counter(seq.client for seq in seqs if seq.client is not None)
         most = self.limits.max_rows_per_client or self.limits.max_rows
-        blocked: Row | None = None
-        for row in list(self.waiting):
+        blocked: Sequence | None = None
+        for seq in list(self.waiting):
             if num_rows == self.limits.max_rows:
                 return
-            if row.client is not None and clients[row.client] >= most:
+            if seq.client is not None and clients[seq.client] >= most:
                 continue
-            lane = self._lane_for(row, self.limits.max_rows - num_rows)
+            lane = self._lane_for(seq, self.limits.max_rows - num_rows)
             if lane is None:
-                blocked = blocked or row
+                blocked = blocked or seq
                 if blocked is not self._blocked:
                     self._blocked, self._num_passes = blocked, 0
                 continue
@@ -120,20 +122,20 @@ class Lanes:
                 if self._num_passes >= MAX_PASSES * self.limits.max_rows:
                     return
                 self._num_passes += 1
-            self.waiting.remove(row)
-            lane.schedule.add(row)
+            self.waiting.remove(seq)
+            lane.schedule.add(seq)
             num_rows += 1
-            clients.update([row.client] if row.client is not None else [])
+            clients.update([seq.client] if seq.client is not None else [])
         if blocked is None:
             self._blocked = None
 
-    def _lane_for(self, row: Row, places: int) -> Lane | None:
-        """A batch with a free row for `row`: the one with the shortest rows, or a new one; None if memory is
-        short. `places`: rows that may still start.
+    def _lane_for(self, seq: Sequence, places: int) -> Lane | None:
+        """A batch with a free sequence for `seq`: the one with the shortest sequences, or a new one; None if
+        memory is short. `places`: sequences that may still start.
         """
-        need = self.budget.row_bytes(row)
+        need = self.budget.row_bytes(seq)
         free_rows = [
-            lane for lane in self._lanes if lane.row_bytes >= need and len(lane.rows) < lane.num_rows
+            lane for lane in self._lanes if lane.row_bytes >= need and len(lane.seqs) < lane.num_rows
         ]
         if free_rows:
             return min(free_rows, key=lambda lane: lane.row_bytes)

@@ -24,7 +24,7 @@ FOUR_BYTES = "I"  # the type code of 32-bit numbers wherever C's int has four by
 SPARE = 64  # entries that are reserved after a prompt, for the first steps
 
 Group = tuple[str, int]
-"""Rows that may share entries: the salt, and the size of chunks if entries depend on it (else 1)."""
+"""Sequences that may share entries: the salt, and the size of chunks if entries depend on it (else 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,17 @@ class PrefixStats:
     num_bytes: int = 0
 
 
-class Prefixes:
+class PrefixCache:
     """Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 
-    `firm_slots`: the backend's. An entry that is evicted while it is copied lives until the copy is done.
-    `copies`, if set, receives all entries.
+    `reproducible_slots`: the backend's. An entry that is evicted while it is copied lives until the copy is
+    done. `copies`, if set, receives all entries.
     """
 
     copies: Copies | None = None
 
-    def __init__(self, budget: int, firm_slots: int | None = None) -> None:
-        self.budget, self.firm_slots = budget, firm_slots
+    def __init__(self, budget: int, reproducible_slots: int | None = None) -> None:
+        self.budget, self.reproducible_slots = budget, reproducible_slots
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[Group, bytes], PrefixEntry] = (
             OrderedDict()
@@ -114,12 +114,12 @@ class Prefixes:
         with self._lock:
             return list(self._entries.values())
 
-    def stem(self, salt: str = "", marks: Sequence[int] = ()) -> Stem | None:
-        """A row's connection to this cache; None if the budget is 0.
+    def handle(self, salt: str = "", marks: Sequence[int] = ()) -> PrefixHandle | None:
+        """A sequence's connection to this cache; None if the budget is 0.
 
         `marks`: lengths of the prompt's beginnings that other prompts may share.
         """
-        return Stem(self, salt, marks) if self.budget > 0 else None
+        return PrefixHandle(self, salt, marks) if self.budget > 0 else None
 
     def clear(self) -> None:
         """Drop all entries."""
@@ -182,7 +182,7 @@ class Prefixes:
                 self._num_bytes -= num_bytes
                 if saved is None:
                     self._counts["failed"] += 1
-                elif not self._covers(group, key, fixed):  # another row may have been faster
+                elif not self._covers(group, key, fixed):  # another sequence may have been faster
                     self._drop_beginning(group, key)
                     self._add(PrefixEntry(group, key, saved, num_bytes, fixed))
 
@@ -231,19 +231,19 @@ class Prefixes:
             del self._sorted[entry.group]
 
 
-class Stem:
-    """One row's connection to the prefix cache. Used by the thread that runs the row.
+class PrefixHandle:
+    """One sequence's connection to the prefix cache. Used by the thread that runs the sequence.
 
-    `firm` counts the row's leading entries whose bits are those that any other row would have. Only these are
-    saved; they end at the row's cursor or before it.
+    `num_reproducible` counts the sequence's leading entries whose bits are those that any other sequence
+    would have. Only these are saved; they end at the sequence's cursor or before it.
     """
 
-    def __init__(self, store: Prefixes, salt: str, marks: Sequence[int]) -> None:
-        self._store, self._salt, self._marks = store, salt, tuple(marks)
-        self._group: Group | None = None  # until the row begins
-        self.firm = 0
+    def __init__(self, prefixes: PrefixCache, salt: str, marks: Sequence[int]) -> None:
+        self._prefixes, self._salt, self._marks = prefixes, salt, tuple(marks)
+        self._group: Group | None = None  # until the sequence begins
+        self.num_reproducible = 0
 
-    def recall(
+    def lookup(
         self,
         cache: Cache,
         place: int,
@@ -255,63 +255,67 @@ class Stem:
         """Load the longest saved beginning of `tokens`, and return its length. The last tokens are never
         loaded, because a step must feed something.
 
-        The rest takes the same steps, or firm ones, as a row that reads `tokens` from 0 in chunks. An entry
-        is not loaded if rows of its length would exceed `max_entries`.
+        The rest takes the same steps, or reproducible ones, as a sequence that reads `tokens` from 0 in
+        chunks. An entry is not loaded if sequences of its length would exceed `max_entries`.
         """
-        firm_slots = self._store.firm_slots
-        if firm_slots is not None and chunk < firm_slots:
-            return 0  # the row's chunks give other bits than the saved entries have
-        grain = chunk if firm_slots is None else 1
-        self._group = (self._salt, grain)
-        self._marks = tuple(mark // grain * grain for mark in self._marks)
+        reproducible_slots = self._prefixes.reproducible_slots
+        if reproducible_slots is not None and chunk < reproducible_slots:
+            return 0  # the sequence's chunks give other bits than the saved entries have
+        block_size = chunk if reproducible_slots is None else 1
+        self._group = (self._salt, block_size)
+        self._marks = tuple(mark // block_size * block_size for mark in self._marks)
         last = (len(tokens) - 1) // chunk * chunk  # where the last chunk begins
-        most = last if firm_slots is None else max(last, len(tokens) - firm_slots)
-        match = self._store.match(self._group, tokens[:most], self._marks)
+        most = last if reproducible_slots is None else max(last, len(tokens) - reproducible_slots)
+        match = self._prefixes.match(self._group, tokens[:most], self._marks)
         if match is not None:
             saved, num_common = match
-            length = _usable(num_common, last, chunk, firm_slots)
+            length = _usable(num_common, last, chunk, reproducible_slots)
             room = min(len(tokens) + SPARE, capacity)
             if length > 0 and _may_widen(cache, saved.length, room, max_entries):
-                with suppress(Exception):  # most likely a lack of memory: the row reads all of its prompt
+                # most likely a lack of memory: the sequence reads all of its prompt
+                with suppress(Exception):
                     cache.reserve(max(saved.length, room))
                     cache.load(place, saved.data, length)
-                    self.firm = length
-        self._store.count(len(tokens), self.firm)
-        return self.firm
+                    self.num_reproducible = length
+        self._prefixes.count(len(tokens), self.num_reproducible)
+        return self.num_reproducible
 
     def moved(self, before: int, cursor: int, slots: int, *, is_chunk: bool) -> None:
-        """Note that a step of `slots` slots moved the row's cursor from `before`; `is_chunk`: it read a whole
-        chunk of a prompt.
+        """Note that a step of `slots` slots moved the sequence's cursor from `before`; `is_chunk`: it read a
+        whole chunk of a prompt.
         """
-        firm_slots = self._store.firm_slots
-        if before == self.firm and (is_chunk if firm_slots is None else slots >= firm_slots):
-            self.firm = cursor
+        reproducible_slots = self._prefixes.reproducible_slots
+        if before == self.num_reproducible and (
+            is_chunk if reproducible_slots is None else slots >= reproducible_slots
+        ):
+            self.num_reproducible = cursor
 
-    def keep(self, cache: Cache, place: int, tokens: Sequence[int]) -> None:
-        """Save the row's firm entries, and the marked beginnings by themselves."""
+    def store(self, cache: Cache, place: int, tokens: Sequence[int]) -> None:
+        """Save the sequence's reproducible entries, and the marked beginnings by themselves."""
         if self._group is None:
             return
-        for length, fixed in [*((mark, True) for mark in self._marks), (self.firm, False)]:
-            if 0 < length <= self.firm:
+        for length, fixed in [*((mark, True) for mark in self._marks), (self.num_reproducible, False)]:
+            if 0 < length <= self.num_reproducible:
                 num_bytes = length * cache.entry_bytes
                 copy = partial(_copy, cache, place, length)
-                self._store.save(self._group, tokens[:length], num_bytes, copy, fixed=fixed)
+                self._prefixes.save(self._group, tokens[:length], num_bytes, copy, fixed=fixed)
 
 
-def _usable(num_common: int, last: int, chunk: int, firm_slots: int | None) -> int:
-    """How many of `num_common` saved entries a row can begin with, whose last chunk begins at `last`: the
-    steps that it then takes must give the bits that reading all chunks gives.
+def _usable(num_common: int, last: int, chunk: int, reproducible_slots: int | None) -> int:
+    """How many of `num_common` saved entries a sequence can begin with, whose last chunk begins at `last`:
+    the steps that it then takes must give the bits that reading all chunks gives.
     """
-    if firm_slots is None:
+    if reproducible_slots is None:
         return num_common - num_common % chunk  # only whole chunks give equal bits
     if num_common >= last:
-        return num_common  # the next step also ends the prompt, and has at least `firm_slots` slots
-    return num_common - max(0, firm_slots - (chunk - num_common % chunk))  # the rest of the chunk is firm
+        return num_common  # the next step also ends the prompt, and has at least `reproducible_slots` slots
+    # the rest of the chunk is reproducible
+    return num_common - max(0, reproducible_slots - (chunk - num_common % chunk))
 
 
 def _may_widen(cache: Cache, length: int, room: int, max_entries: int | None) -> bool:
-    """Whether the rows may hold a saved copy of `length` entries: they have, or will have, that many anyway,
-    or stay within `max_entries`.
+    """Whether the sequences may hold a saved copy of `length` entries: they have, or will have, that many
+    anyway, or stay within `max_entries`.
     """
     if max_entries is None or length <= max(room, cache.capacity):
         return True

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, abc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated
 
 from ..errors import SessionError
 from ..rules import broken, integer, number
-from .backend import Backend, Feed, StepOutput
+from .backend import Backend, StepOutput, StepPlan
 from .batch import Batch, KvBudget, error_boundary
 from .config import GenerationConfig
-from .pace.policy import Policy
 from .queue import Queue
-from .row import Accepted, Row
+from .sequence import Accepted, Sequence
+from .speculation.planner import Planner
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward when no other requests wait
 MAX_PLACES = 2**20
 Count = Annotated[int, integer(1, "1 or more")]
 Most = Annotated[int | None, integer(1, "1 or more")]
 
-OutputHandler = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
+OutputHandler = Callable[[Sequence, StepOutput, int, StepPlan], "Accepted | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,18 @@ class Limits:
     """How much runs at once, and how much one request may ask for; None is no limit.
 
     max_rows: sequences that run at once.
-    max_waiting: requests that may wait, besides those that free rows are about to take.
+    max_waiting: requests that may wait, besides those that free sequences are about to take.
     prefill_tokens: most prompt tokens that are prefilled between two decode steps. With more, a new request
         answers sooner; with fewer, it disturbs running requests less.
     max_prompt_tokens: longest prompt.
     max_new_tokens: longest answer.
     max_stops: most stop strings, and most eos_ids.
-    kv_bytes: KV memory of all rows. A request starts as soon as one of max_rows is free and a running batch,
-        or the memory that these batches leave, has room for its prompt and max_new_tokens; at most
+    kv_bytes: KV memory of all sequences. A request starts as soon as one of max_rows is free and a running
+        batch, or the memory that these batches leave, has room for its prompt and max_new_tokens; at most
         4 x max_rows requests pass one that waits for memory, then no other starts before it.
     client_share: the part of all places, running and waiting, that one client may have: above 0, at most 1.
-    max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free rows.
+    max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free
+        sequences.
 
     Raises SessionError for invalid values.
     """
@@ -86,18 +87,18 @@ class Limits:
 
     @classmethod
     def of_rows(cls, num_rows: int) -> Limits:
-        """For rows that no other request waits for."""
+        """For sequences that no other request waits for."""
         return cls(num_rows, prefill_tokens=PREFILL_CHUNK)
 
 
 class Schedule:
-    """The rows that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are being
-    read, shorter ones before longer ones.
+    """The sequences that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are
+    being read, shorter ones before longer ones.
 
-    A decode step feeds [pending | proposals | masks] from each row's cursor. The KV entries of pending tokens
-    become final in the same forward that verifies the proposals and makes the next predictions (paper:
-    "cursor-based cache management"). The last chunk of a prompt has masks too, so that the first step gives
-    several tokens. `budget`: of KV memory, None for no limit.
+    A decode step feeds [pending | draft tokens | masks] from each sequence's cursor. The KV entries of
+    pending tokens become final in the same forward that verifies the draft tokens and makes the next
+    predictions (paper: "cursor-based cache management"). The last chunk of a prompt has masks too, so that
+    the first step gives several tokens. `budget`: of KV memory, None for no limit.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class Schedule:
         block: int,
         mask_id: int,
         limits: Limits,
-        policy: Policy | None = None,
+        planner: Planner | None = None,
         budget: KvBudget | None = None,
     ) -> None:
         self.backend, self.block, self.mask_id = backend, block, mask_id
-        self.limits, self.policy = limits, policy
+        self.limits, self.planner = limits, planner
         self.budget = budget or KvBudget(limits.max_rows)
         self.waiting = Queue()
         self._batch = Batch(backend, limits.max_rows, mask_id)
@@ -118,7 +119,7 @@ class Schedule:
         # Prompts are read in chunks of one size, so that a prompt takes the same forwards every time.
         self._chunk = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
         self._num_chunks = 0  # that were read so far: prompts take turns
-        self._failures: list[Accepted] = []  # of rows whose entries could not be moved
+        self._failures: list[Accepted] = []  # of sequences whose entries could not be moved
 
     @property
     def num_running(self) -> int:
@@ -133,36 +134,36 @@ class Schedule:
         return len(self.waiting)
 
     @property
-    def running(self) -> Sequence[Row]:
-        """A snapshot of the running rows, for other threads."""
+    def running(self) -> abc.Sequence[Sequence]:
+        """A snapshot of the running sequences, for other threads."""
         return tuple(self._batch.active)
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self._batch.active
 
-    def add(self, row: Row) -> None:
-        """Queue a row. Clients take turns, and the rows of each start in the order in which they were added;
-        a shorter prompt may pass them only while a long prompt is being read.
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Clients take turns, and the sequences of each start in the order in which they
+        were added; a shorter prompt may pass them only while a long prompt is being read.
         """
-        self.waiting.add(row)
+        self.waiting.add(seq)
 
     def iterate(self) -> list[Accepted]:
         """One whole iteration; returns its events.
 
-        A row whose finish_reason was set from outside leaves before anything else happens.
+        A sequence whose finish_reason was set from outside leaves before anything else happens.
         """
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
         """The forwards of one iteration, each as it is run: chunks of prompts, a chunk of a long forced text,
-        and one step of all decoding rows. Of the chunks of a prompt only the last has events.
+        and one step of all decoding sequences. Of the chunks of a prompt only the last has events.
         """
         self._drop_finished()
         yield from self._prefill()
         self._drop_finished()
         yield from self._catch_up()
-        if (rows := self._decoding()) and (events := self._decode(rows)):
+        if (seqs := self._decoding()) and (events := self._decode(seqs)):
             yield events
         self._drop_finished()
         if self._failures:
@@ -178,41 +179,44 @@ class Schedule:
         budget = self._chunk
         while True:
             self._admit()
-            self._drop_finished()  # rows that could not be moved
-            row = self._reader()
-            if row is None or (chunk := self._next_chunk(row)) > budget:
+            self._drop_finished()  # sequences that could not be moved
+            seq = self._reader()
+            if seq is None or (chunk := self._next_chunk(seq)) > budget:
                 return
-            if events := self._begin(row):
+            if events := self._begin(seq):
                 yield events
             else:
                 budget -= chunk
                 self._num_chunks += 1
-                if chunk < row.num_pending:
-                    yield self._run([row], [Feed(chunk)], _commit_chunk, is_chunk=True)
-                elif events := self._read_last_chunk(row):
+                if chunk < seq.num_pending:
+                    yield self._run([seq], [StepPlan(chunk)], _commit_chunk, is_chunk=True)
+                elif events := self._read_last_chunk(seq):
                     yield events
             self._drop_finished()
 
-    def _read_last_chunk(self, row: Row) -> list[Accepted]:
-        """The row decodes from now on."""
-        feed = self._first_feed(row)
+    def _read_last_chunk(self, seq: Sequence) -> list[Accepted]:
+        """The sequence decodes from now on."""
+        plan = self._first_plan(seq)
         self._num_decoding += 1
-        events = self._run([row], [feed], self._finish_prompt)
-        self._batch.keep(self._num_decoding - 1)  # now: the next prompt may begin alike
+        events = self._run([seq], [plan], self._finish_prompt)
+        self._batch.store(self._num_decoding - 1)  # now: the next prompt may begin alike
         return events
 
-    def _next_chunk(self, row: Row) -> int:
-        """Tokens up to the next multiple of the chunk size, also for a row that began with saved entries."""
-        return min(self._chunk - row.cursor % self._chunk, row.num_pending)
+    def _next_chunk(self, seq: Sequence) -> int:
+        """Tokens up to the next multiple of the chunk size, also for a sequence that began with saved
+        entries.
+        """
+        return min(self._chunk - seq.cursor % self._chunk, seq.num_pending)
 
-    def _chunks_left(self, row: Row) -> int:
-        return -(-len(row.tokens) // self._chunk) - row.cursor // self._chunk
+    def _chunks_left(self, seq: Sequence) -> int:
+        return -(-len(seq.tokens) // self._chunk) - seq.cursor // self._chunk
 
-    def _reader(self) -> Row | None:
-        """The row whose prompt is read next.
+    def _reader(self) -> Sequence | None:
+        """The sequence whose prompt is read next.
 
         Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
-        shortest, which ends first. Decoding rows are neighbours, so the last chunk of another row waits.
+        shortest, which ends first. Decoding sequences are neighbours, so the last chunk of another sequence
+        waits.
         """
         readers = self._batch.active[self._num_decoding :]
         if not readers:
@@ -220,9 +224,9 @@ class Schedule:
         is_lasts_turn = self._num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
         return readers[-1] if is_lasts_turn else readers[0]
 
-    def _next_waiting(self) -> Row | None:
-        """The waiting row that starts next: the first one, or while prompts are being read the first that has
-        at most half the chunks of the shortest of them.
+    def _next_waiting(self) -> Sequence | None:
+        """The waiting sequence that starts next: the first one, or while prompts are being read the first
+        that has at most half the chunks of the shortest of them.
         """
         readers = self._batch.active[self._num_decoding :]
         if not readers:
@@ -230,47 +234,49 @@ class Schedule:
         if self._chunks_left(readers[-1]) <= 1:
             return None  # the last chunk of that prompt waits for the others
         shortest = self._chunks_left(readers[0])
-        return next((row for row in self._candidates() if 2 * self._chunks_left(row) <= shortest), None)
+        return next((seq for seq in self._candidates() if 2 * self._chunks_left(seq) <= shortest), None)
 
     def _admit(self) -> None:
-        """Start a waiting row, before the others whose prompts are being read, if there is room."""
-        row = self._next_waiting()
-        if row is None or self.num_running == self.limits.max_rows:
+        """Start a waiting sequence, before the others whose prompts are being read, if there is room."""
+        seq = self._next_waiting()
+        if seq is None or self.num_running == self.limits.max_rows:
             return
-        self.waiting.remove(row)
+        self.waiting.remove(seq)
         active, first = self._batch.active, self._num_decoding
-        active.append(row)
+        active.append(seq)
         for i in range(len(active) - 1, first, -1):
             self._move(i - 1, i)
-        active[first] = row
-        self._batch.recall(first, self._chunk, self.budget.max_entries(self._batch.num_rows))
+        active[first] = seq
+        self._batch.lookup(first, self._chunk, self.budget.max_entries(self._batch.num_rows))
 
-    def _candidates(self) -> Iterator[Row]:
-        """Waiting rows in the order of their turns, without those of clients that have all their rows."""
+    def _candidates(self) -> Iterator[Sequence]:
+        """Waiting sequences in the order of their turns, without those of clients that have all their
+        sequences.
+        """
         most = self.limits.max_rows_per_client
         if most is None:
             return iter(self.waiting)
-        running = Counter(row.client for row in self._batch.active if row.client is not None)
-        return (row for row in self.waiting if running[row.client] < most)
+        running = Counter(seq.client for seq in self._batch.active if seq.client is not None)
+        return (seq for seq in self.waiting if running[seq.client] < most)
 
-    def _begin(self, row: Row) -> list[Accepted]:
+    def _begin(self, seq: Sequence) -> list[Accepted]:
         """Append the tokens that are known without a prediction."""
         events: list[Accepted] = []
-        with error_boundary([row], events):
-            if (event := row.begin(self.backend.max_capacity)) is not None:
+        with error_boundary([seq], events):
+            if (event := seq.begin(self.backend.max_capacity)) is not None:
                 events.append(event)
         return events
 
     # The block loop overrides the next two, and `_decode`.
 
-    def _first_feed(self, row: Row) -> Feed:
-        """The last chunk of a prompt, with a full window: all its tokens are fed anyway."""
-        return row.widest_feed(self._batch.room(row), self.block)
+    def _first_plan(self, seq: Sequence) -> StepPlan:
+        """The last chunk of a prompt, with all masks: all its tokens are fed anyway."""
+        return seq.widest_plan(self._batch.room(seq), self.block)
 
-    def _finish_prompt(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        return _accept(row, output, i, feed)
+    def _finish_prompt(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
+        return _accept(seq, output, i, plan)
 
-    def _decoding(self) -> list[Row]:
+    def _decoding(self) -> list[Sequence]:
         return self._batch.active[: self._num_decoding]
 
     @property
@@ -279,81 +285,86 @@ class Schedule:
         most = max(self.limits.prefill_tokens, 2 * self.block)
         return min(most, self.backend.max_slots or most, self.budget.max_slots or most)
 
-    def _must_catch_up(self, row: Row) -> bool:
+    def _must_catch_up(self, seq: Sequence) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
-        return row.num_pending > self._max_pending and self._batch.fits(row)
+        return seq.num_pending > self._max_pending and self._batch.fits(seq)
 
     def _catch_up(self) -> Iterator[list[Accepted]]:
-        """Feed a chunk of the first row that must catch up; the other rows decode on."""
-        row = next(filter(self._must_catch_up, self._decoding()), None)
-        if row is not None:
-            yield self._run([row], [Feed(self._max_pending)], _commit_forced)
+        """Feed a chunk of the first sequence that must catch up; the other sequences decode on."""
+        seq = next(filter(self._must_catch_up, self._decoding()), None)
+        if seq is not None:
+            yield self._run([seq], [StepPlan(self._max_pending)], _commit_forced)
             self._drop_finished()
 
-    def _decode(self, rows: list[Row]) -> list[Accepted]:
-        events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
-        for row in rows:
-            if row.lookup is not None and not self._must_catch_up(row):
-                with error_boundary([row], events):
-                    row.consult_lookup(self._room(row))
+    def _decode(self, seqs: list[Sequence]) -> list[Accepted]:
+        events = [seq.finish("capacity") for seq in seqs if not self._batch.fits(seq)]
+        for seq in seqs:
+            if seq.prompt_lookup is not None and not self._must_catch_up(seq):
+                with error_boundary([seq], events):
+                    seq.consult_prompt_lookup(self._room(seq))
         if events:
             self._drop_finished()
-            rows = self._decoding()
-        for must_catch_up, group in groupby(rows, self._must_catch_up):
+            seqs = self._decoding()
+        for must_catch_up, group in groupby(seqs, self._must_catch_up):
             if must_catch_up:
                 continue
-            neighbours, feeds = list(group), list[Feed]()
+            neighbours, plans = list(group), list[StepPlan]()
             with error_boundary(neighbours, events):
-                feeds = self._feeds(neighbours)
-            if feeds:
-                events += self._run(neighbours, feeds, _accept)
+                plans = self._plans(neighbours)
+            if plans:
+                events += self._run(neighbours, plans, _accept)
         return events
 
-    def _room(self, row: Row) -> int:
-        """Slots of a decode step after the row's pending tokens."""
-        room, most = self._batch.room(row), self.budget.max_slots
-        return room if most is None else min(room, most - row.num_pending)
+    def _room(self, seq: Sequence) -> int:
+        """Slots of a decode step after the sequence's pending tokens."""
+        room, most = self._batch.room(seq), self.budget.max_slots
+        return room if most is None else min(room, most - seq.num_pending)
 
-    def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
-        rooms = [self._room(row) for row in rows]
-        if self.policy is None:
-            return [row.widest_feed(room, self.block) for row, room in zip(rows, rooms, strict=True)]
-        return self.policy.feeds(rows, rooms, self.block)
+    def _plans(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
+        rooms = [self._room(seq) for seq in seqs]
+        if self.planner is None:
+            return [seq.widest_plan(room, self.block) for seq, room in zip(seqs, rooms, strict=True)]
+        return self.planner.plans(seqs, rooms, self.block)
 
     # --- forwards and places ---
 
     def _run(
-        self, rows: Sequence[Row], feeds: Sequence[Feed], handle: OutputHandler, *, is_chunk: bool = False
+        self,
+        seqs: abc.Sequence[Sequence],
+        plans: abc.Sequence[StepPlan],
+        handle: OutputHandler,
+        *,
+        is_chunk: bool = False,
     ) -> list[Accepted]:
-        """One forward over neighbouring rows, or with `is_chunk` over a whole chunk of one prompt. An error
-        ends the rows that it concerns, and no others.
+        """One forward over neighbouring sequences, or with `is_chunk` over a whole chunk of one prompt. An
+        error ends the sequences that it concerns, and no others.
         """
-        for row in rows:
-            row.start()
+        for seq in seqs:
+            seq.start()
         events: list[Accepted] = []
-        slots = max(feed.slots for feed in feeds)
-        with error_boundary(rows, events):
-            output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
+        slots = max(plan.slots for plan in plans)
+        with error_boundary(seqs, events):
+            output = self._batch.forward(self._batch.active.index(seqs[0]), plans)
         if events:
             return events
-        if handle is _accept and self.policy is not None:  # a decode step, not a part of a prompt
-            self.policy.record(len(rows), slots, self._batch.step_seconds)
-        for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
-            before = row.cursor
-            with error_boundary([row], events):
-                if (event := handle(row, output, i, feed)) is not None:
+        if handle is _accept and self.planner is not None:  # a decode step, not a part of a prompt
+            self.planner.record(len(seqs), slots, self._batch.step_seconds)
+        for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
+            before = seq.cursor
+            with error_boundary([seq], events):
+                if (event := handle(seq, output, i, plan)) is not None:
                     events.append(event)
-            if row.stem is not None:
-                row.stem.moved(before, row.cursor, slots, is_chunk=is_chunk)
+            if seq.prefix_handle is not None:
+                seq.prefix_handle.moved(before, seq.cursor, slots, is_chunk=is_chunk)
         return events
 
     def _drop_finished(self) -> None:
-        """Remove rows that have ended, and close the gaps; decoding rows stay first."""
+        """Remove sequences that have ended, and close the gaps; decoding sequences stay first."""
         batch = self._batch
         self.waiting.drop_finished()
-        while ended := [i for i, row in enumerate(batch.active) if row.finish_reason is not None]:
+        while ended := [i for i, seq in enumerate(batch.active) if seq.finish_reason is not None]:
             i = ended[-1]
-            batch.keep(i)
+            batch.store(i)
             if i < self._num_decoding:
                 self._num_decoding -= 1
                 self._move(self._num_decoding, i)
@@ -363,33 +374,33 @@ class Schedule:
             batch.active.pop()
 
     def _move(self, source: int, target: int) -> None:
-        """Move a row to another place; it ends if its entries cannot be copied."""
+        """Move a sequence to another place; it ends if its entries cannot be copied."""
         with error_boundary([self._batch.active[source]], self._failures):
             self._batch.move(source, target)
 
 
-def _accept(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-    return row.commit_and_accept(output, i, feed)
+def _accept(seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
+    return seq.commit_and_accept(output, i, plan)
 
 
-def _commit_chunk(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+def _commit_chunk(seq: Sequence, _output: StepOutput, _i: int, plan: StepPlan) -> None:
     """A chunk of a prompt is final; its output is not used."""
-    row.cursor += feed.pending
-    row.stats.prefill_forwards += 1
+    seq.cursor += plan.pending
+    seq.stats.prefill_forwards += 1
 
 
-def _commit_forced(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+def _commit_forced(seq: Sequence, _output: StepOutput, _i: int, plan: StepPlan) -> None:
     """A chunk of the answer is final; its output is not used."""
-    row.cursor += feed.pending
-    row.stats.forwards += 1
+    seq.cursor += plan.pending
+    seq.stats.forwards += 1
 
 
-def run(schedule: Schedule, rows: Sequence[Row]) -> Iterator[list[Accepted]]:
-    """Add `rows` and decode until all have ended; yields the events of each forward.
+def run(schedule: Schedule, seqs: abc.Sequence[Sequence]) -> Iterator[list[Accepted]]:
+    """Add `seqs` and decode until all have ended; yields the events of each forward.
 
-    Between two forwards a row may get a new config, or a finish_reason.
+    Between two forwards a sequence may get a new config, or a finish_reason.
     """
-    for row in rows:
-        schedule.add(row)
+    for seq in seqs:
+        schedule.add(seq)
     while not schedule.is_idle:
         yield from schedule.forwards()

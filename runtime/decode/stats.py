@@ -9,25 +9,25 @@ from typing import Any
 
 @dataclass(slots=True)
 class Stats:
-    """Counts of one row, and times in seconds.
+    """Counts of one sequence, and times in seconds.
 
     prompt_tokens: tokens of the prompt.
     cached_tokens: prompt tokens whose KV entries came from the prefix cache.
     tokens: generated tokens.
     forwards: steps from the last prefill chunk on, commits of the block loop included.
     prefill_forwards: the prefill chunks before the last.
-    queue_time: from the creation of the row, before its prompt is tokenized, to its first forward.
+    queue_time: from the creation of the sequence, before its prompt is tokenized, to its first forward.
     prefill_time: from there to the first token.
     decode_time: after the first token.
     time_to_first_token: queue_time + prefill_time.
     tokens_after_first: tokens of all steps but the first that gave one.
-    proposed: tokens that were fed to be verified.
-    verified: proposed tokens that were accepted.
+    draft_tokens: tokens that were fed to be verified.
+    accepted_draft_tokens: proposed tokens that were accepted.
     forced: tokens that a grammar forced; part of `tokens`, not of `accepted`.
     accepted: accepted[k] is the number of steps that gave k tokens.
     refused: with a tau and without a grammar, the confidence nearest to tau of the predictions that did not
         pass and ended a step; None if none did. With any tau between the two, the answer is the same.
-    began: when the row was created, by perf_counter.
+    began: when the sequence was created, by perf_counter.
     """
 
     prompt_tokens: int = 0
@@ -40,17 +40,17 @@ class Stats:
     decode_time: float = 0.0
     time_to_first_token: float = 0.0
     tokens_after_first: int = 0
-    proposed: int = 0
-    verified: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     forced: int = 0
     accepted: dict[int, int] = field(default_factory=dict)
     refused: float | None = field(default=None, repr=False, compare=False)
     began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
     @property
-    def rejected(self) -> int:
-        """Proposals that were wrong, or came after a wrong one."""
-        return self.proposed - self.verified
+    def rejected_draft_tokens(self) -> int:
+        """Draft tokens that were wrong, or came after a wrong one."""
+        return self.draft_tokens - self.accepted_draft_tokens
 
     @property
     def tokens_per_forward(self) -> float:
@@ -62,7 +62,7 @@ class Stats:
         return self.tokens_after_first / self.decode_time if self.decode_time > 0 else 0.0
 
     def starts(self) -> None:
-        """Note a forward of the row; the first one ends queue_time."""
+        """Note a forward of the sequence; the first one ends queue_time."""
         if not self.forwards and not self.prefill_forwards:
             self.queue_time = perf_counter() - self.began
 
@@ -85,5 +85,5 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         values["accepted"] = {str(k): v for k, v in sorted(self.accepted.items())}
-        names = ("rejected", "tokens_per_forward", "tokens_per_second")
+        names = ("rejected_draft_tokens", "tokens_per_forward", "tokens_per_second")
         return values | {name: getattr(self, name) for name in names}

@@ -1,7 +1,7 @@
 """KV rows in the memory that a session computes in.
 
-A `static` graph writes a step's entries itself, in place, into the memory that is bound here. The new entries
-of a `delta` graph are copied by `KvRows.place`.
+A `in-place` graph writes a step's entries itself, in place, into the memory that is bound here. The new
+entries of a `appended` graph are copied by `KvRows.place`.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class KvRows:
     def load(self, row: int, saved: list[Any], length: int) -> None:
         self.memory.load(self.buffers, row, saved, length)
 
-    def bring(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        return self.memory.bring(arrays)
+    def upload(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        return self.memory.upload(arrays)
 
-    def fetch(self, saved: list[Any]) -> list[np.ndarray]:
-        return self.memory.fetch(saved)
+    def download(self, saved: list[Any]) -> list[np.ndarray]:
+        return self.memory.download(saved)
 
     def place(self, first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
         """Write a step's new entries at the cursors of the rows first, first + 1, ..."""

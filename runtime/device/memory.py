@@ -81,11 +81,11 @@ class HostMemory:
         for buffer, entries in zip(buffers, saved, strict=True):
             buffer.array[row, :, :length] = entries[:, :length]
 
-    def bring(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def upload(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Make a copy for `load` from host arrays [kv_heads, length, head_dim]."""
         return list(arrays)
 
-    def fetch(self, saved: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def download(self, saved: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Saved entries as host arrays."""
         return list(saved)
 

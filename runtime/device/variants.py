@@ -128,10 +128,10 @@ def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
     if DeviceName.of(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
     assert host is not None
-    return "; ".join(_engine_obstacles(variant, host)) or None
+    return "; ".join(_engine_mismatches(variant, host)) or None
 
 
-def _engine_obstacles(variant: Variant, host: Host) -> list[str]:
+def _engine_mismatches(variant: Variant, host: Host) -> list[str]:
     from .trt.engine import install
 
     info = variant.engine

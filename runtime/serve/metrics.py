@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from .models.models import Models
 
 if TYPE_CHECKING:
-    from .answer.admission import Admitted
+    from .responses.admission import Admitted
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -40,8 +40,10 @@ class Metrics:
         self._prompt = counter("mars_prompt_tokens", prompt)
         self._generation = counter("mars_generation_tokens", "Generated tokens.")
         self._counters = {
-            "proposed": counter("mars_proposed_tokens", "Proposed tokens."),
-            "verified": counter("mars_verified_tokens", "Proposed tokens that were verified."),
+            "draft_tokens": counter("mars_draft_tokens", "Draft tokens."),
+            "accepted_draft_tokens": counter(
+                "mars_accepted_draft_tokens", "Draft tokens that were accepted."
+            ),
             "forced": counter("mars_forced_tokens", "Tokens that a grammar forced."),
             "forwards": counter("mars_forwards", "Forwards of rows, from their first token on."),
         }
@@ -77,12 +79,14 @@ class Metrics:
                 between.observe(seconds / num_tokens)
 
     def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
-        """Count an ask that ended `seconds` after its arrival. A prompt with several answers counts once."""
+        """Count a request that ended `seconds` after its arrival. A prompt with several answers counts
+        once.
+        """
         name = admitted.model.name
         self._requests.labels(name, outcome, admitted.level or "").inc()
         self._whole.labels(name).observe(seconds)
         stats = [request.stats for request in admitted.requests]
-        self._prompt.labels(name).inc(sum(s.prompt_tokens for s in stats[:: admitted.ask.n]))
+        self._prompt.labels(name).inc(sum(s.prompt_tokens for s in stats[:: admitted.api_request.n]))
         for s in stats:
             for key, counter in self._counters.items():
                 counter.labels(name).inc(getattr(s, key))

@@ -9,9 +9,9 @@ from ..decode.schedule import Limits
 from ..errors import SessionError
 from ..rules import broken, integer, number
 
-MOST_CHOICES = 16  # answers to one request
-MOST_PROMPTS = 64  # of one text completion
-MOST_CONNECTIONS = 1024
+MAX_CHOICES = 16  # answers to one request
+MAX_PROMPTS = 64  # of one text completion
+MAX_CONNECTIONS = 1024
 HEADER_BYTES = 32 * 1024  # of a request line and all headers
 Seconds = Annotated[float, number("a number of seconds above 0", above=True)]
 

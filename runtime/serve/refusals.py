@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import MarsError, Overloaded
 
-MOST_CHARACTERS = 2000  # of a message, which may quote the request
+MAX_CHARACTERS = 2000  # of a message, which may quote the request
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"} | {
     429: "rate_limit_error",
     500: "server_error",
@@ -65,8 +65,8 @@ class Refused(Exception):
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         text = str(self)
-        if len(text) > MOST_CHARACTERS:
-            text = text[:MOST_CHARACTERS] + "..."
+        if len(text) > MAX_CHARACTERS:
+            text = text[:MAX_CHARACTERS] + "..."
         return {"error": {"message": text, "type": kind, "param": self.param, "code": self.code}}
 
 

@@ -13,17 +13,17 @@ from starlette.routing import Route, Router
 
 from ..session.session import Session
 from . import metrics, page
-from .answer.admission import count_tokens
-from .answer.answering import Service, begin
-from .answer.steering import steer
-from .ask.bodies import Bodies
-from .ask.request import PATHS, Kind, read_ask
-from .door import CLIENT, Door
 from .keys import Keys
+from .middleware import CLIENT, Middleware
 from .models.model import Unopened
 from .models.models import Models
 from .options import ServeOptions
 from .refusals import Refused, encoded
+from .requests.api_request import PATHS, Kind, read_request
+from .requests.bodies import Bodies
+from .responses.admission import count_tokens
+from .responses.api_response import Service, begin
+from .responses.steering import steer
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -32,7 +32,7 @@ def app(
     sessions: Mapping[str, Session | Unopened],
     options: ServeOptions | None = None,
     routes: Callable[[Service], Routes] | None = None,
-) -> Door:
+) -> Middleware:
     """Serve `sessions` under their names. Unopened bundles are opened for their first request. If its
     lifespan does not run, for example when it is mounted in another application, it warms up at the first
     request. `routes` replaces Routes.
@@ -51,7 +51,7 @@ def app(
 
     table = (routes or Routes)(service).table()
     inner = Router(table, redirect_slashes=False, lifespan=lifespan)
-    return Door(inner, service, options, [route.path for route in table])
+    return Middleware(inner, service, options, [route.path for route in table])
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -88,10 +88,10 @@ class Routes:
         self._models.start()
         model = None
         try:
-            ask = read_ask(kind, await self._bodies.read(request))
-            model = ask.model
+            api_request = read_request(kind, await self._bodies.read(request))
+            model = api_request.model
             address = request.client.host if request.client is not None else None
-            return await begin(service, ask, request.scope[CLIENT], address, request.receive)
+            return await begin(service, api_request, request.scope[CLIENT], address, request.receive)
         except Refused as refusal:
             is_known = model is not None and model in self._models.models
             service.metrics.refused(str(model) if is_known else "", refusal.status)
@@ -103,8 +103,8 @@ class Routes:
         return _json(steer(self._service.streams, name, client, body))
 
     async def count_tokens(self, request: Request) -> Response:
-        ask = read_ask("messages", await self._bodies.read(request))
-        return _json({"input_tokens": await count_tokens(self._models, ask)})
+        api_request = read_request("messages", await self._bodies.read(request))
+        return _json({"input_tokens": await count_tokens(self._models, api_request)})
 
     async def page(self, _: Request) -> Response:
         return Response(page.page(), headers=page.headers())

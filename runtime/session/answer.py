@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..decode.pace.draft import check_tau
-from ..decode.row import Accepted, FinishReason, Row
 from ..decode.sample import Top
+from ..decode.sequence import Accepted, FinishReason, Sequence
+from ..decode.speculation.draft_slots import check_tau
 from ..decode.stats import Stats
 from ..text.tokenizer import TextStream
 
@@ -28,13 +29,13 @@ class Completion:
     top_logprobs: tuple[Top, ...] = ()
 
     @classmethod
-    def of(cls, row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
-        """The row's answer so far."""
-        if text is not None and row.finish_reason is not None:
+    def of(cls, seq: Sequence, text: TextStream | None, confidences: abc.Sequence[float]) -> Completion:
+        """The sequence's answer so far."""
+        if text is not None and seq.finish_reason is not None:
             text.complete()
-        ids, reason = tuple(row.tokens[row.stats.prompt_tokens :]), row.finish_reason or "cancelled"
-        tops = tuple(row.top_logprobs)
-        return cls(text.text if text else "", ids, tuple(confidences), reason, row.stats, tops)
+        ids, reason = tuple(seq.tokens[seq.stats.prompt_tokens :]), seq.finish_reason or "cancelled"
+        tops = tuple(seq.top_logprobs)
+        return cls(text.text if text else "", ids, tuple(confidences), reason, seq.stats, tops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +43,32 @@ class Event:
     """What one step added to an answer. It has no tokens for a prefill chunk, and possibly at the end.
 
     `text` may come later than its tokens: incomplete characters and possible stop strings are held back.
-    `verified`: how many of the first tokens were proposals that held. `forced`: positions of the tokens that
-    a grammar forced. `top_logprobs`: of each token, if the config asks for them.
+    `accepted_draft_tokens`: how many of the first tokens were draft tokens that held. `forced`: positions of
+    the tokens that a grammar forced. `top_logprobs`: of each token, if the config asks for them.
     """
 
     text: str
     token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
     finish_reason: FinishReason | None
-    verified: int = 0
+    accepted_draft_tokens: int = 0
     forced: tuple[int, ...] = ()
     top_logprobs: tuple[Top, ...] = ()
 
     @classmethod
     def of(cls, accepted: Accepted, text: str) -> Event:
         """The event of what a step accepted, with the text that became final."""
-        how = (accepted.finish_reason, accepted.verified, accepted.forced, accepted.top_logprobs)
+        how = (accepted.finish_reason, accepted.accepted_draft_tokens, accepted.forced, accepted.top_logprobs)
         return cls(text, accepted.token_ids, accepted.confidences, *how)
 
 
 class Answer:
-    """A growing answer: its row, its text and the confidences so far. `tau` and `exact` may be changed at any
-    time.
+    """A growing answer: its sequence, its text and the confidences so far. `tau` and `exact` may be changed
+    at any time.
     """
 
-    def __init__(self, row: Row, text: TextStream | None) -> None:
-        self._row, self._text = row, text
+    def __init__(self, seq: Sequence, text: TextStream | None) -> None:
+        self._row, self._text = seq, text
         self._confidences: list[float] = []
 
     @property
@@ -90,7 +91,7 @@ class Answer:
 
     def _set(self, **changes: Any) -> None:
         config = self._row.config.with_values(**changes)
-        if self._row.draft is not None:
+        if self._row.draft_slots is not None:
             check_tau(config)
         self._row.config = config
 
@@ -123,8 +124,8 @@ class Answer:
 class Stream(Answer):
     """Events of one answer, computed when they are read. It may be left early."""
 
-    def __init__(self, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
-        super().__init__(row, text)
+    def __init__(self, seq: Sequence, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
+        super().__init__(seq, text)
         self._steps = steps
         self.failed = False
 

@@ -13,12 +13,12 @@ from .. import machine
 from ..bundle.files import read_small, write_whole
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
-from ..decode.pace.cost import Learned
+from ..decode.speculation.cost import Learned
 from ..device.ort import kernels
 from .fingerprint import fingerprint
 
 VERSION = 4
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CostFile:
     def read(self) -> tuple[Learned, ...]:
         """What earlier sessions learned; empty without a valid file."""
         try:
-            sizes = json.loads(read_small(self.path, MOST_BYTES))["sizes"]
+            sizes = json.loads(read_small(self.path, MAX_BYTES))["sizes"]
             return tuple(Learned(int(size), float(ratio), float(weight)) for size, ratio, weight in sizes)
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return ()

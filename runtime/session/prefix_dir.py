@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import machine
-from ..decode.prefix import PrefixEntry, Prefixes
+from ..decode.prefix import PrefixCache, PrefixEntry
 from ..device.name import DeviceName
 from ..device.trt.cuda import memory_free
 from ..errors import SessionError
 from .prefix_file import NAME, PrefixFormat
 
-CACHE_SHARE, MOST_CACHE = 16, 1 << 30  # the prefix cache takes 1 / 16 of the free memory, at most 1 GiB
+CACHE_SHARE, MAX_CACHE = 16, 1 << 30  # the prefix cache takes 1 / 16 of the free memory, at most 1 GiB
 CACHE_UNKNOWN = 256 << 20  # its bytes if the free memory is unknown
 PREFIX_BYTES = 4 << 30  # of a directory by default
 DROPPED: Any = object()
@@ -37,7 +37,7 @@ class PrefixDir:
     files those of `store`. A thread writes; the process waits for it at its end.
     """
 
-    def __init__(self, path: str | Path, budget: int, form: PrefixFormat, store: Prefixes) -> None:
+    def __init__(self, path: str | Path, budget: int, form: PrefixFormat, store: PrefixCache) -> None:
         self._path, self._budget, self._form = Path(path).expanduser(), budget, form
         self._pending: dict[str, PrefixEntry | None] = {}  # by file; None removes it
         self._writer = ThreadPoolExecutor(1, "mars-prefixes")
@@ -75,7 +75,7 @@ class PrefixDir:
         """Wait until everything is written."""
         self._writer.submit(lambda: None).result()
 
-    def _load(self, file: Path, store: Prefixes) -> None:
+    def _load(self, file: Path, store: PrefixCache) -> None:
         try:
             self._form.load(file, store)
         except FileNotFoundError:
@@ -147,4 +147,4 @@ def _touch(path: Path) -> None:
 def cache_share(device: DeviceName) -> int:
     """Bytes of the prefix cache by default: a small part of the free memory."""
     free = machine.available() if device.kind == "cpu" else memory_free(device.ordinal)
-    return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))
+    return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MAX_CACHE))

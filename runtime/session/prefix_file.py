@@ -14,7 +14,7 @@ import numpy as np
 from ..bundle.files import NO_LINK, opened
 from ..bundle.manifest import ModelInfo
 from ..decode.backend import Backend
-from ..decode.prefix import PrefixEntry, Prefixes, Saved
+from ..decode.prefix import PrefixCache, PrefixEntry, Saved
 from ..device.kv import KV_TYPES
 
 VERSION = 2
@@ -69,10 +69,10 @@ class PrefixFormat:
             "fixed": entry.fixed,
         }
         text = np.frombuffer(json.dumps(header).encode("ascii"), np.uint8)
-        tensors = self.backend.new_cache(1).fetch(entry.saved.data)
+        tensors = self.backend.new_cache(1).download(entry.saved.data)
         np.savez(file, *tensors, header=text, ids=np.frombuffer(entry.key, ">u4"))
 
-    def load(self, path: Path, store: Prefixes) -> None:
+    def load(self, path: Path, store: PrefixCache) -> None:
         """Add the entry of a file to `store`. Raises an Exception of any kind if it has no valid one."""
         count, heads, dim = self.shape
         with opened(path, NO_LINK) as file, np.load(file, allow_pickle=False) as arrays:
@@ -83,10 +83,10 @@ class PrefixFormat:
             tensors = [arrays[f"arr_{i}"] for i in range(count)]
         if any((t.shape, t.dtype) != ((heads, len(ids), dim), self.dtype) for t in tensors):
             raise ValueError("tensors of another shape")
-        salt, grain = header["group"]
+        salt, block_size = header["group"]
 
         def copy() -> Saved:
-            return Saved(self.backend.new_cache(1).bring(tensors), len(ids))
+            return Saved(self.backend.new_cache(1).upload(tensors), len(ids))
 
         num_bytes = len(ids) * self._token_bytes
-        store.save((str(salt), int(grain)), ids, num_bytes, copy, fixed=bool(header["fixed"]))
+        store.save((str(salt), int(block_size)), ids, num_bytes, copy, fixed=bool(header["fixed"]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,20 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
-from ..decode.pace.cost import Cost, LearnedCost, built_in
-from ..decode.pace.draft import DraftSlots
-from ..decode.pace.estimates import AcceptanceRates
-from ..decode.pace.policy import Policy
-from ..decode.prefix import Prefixes, PrefixStats
-from ..decode.row import Row
+from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Limits, Schedule, run
+from ..decode.sequence import Sequence
+from ..decode.speculation.cost import Cost, LearnedCost, built_in
+from ..decode.speculation.draft_slots import DraftSlots
+from ..decode.speculation.estimates import AcceptanceRates
+from ..decode.speculation.planner import Planner
 from ..decode.stats import Stats
 from ..device.name import DeviceName, GpuOptions
 from ..device.variants import load
 from ..errors import SessionError
-from ..structured.guide import Guide
-from ..structured.guide_factory import GuideFactory
-from ..structured.guided_row import GuidedRow
+from ..structured.constrained_sequence import ConstrainedSequence
+from ..structured.grammar_state import GrammarState
+from ..structured.grammar_state_factory import GrammarStateFactory
 from ..text.prompts import Prompt, Prompts, system_of
 from ..text.thinking import ThinkingStream
 from ..text.tokenizer import Text, TextStream
@@ -40,7 +41,7 @@ from .prefix_dir import PREFIX_BYTES, PrefixDir, cache_share
 from .prefix_file import PrefixFormat
 from .support import check_support
 
-LONGEST_MARK = 32  # tokens of a mark with white space around it
+MAX_MARK = 32  # tokens of a mark with white space around it
 COMMITS = ("cursor", "block")
 
 
@@ -62,7 +63,7 @@ CURSOR = Commit()
 
 
 class Session:
-    """A bundle opened on a device. Thread-safe: each call has its own rows and KV memory."""
+    """A bundle opened on a device. Thread-safe: each call has its own sequences and KV memory."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Session:
         parse_special: bool = False,
     ) -> None:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
-        self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
+        self._prefixes = PrefixCache(cache_bytes, backend.reproducible_slots if cache_bytes else None)
         self._cost: Cost | None = None
         self._acceptance_rates = AcceptanceRates()
         self._cost_file = cost_file
@@ -86,7 +87,7 @@ class Session:
         has_text = bundle.manifest.text is not None
         self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if has_text else None
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
-        self._guides = GuideFactory(bundle, self.text, backend.outputs)
+        self._grammar_states = GrammarStateFactory(bundle, self.text, backend.outputs)
 
     @classmethod
     def open(
@@ -162,33 +163,33 @@ class Session:
 
     def generate_batch(
         self,
-        prompts: Sequence[Prompt],
-        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        prompts: abc.Sequence[Prompt],
+        config: GenerationConfig | abc.Sequence[GenerationConfig] | None = None,
         *,
         commit: Commit = CURSOR,
     ) -> list[Completion]:
-        """Answer several prompts as rows of one batch; `config` may be a sequence with one for each."""
-        return list(self._answers(self._new_rows(prompts, config), max(1, len(prompts)), commit))
+        """Answer several prompts as sequences of one batch; `config` may be a sequence with one for each."""
+        return list(self._answers(self._new_sequences(prompts, config), max(1, len(prompts)), commit))
 
     def generate_each(
         self,
-        prompts: Sequence[Prompt],
-        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        prompts: abc.Sequence[Prompt],
+        config: GenerationConfig | abc.Sequence[GenerationConfig] | None = None,
         *,
         batch: int = 8,
     ) -> Iterator[Completion]:
         """Answer any number of prompts, at most `batch` at a time, and yield the answers in order.
 
-        A row that ends makes room for the next prompt at once. The error of one row is raised.
+        A sequence that ends makes room for the next prompt at once. The error of one sequence is raised.
         """
-        return self._answers(self._new_rows(prompts, config), batch, CURSOR)
+        return self._answers(self._new_sequences(prompts, config), batch, CURSOR)
 
     def stream(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
     ) -> Stream:
         """Answer one prompt step by step."""
-        [(row, text)] = self._new_rows([prompt], config)
-        return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
+        [(seq, text)] = self._new_sequences([prompt], config)
+        return Stream(seq, text, run(self._schedule([seq], 1, commit), [seq]))
 
     def encode(
         self,
@@ -204,7 +205,7 @@ class Session:
         """
         return self._prompts.encode(prompt, most, tools, template)
 
-    def new_row(
+    def new_sequence(
         self,
         index: int,
         prompt: Prompt,
@@ -213,8 +214,9 @@ class Session:
         system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
-    ) -> tuple[Row, TextStream | None]:
-        """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
+    ) -> tuple[Sequence, TextStream | None]:
+        """A sequence for a prompt of at most `most` tokens, and its growing text if the bundle has a
+        tokenizer.
 
         `system` is the system message of a prompt of token ids. `tools`: functions that the prompt lists, if
         the config has none. `template`: variables of the chat template. Raises SessionError as `encode` and
@@ -223,21 +225,38 @@ class Session:
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
-        # Each accepted token is pushed: the text grows, and a complete stop string ends the row.
-        stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
+        # Each accepted token is pushed: the text grows, and a complete stop string ends the sequence.
+        on_token, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         tools = tools if config.tools is None else str(config.tools)
         ids = self.encode(prompt, most, tools, template)
         marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
-        stem = self._prefixes.stem(config.cache_salt, marks)
+        prefix_handle = self._prefixes.handle(config.cache_salt, marks)
         if config.is_structured:
-            guide = self.guide(config)
-            row: Row = GuidedRow(
-                index, ids, config, eos_ids, guide, stop, stats, self._acceptance_rates, stem=stem
+            grammar_state = self.grammar_state(config)
+            seq: Sequence = ConstrainedSequence(
+                index,
+                ids,
+                config,
+                eos_ids,
+                grammar_state,
+                on_token,
+                stats,
+                self._acceptance_rates,
+                prefix_handle=prefix_handle,
             )
         else:
-            row = Row(index, ids, config, eos_ids, stop, stats, self._acceptance_rates, stem=stem)
-        row.draft, row.mask_limit = self._draft_slots(config.draft), self.bundle.manifest.masks
-        return row, text
+            seq = Sequence(
+                index,
+                ids,
+                config,
+                eos_ids,
+                on_token,
+                stats,
+                self._acceptance_rates,
+                prefix_handle=prefix_handle,
+            )
+        seq.draft_slots, seq.mask_limit = self._draft_slots(config.draft), self.bundle.manifest.masks
+        return seq, text
 
     def _draft_slots(self, name: str | None) -> DraftSlots | None:
         """The draft slots of the adapter with this name, which the bundle has."""
@@ -266,8 +285,8 @@ class Session:
             )
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
-            row, text = self.new_row(0, ids, config, system=system)
-            return Stream(row, text, run(self._schedule([row], 1, CURSOR), [row]))
+            seq, text = self.new_sequence(0, ids, config, system=system)
+            return Stream(seq, text, run(self._schedule([seq], 1, CURSOR), [seq]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
@@ -276,27 +295,29 @@ class Session:
         text = self.bundle.manifest.text
         return ToolStream(dialect_of(text.chat_template if text is not None else None))
 
-    def thinking_stream(self, prompt: Sequence[int]) -> ThinkingStream | None:
+    def thinking_stream(self, prompt: abc.Sequence[int]) -> ThinkingStream | None:
         """A splitter of the answer to a chat's `prompt`; None if the chat template marks no thinking."""
         info = self.bundle.manifest.text
         if info is None or info.thinking is None or self.text is None:
             return None
-        tail = self.text.spelled(prompt[-LONGEST_MARK:]).rstrip()
+        tail = self.text.spelled(prompt[-MAX_MARK:]).rstrip()
         return ThinkingStream(info.thinking, is_open=tail.endswith(info.thinking.open))
 
-    def guide(self, config: GenerationConfig) -> Guide:
-        """The guide of a structured `config`. Raises SessionError if this bundle does not support it."""
-        return self._guides.of(config)
+    def grammar_state(self, config: GenerationConfig) -> GrammarState:
+        """The grammar state of a structured `config`. Raises SessionError if this bundle does not support
+        it.
+        """
+        return self._grammar_states.of(config)
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings of a profile of the bundle: tau, metric and window, or a draft adapter and its window.
+        """The settings of a profile of the bundle: tau, metric and masks, or a draft adapter and its masks.
 
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights
         or another precision.
         """
         profile = profiles.find(self.bundle, self.variant, name)
         config = GenerationConfig(
-            tau=profile.tau, metric=profile.metric, window=profile.window, draft=profile.draft
+            tau=profile.tau, metric=profile.metric, masks=profile.masks, draft=profile.draft
         )
         self.check(config)
         return config
@@ -310,65 +331,68 @@ class Session:
 
     @cost.setter
     def cost(self, value: Cost) -> None:
-        """Use this table instead of a learned one, for the same windows in every run."""
+        """Use this table instead of a learned one, for the same numbers of masks in every run."""
         self._cost = value
 
-    def _record(self, rows: int, slots: int, seconds: float) -> None:
+    def _record(self, seqs: int, slots: int, seconds: float) -> None:
         """Learn from a step, and write what was learned now and then."""
-        is_worth_saving = self.step_costs.record(rows, slots, seconds)
+        is_worth_saving = self.step_costs.record(seqs, slots, seconds)
         if is_worth_saving and self._cost_file is not None:
             self._cost_file.write(self.step_costs.learned)
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
-        """A budget of `num_bytes` of KV memory for at most `max_rows` rows; None for no limit."""
+        """A budget of `num_bytes` of KV memory for at most `max_rows` sequences; None for no limit."""
         variant = self.variant
         entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
         return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
 
-    def policy(self) -> Policy:
-        """A policy for one batch."""
-        return Policy(lambda: self.cost, self._record)
+    def planner(self) -> Planner:
+        """A planner for one batch."""
+        return Planner(lambda: self.cost, self._record)
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError if this bundle, or this variant's graph, lacks something that `config` needs."""
         check_support(config, self.bundle.manifest, self.backend.outputs)
 
-    def _new_rows(
-        self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None
-    ) -> list[tuple[Row, TextStream | None]]:
+    def _new_sequences(
+        self, prompts: abc.Sequence[Prompt], config: GenerationConfig | abc.Sequence[GenerationConfig] | None
+    ) -> list[tuple[Sequence, TextStream | None]]:
         configs = (
-            list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
+            list(config)
+            if isinstance(config, abc.Sequence)
+            else [config or GenerationConfig()] * len(prompts)
         )
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
         return [
-            self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
+            self.new_sequence(i, prompt, c)
+            for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
 
-    def _schedule(self, rows: Sequence[Row], num_rows: int, commit: Commit) -> Schedule:
-        """The loop for `rows`, at most `num_rows` at a time."""
+    def _schedule(self, seqs: abc.Sequence[Sequence], num_rows: int, commit: Commit) -> Schedule:
+        """The loop for `seqs`, at most `num_rows` at a time."""
         manifest, limits = self.bundle.manifest, Limits.of_rows(num_rows)
         if commit.kind == "block":
-            check_blocks(self.backend, rows, commit.cache_block)
+            check_blocks(self.backend, seqs, commit.cache_block)
             return BlockSchedule(self.backend, manifest.block, manifest.mask_id, limits, commit.cache_block)
-        return Schedule(self.backend, manifest.block, manifest.mask_id, limits, self.policy())
+        return Schedule(self.backend, manifest.block, manifest.mask_id, limits, self.planner())
 
     def _answers(
-        self, streams: Sequence[tuple[Row, TextStream | None]], num_rows: int, commit: Commit
+        self, streams: abc.Sequence[tuple[Sequence, TextStream | None]], num_rows: int, commit: Commit
     ) -> Iterator[Completion]:
-        """Completions in the order of `streams`. The error of one row is raised."""
+        """Completions in the order of `streams`. The error of one sequence is raised."""
         confidences: list[list[float]] = [[] for _ in streams]
-        rows = [row for row, _ in streams]
-        forwards = run(self._schedule(rows, num_rows, commit), rows)
-        ended: set[int] = set()  # by their last events: a row that fails has its finish_reason before
-        for (row, text), row_confidences in zip(streams, confidences, strict=True):
-            while row.index not in ended:
+        seqs = [seq for seq, _ in streams]
+        forwards = run(self._schedule(seqs, num_rows, commit), seqs)
+        ended: set[int] = set()  # by their last events: a sequence that fails has its finish_reason before
+        for (seq, text), seq_confidences in zip(streams, confidences, strict=True):
+            while seq.index not in ended:
                 for event in next(forwards):
                     if event.error is not None:
                         raise event.error
-                    confidences[event.row] += event.confidences
+                    confidences[event.seq] += event.confidences
                     if event.finish_reason is not None:
-                        ended.add(event.row)
-            yield Completion.of(row, text, row_confidences)
+                        ended.add(event.seq)
+            yield Completion.of(seq, text, seq_confidences)
         for _ in forwards:
-            pass  # the last rows leave the batch, and their entries are cached
+            pass  # the last sequences leave the batch, and their entries are cached

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ..bundle.manifest import Manifest
 from ..decode.config import GenerationConfig
-from ..decode.pace.draft import check_tau
+from ..decode.speculation.draft_slots import check_tau
 from ..errors import SessionError
 
 
@@ -25,7 +25,7 @@ def check_support(config: GenerationConfig, manifest: Manifest, outputs: Collect
     elif manifest.tokens.mask is None and not (config.exact or config.one_token):
         lacks(
             "a tau accepts predictions of masks, and this bundle was exported without masks: leave tau"
-            " out, which is exact mode, and set lookup for several tokens a step",
+            " out, which is exact mode, and set prompt_lookup for several tokens a step",
             "tau",
         )
     names = () if draft is None else draft.adapters

@@ -9,11 +9,11 @@ from itertools import accumulate, pairwise
 from ..bundle.files import read_small
 from ..bundle.open import Bundle
 from ..errors import BundleError
-from .regular.automaton import MOST_EDGES, MOST_STATES, Automaton, live_states
+from .regular.automaton import MAX_EDGES, MAX_STATES, Automaton, live_states
 
 MAGIC = b"MARSDFA\x01"
 HEADER = struct.Struct("<8sII")  # the magic with its version, states, edges
-MOST_BYTES = HEADER.size + 4 * (MOST_STATES + 1) + 6 * MOST_EDGES + MOST_STATES // 8 + 1
+MAX_BYTES = HEADER.size + 4 * (MAX_STATES + 1) + 6 * MAX_EDGES + MAX_STATES // 8 + 1
 
 
 def to_bytes(automaton: Automaton) -> bytes:
@@ -43,7 +43,7 @@ def read_automaton(bundle: Bundle, file: str) -> Automaton:
     """Read a file of the bundle. Raises BundleError if it is unreadable or not an automaton."""
     path = bundle.path / file
     try:
-        content = read_small(path, MOST_BYTES, links=True)
+        content = read_small(path, MAX_BYTES, links=True)
     except OSError as error:
         raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
     return parse(content, str(path))
@@ -60,8 +60,8 @@ def parse(content: bytes, where: str) -> Automaton:
     magic, states, edges = HEADER.unpack_from(content)
     if magic != MAGIC:
         raise wrong(f"written as version {magic[7]}, this runtime reads {MAGIC[7]}")
-    if not 1 <= states <= MOST_STATES or edges > MOST_EDGES:
-        raise wrong(f"{states} states and {edges} edges, more than {MOST_STATES} and {MOST_EDGES}, or none")
+    if not 1 <= states <= MAX_STATES or edges > MAX_EDGES:
+        raise wrong(f"{states} states and {edges} edges, more than {MAX_STATES} and {MAX_EDGES}, or none")
     if len(content) != HEADER.size + 4 * (states + 1) + 6 * edges + (states + 7) // 8:
         raise wrong(f"{len(content)} bytes are not {states} states and {edges} edges")
     at = HEADER.size

@@ -10,7 +10,7 @@ import numpy as np
 from .regular.automaton import Automaton
 from .vocabulary import Vocabulary
 
-MOST_CACHED, MASK_BYTES = 4096, 8 << 20  # results of each kind for an automaton; bytes of its masks
+MAX_CACHED, MASK_BYTES = 4096, 8 << 20  # results of each kind for an automaton; bytes of its masks
 LOOK_BACK = 4  # forced tokens at the end that a longer token may replace
 
 
@@ -26,8 +26,8 @@ class Transitions:
         self._keys = table[:, 0] * 256 + table[:, 1]
         self._last, self._targets = table[:, 0] * 256 + table[:, 2], table[:, 3]
         most_masks = MASK_BYTES // (len(vocabulary.texts) // 8 + 1)
-        self.bits = lru_cache(max(1, min(MOST_CACHED, most_masks)))(self._bits)
-        self.forced_tokens = lru_cache(MOST_CACHED)(self._forced_tokens)
+        self.bits = lru_cache(max(1, min(MAX_CACHED, most_masks)))(self._bits)
+        self.forced_tokens = lru_cache(MAX_CACHED)(self._forced_tokens)
 
     def _bits(self, state: int) -> bytes:
         """The mask of the tokens that may follow, one bit for each, the lowest first."""

@@ -9,8 +9,8 @@ import numpy as np
 from ..errors import SessionError
 from .vocabulary import Vocabulary, num_alike, words_of
 
-MOST_SETTLED = 256  # tokens forced at once; more follow in the next run
-MOST_CERTAIN = 4096  # tokens; a longer text counts as a choice even if all of it is forced
+MAX_SETTLED = 256  # tokens forced at once; more follow in the next run
+MAX_CERTAIN = 4096  # tokens; a longer text counts as a choice even if all of it is forced
 SIMPLER = "make the schema, regex or tools simpler"
 
 
@@ -61,13 +61,17 @@ class TokenMatcher:
         """Of the tokenizations of forced text: the most frequent first token, and its share."""
         data = bytes(self._state.compute_ff_bytes())
         self._check()
-        if not data or len(data) > 16 * MOST_SETTLED:
+        if not data or len(data) > 16 * MAX_SETTLED:
             return None
         after = self._after(data)
         if after is None or after.is_over:
             return None
-        ways = self._vocabulary.ways(data, after.mask())
-        return (ways.first[0], ways.share) if ways.first and self.allows(ways.first[0]) else None
+        retokenizations = self._vocabulary.retokenizations(data, after.mask())
+        return (
+            (retokenizations.first[0], retokenizations.share)
+            if retokenizations.first and self.allows(retokenizations.first[0])
+            else None
+        )
 
     def consume(self, token: int) -> None:
         self._mask = self._forced = None
@@ -95,23 +99,23 @@ class TokenMatcher:
         llguidance leaves out a last token that another could extend. With byte-pair encoding, the text after
         forced tokens can move their ends: `"}}` is `"` and `}}`, but before a comma it is `"}` and `},`.
         """
-        if len(forced) > MOST_SETTLED:
-            return forced[:MOST_SETTLED]
+        if len(forced) > MAX_SETTLED:
+            return forced[:MAX_SETTLED]
         data = bytes(self._state.compute_ff_bytes())
         if (num := self._state.validate_tokens(forced)) < len(forced):
             # The text of a special token, such as <|mask|>, becomes the longest plain tokens.
             return forced[:num] or self._longest(data)
-        if len(data) > 16 * MOST_SETTLED:
+        if len(data) > 16 * MAX_SETTLED:
             return forced
         after = self._after(data)
         if after is None:
             return forced
         if after.is_over:
             return self._vocabulary.write(data)
-        ways = self._vocabulary.ways(data, after.mask())
-        num = num_alike(forced, ways.common)
+        retokenizations = self._vocabulary.retokenizations(data, after.mask())
+        num = num_alike(forced, retokenizations.common)
         if num == 0:
-            allowed = [token for token in ways.first if self._state.validate_tokens([token]) == 1]
+            allowed = [token for token in retokenizations.first if self._state.validate_tokens([token]) == 1]
             if not allowed:
                 return forced
             self._mask = np.zeros(self._vocabulary.size, bool)
@@ -135,7 +139,7 @@ class TokenMatcher:
 
 def leaves_a_choice(matcher: TokenMatcher) -> bool:
     """Whether more than one text satisfies the grammar."""
-    matcher, left = matcher.copy(), MOST_CERTAIN
+    matcher, left = matcher.copy(), MAX_CERTAIN
     while (forced := matcher.forced()) and left > 0:
         left -= len(forced)
         for token in forced:

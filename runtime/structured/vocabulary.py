@@ -17,12 +17,12 @@ from ..text.tokenizer import no_panic
 
 PER_BYTE = 4  # continuations tried for each first byte
 CACHED_TEXTS = 1024  # texts whose tokens and continuations are cached
-MOST_CACHED_BYTES = 1024  # of a text whose tokens are cached
+MAX_CACHED_BYTES = 1024  # of a text whose tokens are cached
 INSTALL = "pip install 'mars-export[grammar]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class Retokenizations:
     """Tokenizations of a text before different continuations.
 
     `common` are the tokens that all begin with, `first` the first tokens by frequency, `share` the share of
@@ -34,7 +34,7 @@ class Ways:
     share: float
 
     @classmethod
-    def of(cls, variants: Sequence[Sequence[int]]) -> Ways:
+    def of(cls, variants: Sequence[Sequence[int]]) -> Retokenizations:
         counts = Counter(variant[0] for variant in variants)
         first = sorted(counts, key=lambda token: (-counts[token], token))
         common = next(iter(variants), ())
@@ -72,11 +72,11 @@ class Vocabulary:
         self._shortest = np.array(order, np.int64)
         self._first = np.maximum.accumulate(np.where(begins, np.arange(size), 0))
         self._cached_tokens = lru_cache(CACHED_TEXTS)(self._tokens)
-        self._cached_ways = lru_cache(CACHED_TEXTS)(self._ways)
+        self._cached_retokenizations = lru_cache(CACHED_TEXTS)(self._retokenizations)
 
     def write(self, data: bytes) -> list[int]:
         """The tokens of a text; bytes that are not UTF-8 become the longest tokens that fit."""
-        return list((self._cached_tokens if len(data) <= MOST_CACHED_BYTES else self._tokens)(data))
+        return list((self._cached_tokens if len(data) <= MAX_CACHED_BYTES else self._tokens)(data))
 
     def _tokens(self, data: bytes) -> tuple[int, ...]:
         return tuple(self.tokenizer.tokenize_bytes(data))
@@ -95,18 +95,18 @@ class Vocabulary:
             at += 1
         return rests
 
-    def ways(self, data: bytes, after: np.ndarray) -> Ways:
+    def retokenizations(self, data: bytes, after: np.ndarray) -> Retokenizations:
         """The tokenizations of `data` before tokens of the mask `after`, of which a few for each first byte
         are tried.
         """
-        return self._cached_ways(data, np.packbits(after).tobytes())
+        return self._cached_retokenizations(data, np.packbits(after).tobytes())
 
-    def _ways(self, data: bytes, packed: bytes) -> Ways:
+    def _retokenizations(self, data: bytes, packed: bytes) -> Retokenizations:
         after = np.unpackbits(np.frombuffer(packed, np.uint8))[: self.size].view(bool)
         fits = after[self._shortest]
         before = np.cumsum(fits) - fits  # fitting tokens before each one
         few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
-        return Ways.of([self.write(data + self.texts[token]) for token in few.tolist()])
+        return Retokenizations.of([self.write(data + self.texts[token]) for token in few.tolist()])
 
     @cached_property
     def _sorted(self) -> list[bytes]:

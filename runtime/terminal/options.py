@@ -111,7 +111,7 @@ File = Annotated[Path | None, typer.Option(exists=True, dir_okay=False)]
 MostBytes = Annotated[int | None, typer.Option(**Size)]
 
 
-def listed(text: str) -> tuple[str, ...]:
+def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

@@ -14,7 +14,7 @@ from ..bundle.open import Bundle
 from ..errors import SessionError
 from .tokenizer import Message, Text
 
-MOST_OPENINGS = 16  # cached system messages and tools
+MAX_OPENINGS = 16  # cached system messages and tools
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -78,7 +78,7 @@ class Prompts:
                 opening = self._text.encode(_opening(system), None, tools)
             except SessionError:  # the template may refuse an empty user message
                 opening = []
-            if len(self._openings) >= MOST_OPENINGS:
+            if len(self._openings) >= MAX_OPENINGS:
                 self._openings.clear()
             self._openings[key] = opening
         pairs = zip(ids, opening, strict=False)

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Variables other than settings.
 OWN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
-MOST_TEXT = 64_000_000  # characters that a template renders
+MAX_TEXT = 64_000_000  # characters that a template renders
 
 
 class Template:
@@ -37,8 +37,8 @@ class Template:
         for piece in self._template.generate(messages=messages, **values):
             pieces.append(piece)
             size += len(piece)
-            if size > MOST_TEXT:
-                raise TemplateError(f"its text has more than {MOST_TEXT} characters")
+            if size > MAX_TEXT:
+                raise TemplateError(f"its text has more than {MAX_TEXT} characters")
         return "".join(pieces)
 
 

@@ -24,7 +24,7 @@ Message = Mapping[str, Any]
 
 # Roles that are known in addition to those of the bundle's table.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
+MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
 SAFE_ADVICE = ", or open it without safe mode if you trust its source"
 # A prompt with more characters than a context full of very long tokens is refused before it is tokenized.
@@ -288,9 +288,9 @@ class TextStream:
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
         self._source = text
-        if len(stop) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stop):
+        if len(stop) > MAX_STOPS or any(len(s) > MAX_STOP for s in stop):
             raise SessionError(
-                f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters are taken,"
+                f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters are taken,"
                 f" not {len(stop)} of up to {max(map(len, stop))}; use fewer or shorter ones"
             )
         self._stop = [s for s in stop if s]

@@ -18,7 +18,7 @@ from support.manifests import rehash
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.turns import START, ChatTurns
-from mars_export.runtime.text.tokenizer import LONGEST_STOP, MOST_STOPS, Text, TextStream
+from mars_export.runtime.text.tokenizer import MAX_STOP, MAX_STOPS, Text, TextStream
 
 TOKENIZER = tiny.tokenizer()
 HELLO = [{"role": "user", "content": "hi"}]
@@ -41,11 +41,11 @@ def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
         Text(TOKENIZER, None, turns=turns).render([{"role": "tool", "content": "hi"}])
 
 
-@pytest.mark.parametrize("stop", [["x"] * (MOST_STOPS + 1), ["y" * (LONGEST_STOP + 1)], ["ab"] * 200_000])
+@pytest.mark.parametrize("stop", [["x"] * (MAX_STOPS + 1), ["y" * (MAX_STOP + 1)], ["ab"] * 200_000])
 def test_too_many_or_too_long_stop_strings_are_refused(stop: list[str]) -> None:
     start = time.process_time()
     with pytest.raises(
-        SessionError, match=f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters"
+        SessionError, match=f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters"
     ):
         TextStream(Text(TOKENIZER, None), stop)
     assert time.process_time() - start < 0.5
@@ -70,14 +70,14 @@ def test_stop_strings_end_the_text_where_a_search_finds_them(stops: list[str], t
 
 
 def test_stop_strings_made_to_be_slow_are_not() -> None:
-    stop = ["a" * (LONGEST_STOP - 1) + letter for letter in "bcdefghijklmnopq"]
+    stop = ["a" * (MAX_STOP - 1) + letter for letter in "bcdefghijklmnopq"]
     stream, token = TextStream(Text(TOKENIZER, None), stop), TOKENIZER.encode("a").ids[0]
     start = time.process_time()
     for _ in range(2000):
         assert not stream.push(token)
         stream.read()
     assert time.process_time() - start < 2
-    assert stream.finish() == "a" * (LONGEST_STOP - 1)
+    assert stream.finish() == "a" * (MAX_STOP - 1)
 
 
 def test_a_tokenizer_that_panics_is_an_error_of_ours(path: Path) -> None:

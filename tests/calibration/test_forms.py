@@ -20,7 +20,7 @@ from mars_export import CalibrationError, Session
 from mars_export.calibration.bench.bench import BenchRequest, bench
 from mars_export.calibration.bench.settings import BenchOptions
 from mars_export.calibration.tasks.form import read_form
-from mars_export.calibration.tasks.tasks import DATA, Task, find, load
+from mars_export.calibration.tasks.tasks import DATA, TaskRow, find, load
 from mars_export.calibration.tau.options import CalibrationOptions
 from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.cli import app
@@ -65,11 +65,11 @@ def rows(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tasks(rows: Path) -> list[Task]:
+def tasks(rows: Path) -> list[TaskRow]:
     return load(rows)
 
 
-def test_a_row_says_what_its_answer_looks_like(tasks: list[Task]) -> None:
+def test_a_row_says_what_its_answer_looks_like(tasks: list[TaskRow]) -> None:
     asked = [task.form for task in tasks[::2]]
     assert json.loads(asked[0]["schema"]) == SCHEMA and json.loads(asked[3]["tools"]) == [TOOL]
     assert asked[1:3] == [{"regex": "[a-c]{2}-[0-9]{3}"}, {"choice": ("yes", "no", "not at all")}]

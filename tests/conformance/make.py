@@ -1,5 +1,5 @@
 """Writes accept.json, uniform.json and drafts.json: what runtime/accept.py, runtime/decode/sample.py,
-runtime/decode/pace/draft.py and their C++ twins must give, exactly.
+runtime/decode/speculation/draft_slots.py and their C++ twins must give, exactly.
 
 `PYTHONPATH=tests python tests/conformance/make.py`, then read the diff. The expected values come from this
 file's own rules, never from ours. A confidence is the decimal form of a float32 (compare it with tau as

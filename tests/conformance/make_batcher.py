@@ -27,9 +27,9 @@ def alone(case: dict[str, Any], row: dict[str, Any]) -> tuple[list[list[int]], s
     if row["tau"] is None:
         found = exact.simulated(limits, row)
     else:
-        window = None if row["window"] == "full" else row["window"]
+        masks = None if row["masks"] == "full" else row["masks"]
         found = loops.Simulation(
-            {**limits, "commit": "cursor"}, {**row, "taus": [row["tau"]], "window": window}
+            {**limits, "commit": "cursor"}, {**row, "taus": [row["tau"]], "masks": masks}
         ).result()
     return found["runs"], found["finish_reason"]
 
@@ -169,7 +169,7 @@ def cases() -> list[dict[str, Any]]:
             row["prompt"] = [draw.randint(1, 12) for _ in range(draw.randint(1, longest))]
             row |= {
                 "tau": draw.choice([None, None, 1.0, 0.5, 0.2]),
-                "window": draw.choice(["full", "full", 1, 3]),
+                "masks": draw.choice(["full", "full", 0, 2]),
             }
             row |= {
                 "max_new_tokens": draw.choice([1, 2, 5, 17, 40]),

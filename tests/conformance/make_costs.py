@@ -14,7 +14,7 @@ from typing import Any
 from support.makers import maker, text_of, write
 from support.paths import CONFORMANCE
 
-windows = maker("make_windows")
+masks = maker("make_masks")
 SIZES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
 
 
@@ -27,7 +27,7 @@ def table(case: dict[str, Any]) -> list[float]:
             i = SIZES.index(size)
             weights = [weight * 0.999 for weight in weights]
             weight = min(weights[i], 7.0)
-            shown = seconds / windows.cost(case["curve"], rows * slots)
+            shown = seconds / masks.cost(case["curve"], rows * slots)
             if weight >= 3.0:
                 shown = min(shown, 2.0 * ratios[i])
             ratios[i] = (weight * ratios[i] + shown) / (weight + 1.0)
@@ -39,7 +39,7 @@ def table(case: dict[str, Any]) -> list[float]:
         for j, (ratio, weight) in enumerate(zip(ratios, weights, strict=True)):
             share = weight * 0.25 ** abs(i - j)
             total, every = total + share * ratio, every + share
-        made.append(windows.cost(case["curve"], size) * (total / every if every else 1.0))
+        made.append(masks.cost(case["curve"], size) * (total / every if every else 1.0))
     return [min(made[i:]) for i in range(len(made))]
 
 

@@ -2,9 +2,9 @@
 have them.
 
 `PYTHONPATH=tests python tests/conformance/make_exact.py`, then read the diff. In exact.json the prediction
-behind known tokens and some masks is `predict` of make_loops.py; proposals that are fed count as known.
+behind known tokens and some masks is `predict` of make_loops.py; draft tokens that are fed count as known.
 Expected values come from this file's own slow simulation of one row (docs/decoding.md): `fed` are [known,
-proposals, masks] of each forward but pieces of a prompt, `runs` what each gave. In splits.json all numbers
+draft tokens, masks] of each forward but pieces of a prompt, `runs` what each gave. In splits.json all numbers
 are doubles, added and multiplied in the order written here.
 """
 
@@ -19,21 +19,21 @@ from support.paths import CONFORMANCE
 
 TRIALS = 0.015
 
-loops, windows = maker("make_loops"), maker("make_windows")
+loops, masks = maker("make_loops"), maker("make_masks")
 
 
 def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """One row alone with a fixed window: no cache, no cursor."""
-    known, made, proposals = list(row["prompt"]), 0, []
+    """One row alone with a fixed number of masks: no cache, no cursor."""
+    known, made, draft_tokens = list(row["prompt"]), 0, []
     runs: list[list[int]] = []
     fed: list[list[int]] = []
-    verified = 0
+    accepted_draft_tokens = 0
     chunk = min(256, case["max_slots"] or 256)
     pending = (len(known) - 1) % chunk + 1  # the prompt's pieces before the last are read by then
     reason = None
     most = case["block"] + 1 if case["block"] > 1 else 0
-    if row["window"] != "full":
-        most = min(most, row["window"] - 1)
+    if row["masks"] != "full":
+        most = min(most, row["masks"])
     while reason is None:
         if len(known) > case["max_capacity"]:
             runs.append([])
@@ -45,10 +45,10 @@ def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         if case["max_outputs"]:
             room = min(room, case["max_outputs"] - 1)
         left = row["max_new_tokens"] - made
-        end = next((i for i, token in enumerate(proposals) if token in row["eos_ids"]), None)
-        usable = proposals if end is None else proposals[:end]
+        end = next((i for i, token in enumerate(draft_tokens) if token in row["eos_ids"]), None)
+        usable = draft_tokens if end is None else draft_tokens[:end]
         usable = usable[: max(0, min(left - 1, room))]
-        ends = len(usable) < len(proposals) and proposals[len(usable)] in row["eos_ids"]
+        ends = len(usable) < len(draft_tokens) and draft_tokens[len(usable)] in row["eos_ids"]
         masks = 0 if ends else max(0, min(most, left - 2 - len(usable), room - len(usable)))
         fed.append([pending, len(usable), masks])
         own = [loops.predict([*known, *usable[:j]], 0)[0] for j in range(len(usable) + 1)]
@@ -65,14 +65,14 @@ def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         runs.append(run)
         known += run
         made += len(run)
-        verified += sum(one == other for one, other in zip(run, usable, strict=False))
+        accepted_draft_tokens += sum(one == other for one, other in zip(run, usable, strict=False))
         pending = 1
-        proposals = guessed if len(run) == len(own) else []
+        draft_tokens = guessed if len(run) == len(own) else []
         if reason is None and made == row["max_new_tokens"]:
             reason = "length"
     return {
         "runs": runs, "fed": fed, "finish_reason": reason,
-        "proposed": sum(p for _, p, _ in fed), "verified": verified,
+        "draft_tokens": sum(p for _, p, _ in fed), "accepted_draft_tokens": accepted_draft_tokens,
     }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def loop_cases() -> list[dict[str, Any]]:
         rows = []
         for _ in range(draw.choice([1, 1, 2, 3, 5])):
             row: dict[str, Any] = {"prompt": [draw.randint(1, 12) for _ in range(draw.randint(1, longest))]}
-            row["window"] = draw.choice(["full", "full", "full", 1, 3])
+            row["masks"] = draw.choice(["full", "full", "full", 0, 2])
             row["max_new_tokens"] = draw.choice([1, 2, 5, 17, 40])
             row["eos_ids"] = draw.choice([[], [], [12], [1, 7]])
             row["stop_token"] = draw.choice([None, None, None, 5])
@@ -105,7 +105,7 @@ class Choice:
         self.case, self.saved = case, 0.0
 
     def cost(self, positions: float) -> float:
-        return windows.cost(self.case["cost"], positions)
+        return masks.cost(self.case["cost"], positions)
 
     def choose(self, rows: list[dict[str, Any]]) -> list[list[int]]:
         num, floor = len(rows) + self.case["others"], self.case["floor"]
@@ -150,8 +150,8 @@ class Choice:
         return row["expected"][masks] - row["expected"][masks - 1] if masks else 1.0
 
     def split(self, row: dict[str, Any], width: int, speed: float, num: int) -> tuple[float, list[int]]:
-        """Best value and feed of one row in a step of `width` slots: every number of proposals and masks is
-        tried.
+        """Best value and feed of one row in a step of `width` slots: every number of draft tokens and masks
+        is tried.
         """
         pending, probabilities, expected = row["pending"], row["probabilities"], row["expected"]
         space = min(width - pending, row["room"])
@@ -188,17 +188,17 @@ class Choice:
     def wider(self, row: dict[str, Any], feed: list[int]) -> list[int]:
         if row["ending"] is not None:
             return feed
-        known, proposals, masks = feed
+        known, draft_tokens, masks = feed
         return [
             known,
-            proposals,
-            max(masks, min(2 * masks + 1, len(row["expected"]) - 1, row["room"] - proposals)),
+            draft_tokens,
+            max(masks, min(2 * masks + 1, len(row["expected"]) - 1, row["room"] - draft_tokens)),
         ]
 
 
 def split_cases() -> list[dict[str, Any]]:
     draw = random.Random(2511)
-    tables = [case["cost"] for case in windows.cases()]
+    tables = [case["cost"] for case in masks.cases()]
     cases = []
     for i in range(40):
         case: dict[str, Any] = {"name": f"split {i}", "cost": draw.choice(tables)}

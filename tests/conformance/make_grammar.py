@@ -6,8 +6,9 @@ there, and where nothing is, the tokens that may follow (bits, the lowest first,
 answer may end, and what is likely. Masks come from the slow loop here, each token's bytes one by one; masks,
 forced and likely tokens are also those of llguidance (tests/runtime/structured/test_stored_grammars.py).
 
-`answers` are rows over the model of tests/support/scripted.py: `runs` and `fed` ([known, proposals, masks])
-of each forward come from the Python loop; where no tau decides, the whole answer comes from the slow loop
+`answers` are rows over the model of tests/support/scripted.py: `runs` and `fed` ([known, draft tokens,
+masks]) of each forward come from the Python loop; where no tau decides, the whole answer comes from the slow
+loop
 here: one token after the other, the best that is allowed.
 """
 
@@ -33,8 +34,8 @@ from mars_export.runtime.decode.schedule import Limits, Schedule  # noqa: E402
 from mars_export.runtime.structured.automaton_file import to_bytes  # noqa: E402
 from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions  # noqa: E402
 from mars_export.runtime.structured.compiler import compile_grammar  # noqa: E402
-from mars_export.runtime.structured.guide import Guide  # noqa: E402
-from mars_export.runtime.structured.guided_row import GuidedRow  # noqa: E402
+from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence  # noqa: E402
+from mars_export.runtime.structured.grammar_state import GrammarState  # noqa: E402
 from mars_export.runtime.structured.matcher import TokenMatcher  # noqa: E402
 from mars_export.runtime.structured.regular.automaton import Automaton  # noqa: E402
 from mars_export.runtime.structured.vocabulary import Vocabulary  # noqa: E402
@@ -161,7 +162,10 @@ def states(walk: Transitions, script: list[int], seed: int) -> list[dict[str, An
 
 def config_of(case: dict[str, Any]) -> GenerationConfig:
     return GenerationConfig(
-        tau=case["tau"], max_new_tokens=case["max_new_tokens"], window=case["window"], lookup=case["lookup"]
+        tau=case["tau"],
+        max_new_tokens=case["max_new_tokens"],
+        masks=case["masks"],
+        prompt_lookup=case["prompt_lookup"],
     )
 
 
@@ -202,10 +206,10 @@ def model_of(case: dict[str, Any], vocab_size: int) -> Scripted:
 
 def ran(case: dict[str, Any], walk: Transitions) -> dict[str, Any]:
     model = model_of(case, len(walk.vocabulary.texts))
-    guide = Guide(
+    grammar_state = GrammarState(
         TokenMatcher(AutomatonState(walk), walk.vocabulary), [END], case["logits"], case["block"] - 1
     )
-    row = GuidedRow(0, PROMPT, config_of(case), [END], guide=guide)
+    row = ConstrainedSequence(0, PROMPT, config_of(case), [END], grammar_state=grammar_state)
     schedule = Schedule(model, case["block"], MASK, Limits.of_rows(1))
     schedule.add(row)
     runs, error = [], None
@@ -222,8 +226,9 @@ def ran(case: dict[str, Any], walk: Transitions) -> dict[str, Any]:
         fed.append([known, step.slots - known - masks, masks])
     return {
         "runs": runs, "fed": fed, "error": None if error is None else str(error),
-        "finish_reason": row.finish_reason, "forced": row.stats.forced, "proposed": row.stats.proposed,
-        "verified": row.stats.verified, "forwards": row.stats.forwards,
+        "finish_reason": row.finish_reason, "forced": row.stats.forced,
+        "draft_tokens": row.stats.draft_tokens,
+        "accepted_draft_tokens": row.stats.accepted_draft_tokens, "forwards": row.stats.forwards,
     }  # fmt: skip
 
 
@@ -248,10 +253,10 @@ def main() -> None:
             case["top_k"] = draw.choice([0, 4, 4])
             case["logits"] = case["top_k"] == 0 or draw.random() < 0.7
             case["block"] = draw.choice([2, 4, 8])
-            case["window"] = draw.choice(["full", "full", 3])
+            case["masks"] = draw.choice(["full", "full", 2])
             case["max_new_tokens"] = draw.choice([3, 60, 60, 60])
             case["max_slots"] = draw.choice([None, None, 16])
-            case["lookup"] = 2 if case["tau"] is None and draw.random() < 0.3 else 0
+            case["prompt_lookup"] = 2 if case["tau"] is None and draw.random() < 0.3 else 0
             case["expected"] = ran(case, walk)
             whole = [token for run in case["expected"]["runs"] for token in run]
             if case["expected"]["error"] is None and case["tau"] in (None, 1.0):

@@ -43,7 +43,8 @@ class Simulation:
 
     def look_ahead(self) -> int:
         tau = self.row["taus"][min(len(self.runs), len(self.row["taus"]) - 1)]
-        most = 1 if tau >= 1 else min(self.case["block"], self.row["window"] or self.case["block"])
+        masks = self.row["masks"]
+        most = 1 if tau >= 1 else self.case["block"] if masks is None else min(self.case["block"], masks + 1)
         return max(1, min(most, self.row["max_new_tokens"] - self.made))
 
     def take(self, count: int) -> None:
@@ -134,7 +135,7 @@ def loop_cases() -> list[dict[str, Any]]:
             tau = draw.choice([0.0, 0.3, 0.5, 0.7, 1.0])
             row: dict[str, Any] = {"prompt": [draw.randint(1, 12) for _ in range(draw.randint(1, longest))]}
             row["taus"] = [tau] if draw.random() < 0.7 else [tau, 0.2, 1.0, 0.5]
-            row["window"] = draw.choice([None, None, 1, 3])
+            row["masks"] = draw.choice([None, None, 0, 2])
             row["max_new_tokens"] = draw.choice([1, 5, 17, 40])
             row["eos_ids"] = draw.choice([[], [], [12], [1, 7]])
             row["stop_token"] = draw.choice([None, None, None, 5])

@@ -2,9 +2,9 @@
 
 `PYTHONPATH=tests python tests/conformance/make_prefix.py`, then read the diff. Expected values come from the
 slow simulation here: lists that are searched from end to end. A case has one store: `budget` bytes,
-`entry_bytes` for each token, `firm_slots` of its device (null: entries depend on the step), and `stored`, the
-bundle's prefixes with the `piece` that they belong to (null for firm devices). Requests come one after the
-other:
+`entry_bytes` for each token, `reproducible_slots` of its device (null: entries depend on the step), and
+`stored`, the bundle's prefixes with the `piece` that they belong to (null for reproducible devices). Requests
+come one after the other:
 
     piece, salt, marks   as the row's; `marks` are lengths of the prompt that are entries of their own
     reads                [slots, entries that became final, whether it is a whole piece], of the prompt
@@ -13,7 +13,7 @@ other:
 The row gives its entries after the reads, and again after the steps if it has any. `cached` is what it began
 with, `stored` whether a prefix of the bundle gave that. `entries`: what is there when the row has left, the
 least recently used first: [index of a request whose prompt and answer begin with it, length, fixed], of that
-request's salt, and of its piece where `firm_slots` is null.
+request's salt, and of its piece where `reproducible_slots` is null.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Ids = tuple[int, ...]
 
 
 class Entry:
-    def __init__(self, salt: str, grain: int, ids: Ids, fixed: bool, request: int) -> None:
-        self.salt, self.grain, self.ids, self.fixed, self.request = salt, grain, ids, fixed, request
+    def __init__(self, salt: str, block_size: int, ids: Ids, fixed: bool, request: int) -> None:
+        self.salt, self.block_size, self.ids, self.fixed, self.request = salt, block_size, ids, fixed, request
 
 
 class Store:
@@ -48,8 +48,8 @@ class Store:
     def touch(self, entry: Entry) -> None:
         self.entries = [e for e in self.entries if e is not entry] + [entry]
 
-    def match(self, salt: str, grain: int, ids: Ids, marks: list[int]) -> int:
-        mine = [e for e in self.entries if (e.salt, e.grain) == (salt, grain)]
+    def match(self, salt: str, block_size: int, ids: Ids, marks: list[int]) -> int:
+        mine = [e for e in self.entries if (e.salt, e.block_size) == (salt, block_size)]
         own = max((common(e.ids, ids) for e in mine), default=0)
         if not own:
             return 0
@@ -65,11 +65,11 @@ class Store:
                     self.touch(e)
         return own
 
-    def save(self, salt: str, grain: int, ids: Ids, fixed: bool, request: int) -> None:
+    def save(self, salt: str, block_size: int, ids: Ids, fixed: bool, request: int) -> None:
         size = len(ids) * int(self.case["entry_bytes"])
         if size > self.case["budget"]:
             return
-        mine = [e for e in self.entries if (e.salt, e.grain) == (salt, grain)]
+        mine = [e for e in self.entries if (e.salt, e.block_size) == (salt, block_size)]
         if fixed:
             same = [e for e in mine if e.ids == ids]
         else:
@@ -83,7 +83,7 @@ class Store:
         while self.entries and self.num_bytes() + size > self.case["budget"]:
             del self.entries[0]
             self.evicted += 1
-        self.entries.append(Entry(salt, grain, ids, fixed, request))
+        self.entries.append(Entry(salt, block_size, ids, fixed, request))
         self.saved += 1
 
 
@@ -98,45 +98,49 @@ class Request:
 
     def __init__(self, store: Store, number: int, prompt: Ids, draw: random.Random) -> None:
         self.store, self.number, self.prompt, self.draw = store, number, prompt, draw
-        self.firm_slots = store.case["firm_slots"]
+        self.reproducible_slots = store.case["reproducible_slots"]
         self.salt = draw.choice(["", "", "", "b"])
         self.piece = draw.choice(store.case["pieces"])
-        self.grain = self.piece if self.firm_slots is None else 1
+        self.block_size = self.piece if self.reproducible_slots is None else 1
         mark = store.case["mark"]
         self.marks = [min(mark, len(prompt))] if mark else []
-        self.firm = 0
-        self.takes_part = self.firm_slots is None or self.piece >= self.firm_slots
+        self.num_reproducible = 0
+        self.takes_part = self.reproducible_slots is None or self.piece >= self.reproducible_slots
 
-    def recall(self) -> int:
+    def lookup(self) -> int:
         if not self.takes_part:
             return 0
         last = (len(self.prompt) - 1) // self.piece * self.piece
-        most = last if self.firm_slots is None else max(last, len(self.prompt) - self.firm_slots)
-        length = self.store.match(self.salt, self.grain, self.prompt[:most], self.floored())
-        if self.firm_slots is None:
+        most = (
+            last if self.reproducible_slots is None else max(last, len(self.prompt) - self.reproducible_slots)
+        )
+        length = self.store.match(self.salt, self.block_size, self.prompt[:most], self.floored())
+        if self.reproducible_slots is None:
             length -= length % self.piece
         elif length and length < last:
-            length -= max(0, self.firm_slots - (self.piece - length % self.piece))
-        self.firm = max(0, length)
-        return self.firm
+            length -= max(0, self.reproducible_slots - (self.piece - length % self.piece))
+        self.num_reproducible = max(0, length)
+        return self.num_reproducible
 
     def floored(self) -> list[int]:
-        return [mark // self.grain * self.grain for mark in self.marks]
+        return [mark // self.block_size * self.block_size for mark in self.marks]
 
     def saw(self, before: int, slots: int, moved: int, is_piece: bool) -> None:
-        if before == self.firm and (is_piece if self.firm_slots is None else slots >= self.firm_slots):
-            self.firm = before + moved
+        if before == self.num_reproducible and (
+            is_piece if self.reproducible_slots is None else slots >= self.reproducible_slots
+        ):
+            self.num_reproducible = before + moved
 
     def keep(self, tokens: Ids) -> None:
         if not self.takes_part:
             return
-        for length, fixed in [*((mark, True) for mark in self.floored()), (self.firm, False)]:
-            if 0 < length <= self.firm:
-                self.store.save(self.salt, self.grain, tokens[:length], fixed, self.number)
+        for length, fixed in [*((mark, True) for mark in self.floored()), (self.num_reproducible, False)]:
+            if 0 < length <= self.num_reproducible:
+                self.store.save(self.salt, self.block_size, tokens[:length], fixed, self.number)
 
     def run(self) -> dict[str, Any]:
         draw, one_token = self.draw, self.draw.random() < 0.2
-        cached = self.recall()
+        cached = self.lookup()
         cursor, reads, steps = cached, [], []
         cut = draw.randint(0, 3) if draw.random() < 0.15 else None
         while cursor < len(self.prompt) and (cut is None or len(reads) < cut):
@@ -170,12 +174,12 @@ def cases() -> list[dict[str, Any]]:
     draw = random.Random(1717)
     made = []
     for i in range(40):
-        firm_slots = draw.choice([None, 1, 2, 2, 3])
+        reproducible_slots = draw.choice([None, 1, 2, 2, 3])
         pieces = draw.choice([[8], [8], [4, 8], [1, 2, 5], [16]])
         histories: list[Ids] = [tuple(draw.randint(1, 3) for _ in range(draw.randint(5, 20)))]
         case: dict[str, Any] = {
             "name": f"prefix {i}", "budget": draw.choice([60, 200, 500, 1000, 10**6]), "entry_bytes": 5,
-            "firm_slots": firm_slots, "pieces": pieces, "mark": draw.choice([0, 3, 8]),
+            "reproducible_slots": reproducible_slots, "pieces": pieces, "mark": draw.choice([0, 3, 8]),
         }  # fmt: skip
         store, requests = Store(case), []
         for number in range(draw.choice([6, 15, 30])):

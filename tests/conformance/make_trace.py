@@ -2,7 +2,7 @@
 writes a runtime of their own.
 
 `PYTHONPATH=tests python tests/conformance/make_trace.py`, then read the diff. The bundle is written once and
-kept (delete the folder to make another). What is fed comes from a session (two rows, tau 0.3, full windows);
+kept (delete the folder to make another). What is fed comes from a session (two rows, tau 0.3, all masks);
 what the graph answers, from ONNX Runtime alone: outputs of each step, and the KV entries that it wrote.
 """
 
@@ -21,7 +21,7 @@ from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.speculation.cost import Cost
 
 HERE = Path(__file__).parent
 BUNDLE, FILE = HERE / "trace", HERE / "trace.json"
@@ -65,7 +65,7 @@ def recorded() -> tuple[list[dict[str, Any]], list[list[int]]]:
         return step(cache, first, *arrays)
 
     session.backend.step = watched  # type: ignore[method-assign]
-    config = GenerationConfig(tau=TAU, max_new_tokens=NEW, eos_ids=(), window="full")
+    config = GenerationConfig(tau=TAU, max_new_tokens=NEW, eos_ids=(), masks="full")
     answers = session.generate_batch(PROMPTS, config)
     return steps[:STEPS], [list(answer.token_ids) for answer in answers]
 
@@ -102,7 +102,7 @@ def trace() -> dict[str, Any]:
     return {
         "bundle": BUNDLE.name,
         "prompts": PROMPTS,
-        "settings": {"tau": TAU, "metric": "probability", "window": "full", "max_new_tokens": NEW},
+        "settings": {"tau": TAU, "metric": "probability", "masks": "full", "max_new_tokens": NEW},
         "capacity": CAPACITY,
         "tolerance": 1e-5,
         "steps": replay(steps),

@@ -43,5 +43,5 @@ def copied(checkpoints: Named, tmp_path: Path) -> Named:
 @pytest.fixture
 def small(graphs: Callable[[str, str, str], Path], tmp_path: Path) -> Path:
     """A bundle of its own for each test, without an engine."""
-    shutil.copytree(graphs("llama", "fp16", "static"), tmp_path / "b")
+    shutil.copytree(graphs("llama", "fp16", "in-place"), tmp_path / "b")
     return tmp_path / "b"

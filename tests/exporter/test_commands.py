@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from mars_export.exporter import commands
 from mars_export.exporter.check import page
 from mars_export.exporter.commands import app
-from mars_export.runtime.bundle.manifest import Drift, Manifest, TextDrift
+from mars_export.runtime.bundle.manifest import Manifest, ParityReport, TextDrift
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 
@@ -41,8 +41,8 @@ def exported(checkpoint: Path, target: Path, *words: str) -> Manifest:
 def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) -> None:
     asked = exported(checkpoints("llama"), tmp_path / "a").variants[0].drift
     alone = exported(checkpoints("llama"), tmp_path / "b", "--no-oracle").variants[0].drift
-    assert asked is not None and (asked.yardstick or "").startswith("transformers ")
-    assert alone is not None and alone.yardstick is None
+    assert asked is not None and (asked.reference_library or "").startswith("transformers ")
+    assert alone is not None and alone.reference_library is None
 
 
 def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_self_check_is_one_sentence_and_warns_of_real_loss_only(
     same: int, error: float, perplexity: float, failed: bool, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = TextDrift(248, 230, perplexity, 20.0)
-    commands._print_drift(Drift(97, same, 1.5, error, text=text), "w8a8")
+    commands._print_drift(ParityReport(97, same, 1.5, error, text=text), "w8a8")
     printed = capsys.readouterr()
     assert printed.out.startswith(
         f"self-check {'failed' if failed else 'passed'}: on a page of text, w8a8 predicts the checkpoint's"

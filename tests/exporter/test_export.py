@@ -120,7 +120,7 @@ def test_options_out_of_range(
 
 @pytest.fixture
 def drifting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The yardstick says something else than the graph."""
+    """The reference_library says something else than the graph."""
     exact = reference.logits
 
     def moved(*arguments: Any) -> list[np.ndarray]:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from support import tiny
-from support.firm import WIDE
 from support.oracle import Oracle, generate
+from support.reproducible import WIDE
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx

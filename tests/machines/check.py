@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.speculation.cost import Cost
 
 PIECES = (1, 2, 7, 128)
 LAST = 16
@@ -37,7 +37,7 @@ def logits(session: Session, ids: Sequence[int], piece: int) -> np.ndarray:
 
 
 def check(bundle: Path, prompts: list[list[int]], new: int) -> dict[str, Any]:
-    config = GenerationConfig(max_new_tokens=new, window="full")
+    config = GenerationConfig(max_new_tokens=new, masks="full")
     sessions = [Session.open(bundle, threads=1, cache_bytes=size) for size in (0, 1 << 24)]
     for session in sessions:
         session.cost = Cost(((1, 1.0),))

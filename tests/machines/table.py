@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CHECK = Path(__file__).with_name("check.py")
-FIRM = ("fp32", "w8a8")
+REPRODUCIBLE = ("fp32", "w8a8")
 HEAD = (
     "| where | ONNX Runtime | precision | one token = sampler | exact = one token | with saved prefixes"
     " | same bits in pieces of | same text as here | mars-run |\n|" + "---|" * 9
@@ -41,7 +41,7 @@ def equal(texts: list[Any], others: list[Any]) -> str:
 
 
 def said_by_cpp(command: str, bundle: Path, questions: dict[str, Any]) -> list[list[int]]:
-    settings = ("--threads", "1", "--window", "full", "--json", "--token-ids", "-n", str(questions["new"]))
+    settings = ("--threads", "1", "--masks", "full", "--json", "--token-ids", "-n", str(questions["new"]))
     prompts = [" ".join(map(str, prompt)) for prompt in questions["prompts"]]
     return [run(command, str(bundle), *settings, "--prompt", prompt)["token_ids"] for prompt in prompts]
 
@@ -84,7 +84,7 @@ def main() -> int:
             )
             must = (
                 ["exact", "stored", *(["sampler"] if precision == "fp32" else [])]
-                if precision in FIRM
+                if precision in REPRODUCIBLE
                 else []
             )
             failures += [
@@ -92,7 +92,7 @@ def main() -> int:
                 for cell in must
                 if cells[cell] != f"{count}/{count}"
             ]
-            if precision in FIRM and not {2, 7, 128} <= {*form["pieces"]}:
+            if precision in REPRODUCIBLE and not {2, 7, 128} <= {*form["pieces"]}:
                 failures.append(f"{name}, {precision}: bits depend on the width of a step")
     print("\n".join(["", *failures]))
     return 1 if failures else 0

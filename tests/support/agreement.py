@@ -26,7 +26,7 @@ LOOPS = {
 MAIN = "a2d-qwen2"
 
 
-def window_rule(commit: Commit) -> int | None:
+def cache_block_of(commit: Commit) -> int | None:
     return commit.cache_block if commit.kind == "block" else None
 
 

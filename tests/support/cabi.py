@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.cabi_types import COMMITS, METRICS, TAUS, WINDOWS, Config, Prompt
+from support.cabi_types import COMMITS, MASKS, METRICS, TAUS, Config, Prompt
 from support.missing import lacking
 from support.paths import ROOT
 
@@ -57,17 +57,17 @@ class Library:
             raise MarsStatusError(status, message)
 
     def config(self, values: Mapping[str, Any]) -> Config:
-        """Settings by name; the window is full by default, because automatic ones follow measured times."""
+        """Settings by name; all masks by default, because automatic ones follow measured times."""
         made = Config()
         self.c.mars_config_init(c.byref(made), c.sizeof(made))
         assert made.struct_size == c.sizeof(made)
-        for name, value in {"window": "full", **values}.items():
+        for name, value in {"masks": "full", **values}.items():
             if name == "stop":
                 made.stop, made.num_stop = (c.c_char_p * len(value))(*[s.encode() for s in value]), len(value)
             elif name == "eos_ids":
                 made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
             else:
-                words = {"metric": METRICS, "commit": COMMITS, "window": WINDOWS, "tau": TAUS}.get(name, {})
+                words = {"metric": METRICS, "commit": COMMITS, "masks": MASKS, "tau": TAUS}.get(name, {})
                 given = value.encode() if isinstance(value, str) and not words else value
                 setattr(made, name, words.get(value, given))
         return made

@@ -36,9 +36,9 @@ class Answer:
     forwards: int
     prefill_forwards: int
     accepted: tuple[int, ...]
-    proposed: int
-    verified: int
-    rejected: int
+    draft_tokens: int
+    accepted_draft_tokens: int
+    rejected_draft_tokens: int
     cached_tokens: int = 0
 
 
@@ -120,10 +120,10 @@ class CSession:
         self.library.call("session_forget_prefixes", self.handle)
 
     def profile(self, name: str) -> dict[str, Any]:
-        """tau, metric, window and draft adapter of a profile."""
+        """tau, metric, masks and draft adapter of a profile."""
         made = self.library.config({})
         self.library.call("config_of_profile", self.handle, name.encode(), c.byref(made))
-        return {name: getattr(made, name) for name in ("tau", "metric", "window", "draft")}
+        return {name: getattr(made, name) for name in ("tau", "metric", "masks", "draft")}
 
     def decode(self, ids: Sequence[int]) -> str:
         given, size = (c.c_int64 * max(1, len(ids)))(*ids), c.c_size_t()
@@ -155,8 +155,8 @@ class CSession:
             stats.forwards,
             stats.prefill_forwards,
             accepted,
-            stats.proposed,
-            stats.verified,
-            stats.rejected,
+            stats.draft_tokens,
+            stats.accepted_draft_tokens,
+            stats.rejected_draft_tokens,
             stats.cached_tokens,
         )

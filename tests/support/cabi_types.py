@@ -6,7 +6,7 @@ import ctypes as c
 
 METRICS = {"probability": 0, "margin": 1, "entropy": 2}
 COMMITS = {"cursor": 0, "block": 1}
-WINDOWS = {"auto": 0, "full": -1}
+MASKS = {"auto": -1, "full": -2}
 TAUS = {None: -1.0}  # MARS_EXACT
 REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled", 6: "deadline"}
 COUNTS = ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")
@@ -43,7 +43,7 @@ class Config(c.Structure):
         ("commit", c.c_int32),
         ("cache_block", c.c_int64),
         ("max_new_tokens", c.c_int64),
-        ("window", c.c_int64),
+        ("masks", c.c_int64),
         ("eos_ids", c.POINTER(c.c_int64)),
         ("num_eos_ids", c.c_size_t),
         ("stop", c.POINTER(c.c_char_p)),
@@ -53,7 +53,7 @@ class Config(c.Structure):
         ("top_p", c.c_double),
         ("seed", c.c_uint64),
         ("repetition_penalty", c.c_double),
-        ("lookup", c.c_int64),
+        ("prompt_lookup", c.c_int64),
         ("min_p", c.c_double),
         ("cache_salt", c.c_char_p),
         ("deadline", c.c_double),
@@ -112,7 +112,7 @@ class CStats(c.Structure):
         *((name, c.c_double) for name in TIMES),
         ("accepted", c.POINTER(c.c_int64)),
         ("num_accepted", c.c_size_t),
-        *((name, c.c_int64) for name in ("proposed", "verified", "rejected")),
+        *((name, c.c_int64) for name in ("draft_tokens", "accepted_draft_tokens", "rejected_draft_tokens")),
         ("queue_time", c.c_double),
         ("cached_tokens", c.c_int64),
         ("forced", c.c_int64),

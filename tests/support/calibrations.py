@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mars_export import Stats
 from mars_export.calibration.bench.laps import Lap, Timeline
 from mars_export.calibration.tasks.scores import SCORES, Output
-from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tasks.tasks import TaskRow
 from mars_export.calibration.tau.options import CalibrationOptions
 from mars_export.calibration.tau.race import Laps
 from mars_export.cli import app
@@ -35,8 +35,8 @@ def shell(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def task(words: str, answer: str = "", limit: int = 6) -> Task:
-    return Task([{"role": "user", "content": words}], SCORES["agreement"], answer or None, limit)
+def task(words: str, answer: str = "", limit: int = 6) -> TaskRow:
+    return TaskRow([{"role": "user", "content": words}], SCORES["agreement"], answer or None, limit)
 
 
 def answer(tokens: Sequence[int], forwards: int, reason: str = "length") -> Timeline:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from zlib import crc32
 
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.sequence import Sequence
 from support.oracle import Oracle, Prediction
 
 BLOCK = 4
 
 
-def rows_of(prompts: Sequence[Sequence[int]], configs: Sequence[GenerationConfig]) -> list[Row]:
+def rows_of(
+    prompts: abc.Sequence[abc.Sequence[int]], configs: abc.Sequence[GenerationConfig]
+) -> list[Sequence]:
     return [
-        Row(i, prompt, config, ()) for i, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
+        Sequence(i, prompt, config, ())
+        for i, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
     ]
 
 
@@ -28,6 +31,6 @@ class ChaoticOracle(Oracle):
     def __init__(self) -> None:
         self.block = BLOCK
 
-    def predictions(self, prefix: Sequence[int], count: int) -> list[Prediction]:
+    def predictions(self, prefix: abc.Sequence[int], count: int) -> list[Prediction]:
         made = [chaotic(tuple(prefix), masks) for masks in range(count)]
         return [Prediction(token, confidence, 0.0, 0.0) for token, confidence in made]

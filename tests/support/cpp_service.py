@@ -13,7 +13,7 @@ from typing import Any
 
 from support.cabi import build
 
-ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_tokens": 24, "window": "full"}
+ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_tokens": 24, "masks": "full"}
 LONG = {"prompt": "the onion " * 400, "tau": 1, "max_tokens": 1000}  # much work for a small model
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 

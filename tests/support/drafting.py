@@ -50,5 +50,5 @@ def with_adapters(source: Path, target: Path, low: int = 7, high: int | None = 8
 def profile_of(path: Path, draft: str = "two") -> Profile:
     """The profile `words` of an adapter, with 2 draft slots a step."""
     manifest = open_bundle(path).manifest
-    settings = {"tau": None, "metric": "probability", "window": 3, "draft": draft}
+    settings = {"tau": None, "metric": "probability", "masks": 2, "draft": draft}
     return profiles.of_variant(manifest, manifest.variants[0], "words", {"task": "words"}, **settings)

@@ -68,10 +68,10 @@ class FakeCache:
         assert len(saved) <= self.capacity, "the loop must reserve what is loaded"
         self.entries[row, :length] = saved[:length]
 
-    def bring(self, arrays: np.ndarray) -> np.ndarray:
+    def upload(self, arrays: np.ndarray) -> np.ndarray:
         return arrays
 
-    def fetch(self, saved: np.ndarray) -> np.ndarray:
+    def download(self, saved: np.ndarray) -> np.ndarray:
         return saved
 
 
@@ -91,7 +91,7 @@ class FakeBackend:
     ) -> None:
         self.predict, self.max_capacity = predict, max_capacity
         self.max_slots, self.max_outputs = max_slots, max_outputs
-        self.firm_slots: int | None = 1
+        self.reproducible_slots: int | None = 1
         self.steps: list[Step] = []
         self.caches: list[FakeCache] = []
 
@@ -141,7 +141,7 @@ class Recording:
         self.backend = backend
         self.outputs, self.max_capacity = backend.outputs, backend.max_capacity
         self.max_slots, self.max_outputs = backend.max_slots, backend.max_outputs
-        self.firm_slots = backend.firm_slots
+        self.reproducible_slots = backend.reproducible_slots
         self.steps: list[Step] = []
 
     def new_cache(self, num_rows: int) -> Cache:

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 
-from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
+from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, ShapeRange
 from mars_export.runtime.bundle.manifest import ModelInfo, Variant
 from support.fake import Predict, _seen
 from support.fake_cuda import ALIGNMENT, Bound, FakeDevice
@@ -198,7 +198,7 @@ class FakeEngine:
         except AssertionError:
             if any(t != 0 for t in known[-1:]):
                 raise
-            return 0, 0.0  # a slot that fills a fixed window up
+            return 0, 0.0  # a slot that fills a fixed number of masks up
 
     def is_capturable(self, context: FakeContext, stream: int) -> bool:
         return not self.allocates and context.engine is self and stream == self.device.stream
@@ -216,19 +216,19 @@ def engine_info(
     """`outputs`: most predictions, those of exact mode unless told otherwise; older engines had `block`."""
     exact, widest = Extent(block, block, block), 2 * block - 1
     predictions = Extent(1, block, outputs or widest)
-    ranges: tuple[Range, ...] = (
-        Range("decode", Extent(1, batch, batch), Extent(1, block, widest), predictions),
-        Range("prefill", Extent(1, 1, batch), Extent(1, prefill, prefill), predictions),
+    ranges: tuple[ShapeRange, ...] = (
+        ShapeRange("decode", Extent(1, batch, batch), Extent(1, block, widest), predictions),
+        ShapeRange("prefill", Extent(1, 1, batch), Extent(1, prefill, prefill), predictions),
     )
     if fixed:
-        ranges = (Range("decode", Extent(batch, batch, batch), exact, exact),)
+        ranges = (ShapeRange("decode", Extent(batch, batch, batch), exact, exact),)
     return EngineInfo(
         "1.7.1.116", "12", "linux-x86_64", ("sm86", "sm89"), ranges, "rtx.onnx", "0" * 64, 1.0, 1
     )
 
 
 def engine_variant(
-    info: EngineInfo, capacity: int, kv_layout: str = "static", *, fixed: bool = False, top_k: bool = False
+    info: EngineInfo, capacity: int, kv_layout: str = "in-place", *, fixed: bool = False, top_k: bool = False
 ) -> Variant:
     shape = (info.max_rows, info.max_slots) if fixed else (None, None)
     outputs: tuple[str, ...] = ("token_ids", "confidence")

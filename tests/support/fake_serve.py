@@ -157,7 +157,7 @@ class FakeServe:
                 ):
                     yield chunk({"tool_calls": [{"index": i, "type": "function", "function": part}]})
             used = {"exact": stream.exact, "tau": stream.tau, "metric": "probability"}
-            used |= {"profile": body.get("profile"), "window": "auto", "level": None}
+            used |= {"profile": body.get("profile"), "masks": "auto", "level": None}
             per_second = 1 / self.pace if self.pace else 1000.0
             timings = {"prompt_n": 40, "prompt_ms": 9.0, "cached_n": 32, "predicted_n": at, "queue_ms": 0.1}
             timings |= {"predicted_ms": forwards * self.pace * 1e3, "forwards": forwards}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.device.trt.backend import TrtBackend
 from support.fake import MASK
 from support.fake_cuda import FakeDevice
@@ -21,7 +21,7 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
 
 
 def build(
-    kv_layout: str = "static",
+    kv_layout: str = "in-place",
     *,
     fixed: bool = False,
     batch: int = 3,
@@ -31,7 +31,7 @@ def build(
     """The backend, its engine and their device."""
     device = FakeDevice(refuse_capture=refuse)
     info = engine_info(batch, BLOCK, PREFILL, fixed=fixed)
-    engine = FakeEngine(device, info, predict, kv_layout == "static", top_k)
+    engine = FakeEngine(device, info, predict, kv_layout == "in-place", top_k)
     variant = engine_variant(info, CAPACITY, kv_layout, fixed=fixed, top_k=top_k > 0)
     backend = TrtBackend(engine, variant, MODEL, device)  # type: ignore[arg-type]
     return backend, engine, device
@@ -40,7 +40,7 @@ def build(
 def answers(backend: Backend, prompts: list[list[int]], commit: Commit, new: int = 20) -> list[list[int]]:
     """The tokens of each prompt; every one gets one token less than the one before it."""
     rows = [
-        Row(i, p, GenerationConfig(tau=0.9, max_new_tokens=new - i, eos_ids=()), ())
+        Sequence(i, p, GenerationConfig(tau=0.9, max_new_tokens=new - i, eos_ids=()), ())
         for i, p in enumerate(prompts)
     ]
     steps = (

@@ -15,7 +15,7 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from support import tiny
-from support.agreement import LOOPS, NEW, PROMPTS, config, window_rule
+from support.agreement import LOOPS, NEW, PROMPTS, cache_block_of, config
 from support.graphs import KEPT, TOKENS, forward
 from support.oracle import Oracle, generate
 from support.tiny import Tiny
@@ -187,7 +187,7 @@ class Agreement:
     answers: int
 
 
-def judge(made: Tiny, kv_layout: str = "static") -> Agreement:
+def judge(made: Tiny, kv_layout: str = "in-place") -> Agreement:
     """Export `made` in fp32 and compare it with transformers: logits, and greedy answers at tau 0.3."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = tiny.write(made, Path(scratch) / "checkpoint")
@@ -207,9 +207,10 @@ def compare(session: Session, oracle: Oracle, loops: tuple[str, ...] = ("cursor"
     equal = answers = 0
     for name in loops:
         commit = LOOPS[name]
-        settings = config(0.3, window="full")
+        settings = config(0.3, masks="full")
         texts = [
-            generate(oracle, prompt, 0.3, max_new=NEW, cache_block=window_rule(commit)) for prompt in PROMPTS
+            generate(oracle, prompt, 0.3, max_new=NEW, cache_block=cache_block_of(commit))
+            for prompt in PROMPTS
         ]
         for completion, text in zip(
             session.generate_batch(PROMPTS, settings, commit=commit), texts, strict=True

@@ -29,9 +29,9 @@ def forward(session: Session, tokens: list[int], cuts: tuple[int, ...]) -> tuple
     return tuple(np.concatenate([getattr(part, name)[0] for part in parts]) for name in names)
 
 
-def raw(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def raw(path: Path, plans: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, plans), strict=True))
 
 
 def shape_of(info: onnx.ValueInfoProto) -> tuple[int, list[int | str]]:

@@ -12,17 +12,17 @@ Arrows = Mapping[str, Collection[str]]
 
 
 def modules(root: Path) -> dict[str, ast.Module]:
-    """Every module of the package at `root`, by its path without `.py`. No `__init__.py`, no room."""
-    paths = [*root.glob("*.py"), *(path for room in rooms(root) for path in room.glob("*.py"))]
+    """Every module of the package at `root`, by its path without `.py`. No `__init__.py`, no package."""
+    paths = [*root.glob("*.py"), *(path for package in packages(root) for path in package.glob("*.py"))]
     return {_name(root, path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(paths)}
 
 
-def rooms(folder: Path) -> Iterator[Path]:
+def packages(folder: Path) -> Iterator[Path]:
     """The packages below a folder, at any depth."""
-    for room in folder.iterdir():
-        if (room / "__init__.py").is_file():
-            yield room
-            yield from rooms(room)
+    for package in folder.iterdir():
+        if (package / "__init__.py").is_file():
+            yield package
+            yield from packages(package)
 
 
 def arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
@@ -77,7 +77,9 @@ def _absolute(tree: ast.AST) -> Iterator[str]:
 
 
 def _own(name: str, tree: ast.AST, trees: Collection[str]) -> Iterator[str]:
-    """`from ..a import b`: b is a module or a room in the room a, or in the module a, or behind a's door."""
+    """`from ..a import b`: b is a module or a package in the package a, or in the module a, or behind a's
+    door.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             at = [*name.split("/")[: -node.level], *(node.module.split(".") if node.module else [])]

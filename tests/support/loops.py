@@ -1,26 +1,27 @@
-"""Both loops over given rows: events of each forward, until all rows have ended."""
+"""Both loops over given sequences: events of each forward, until all sequences have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import BlockSchedule, check_blocks
-from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, run
+from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.speculation.planner import Planner
 
 
 def decode(
-    backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
+    backend: Backend, seqs: abc.Sequence[Sequence], block: int, mask_id: int, planner: Planner | None = None
 ) -> Iterator[list[Accepted]]:
-    limits = Limits.of_rows(max(1, len(rows)))
-    yield from run(Schedule(backend, block, mask_id, limits, policy), rows)
+    limits = Limits.of_rows(max(1, len(seqs)))
+    yield from run(Schedule(backend, block, mask_id, limits, planner), seqs)
 
 
 def decode_blocks(
-    backend: Backend, rows: Sequence[Row], block: int, mask_id: int, cache_block: int
+    backend: Backend, seqs: abc.Sequence[Sequence], block: int, mask_id: int, cache_block: int
 ) -> Iterator[list[Accepted]]:
-    check_blocks(backend, rows, cache_block)
-    limits = Limits.of_rows(max(1, len(rows)))
-    yield from run(BlockSchedule(backend, block, mask_id, limits, cache_block), rows)
+    check_blocks(backend, seqs, cache_block)
+    limits = Limits.of_rows(max(1, len(seqs)))
+    yield from run(BlockSchedule(backend, block, mask_id, limits, cache_block), seqs)

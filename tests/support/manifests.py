@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
+from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, ShapeRange
 from mars_export.runtime.bundle.files import FileEntry
 from mars_export.runtime.bundle.manifest import (
-    Drift,
     Manifest,
     ModelInfo,
+    ParityReport,
     Profile,
     TextInfo,
     TokenInfo,
@@ -21,7 +21,7 @@ from mars_export.runtime.bundle.manifest import (
 from support.fields import with_field
 
 HASH = "0123456789abcdef" * 4
-DECODE = Range("decode", Extent(1, 2, 4), Extent(1, 8, 15), Extent(1, 8, 8))
+DECODE = ShapeRange("decode", Extent(1, 2, 4), Extent(1, 8, 15), Extent(1, 8, 8))
 ENGINE = EngineInfo("1.7.1.116", "12", "linux-x86_64", ("sm86",), (DECODE,), "rtx.onnx", HASH, 3.5, 10**9)
 GOOD = Manifest(
     producer="mars-export 0.1.0",
@@ -39,9 +39,9 @@ GOOD = Manifest(
             "weights.bin",
             "float32",
             "float32",
-            "static",
+            "in-place",
             ("token_ids", "confidence"),
-            drift=Drift(9, 9, 0.1, 0.1),
+            drift=ParityReport(9, 9, 0.1, 0.1),
         ),
         Variant(
             "fixed",
@@ -50,7 +50,7 @@ GOOD = Manifest(
             "weights.bin",
             "float32",
             "float32",
-            "static",
+            "in-place",
             ("token_ids", "confidence", "logits"),
             1,
             8,

@@ -83,7 +83,7 @@ def generate(
     eos: Collection[int] = (),
     cache_block: int | None = None,
     capacity: int = 10**9,
-    window: int | None = None,
+    width: int | None = None,
 ) -> Answer:
     """Decode `prompt`. `cache_block` None looks `block` ahead; a number never looks past its block's end.
 
@@ -99,7 +99,7 @@ def generate(
         if len(prompt) + len(answer.tokens) > capacity:
             answer.reason = "capacity"
             return answer
-        ahead = 1 if one_at_a_time(tau, metric) else min(window or oracle.block, oracle.block)
+        ahead = 1 if one_at_a_time(tau, metric) else min(width or oracle.block, oracle.block)
         ahead = min(ahead, max_new - len(answer.tokens))
         ahead = min(ahead, capacity - len(prompt) - len(answer.tokens) + 1)
         if cache_block is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime.decode.prefix import Prefixes, Saved
+from mars_export.runtime.decode.prefix import PrefixCache, Saved
 from mars_export.runtime.session.prefix_dir import PrefixDir
 from mars_export.runtime.session.prefix_file import PrefixFormat
 from support.prefixes import PLENTY
@@ -22,10 +22,10 @@ class HostBackend:
     def new_cache(self, _: int) -> HostBackend:
         return self
 
-    def fetch(self, saved: Any) -> Any:
+    def download(self, saved: Any) -> Any:
         return saved
 
-    bring = fetch
+    upload = download
 
 
 def form(fingerprint: str = "f" * 32, dtype: Any = np.dtype("<f4")) -> PrefixFormat:  # noqa: B008
@@ -37,15 +37,15 @@ def tensors(ids: Sequence[int], dtype: Any) -> list[np.ndarray]:
     return [np.broadcast_to(np.array(ids, dtype)[:, None], (heads, len(ids), dim)).copy()] * count
 
 
-def stored(all_ids: Sequence[Sequence[int]]) -> Prefixes:
-    store = Prefixes(PLENTY, 1)
+def stored(all_ids: Sequence[Sequence[int]]) -> PrefixCache:
+    store = PrefixCache(PLENTY, 1)
     for ids in all_ids:
         put(store, ids)
     return store
 
 
 def put(
-    store: Prefixes, ids: Sequence[int], salt: str = "", *, fixed: bool = False, dtype: Any = np.float32
+    store: PrefixCache, ids: Sequence[int], salt: str = "", *, fixed: bool = False, dtype: Any = np.float32
 ) -> None:
     data = tensors(ids, dtype)
     num_bytes = sum(tensor.nbytes for tensor in data)
@@ -64,7 +64,7 @@ class Twin:
         fingerprint: str = "f" * 32,
         dtype: Any = np.dtype("<f4"),  # noqa: B008
     ) -> None:
-        self.store, self._dtype = Prefixes(memory, 1), dtype
+        self.store, self._dtype = PrefixCache(memory, 1), dtype
         self.dir = PrefixDir(path, budget, form(fingerprint, dtype), self.store)
 
     def save(self, ids: Sequence[int], salt: str = "", *, fixed: bool = False) -> None:

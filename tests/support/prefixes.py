@@ -1,10 +1,10 @@
-"""A store of saved prefixes whose data are the ids, and rows over a fake whose entries are the tokens: a
+"""A store of saved prefixes whose data are the ids, and sequences over a fake whose entries are the tokens: a
 wrong one shows in what is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,12 @@ import numpy as np
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import BlockSchedule
-from mars_export.runtime.decode.pace.cost import Cost
-from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.prefix import Prefixes, Saved
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.prefix import PrefixCache, Saved
 from mars_export.runtime.decode.schedule import Limits as Bounds
 from mars_export.runtime.decode.schedule import Schedule, run
+from mars_export.runtime.decode.sequence import Sequence
+from mars_export.runtime.decode.speculation.cost import Cost
+from mars_export.runtime.decode.speculation.planner import Planner
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
 
@@ -26,11 +26,13 @@ GROUP = ("", 1)
 Ids = tuple[int, ...]
 
 
-def put(store: Prefixes, ids: Sequence[int], group: tuple[str, int] = GROUP, *, fixed: bool = False) -> None:
+def put(
+    store: PrefixCache, ids: abc.Sequence[int], group: tuple[str, int] = GROUP, *, fixed: bool = False
+) -> None:
     store.save(group, ids, 8 * len(ids), lambda: Saved(tuple(ids), len(ids)), fixed=fixed)
 
 
-def found(store: Prefixes, ids: Sequence[int], group: tuple[str, int] = GROUP) -> int:
+def found(store: PrefixCache, ids: abc.Sequence[int], group: tuple[str, int] = GROUP) -> int:
     match = store.match(group, ids)
     if match is None:
         return 0
@@ -42,22 +44,24 @@ def found(store: Prefixes, ids: Sequence[int], group: tuple[str, int] = GROUP) -
 class Poisoned(FakeCache):
     """Overwrites all that is behind what may be saved: nothing of it may ever be seen again."""
 
-    def save(self, row: int, length: int) -> np.ndarray:
-        kept = super().save(row, length)
+    def save(self, seq: int, length: int) -> np.ndarray:
+        kept = super().save(seq, length)
         behind = np.full(self.capacity - length, -1)
         return np.concatenate([kept, behind])
 
-    def load(self, row: int, saved: np.ndarray, length: int) -> None:
-        self.entries[row, length:] = -1
-        self.entries[row, :length] = saved[:length]
+    def load(self, seq: int, saved: np.ndarray, length: int) -> None:
+        self.entries[seq, length:] = -1
+        self.entries[seq, :length] = saved[:length]
 
 
 class Strict(FakeBackend):
-    """What lies behind a row's beginning is -1 after a hit; `firm_slots` as told."""
+    """What lies behind a sequence's beginning is -1 after a hit; `reproducible_slots` as told."""
 
-    def __init__(self, firm_slots: int | None, capacity: int = 10**6, most: int | None = None) -> None:
+    def __init__(
+        self, reproducible_slots: int | None, capacity: int = 10**6, most: int | None = None
+    ) -> None:
         super().__init__(chaotic, capacity, most)
-        self.firm_slots = firm_slots
+        self.reproducible_slots = reproducible_slots
 
     def new_cache(self, num_rows: int) -> FakeCache:
         self.caches.append(Poisoned(num_rows))
@@ -66,28 +70,34 @@ class Strict(FakeBackend):
 
 def spoken(
     backend: Backend,
-    store: Prefixes | None,
-    jobs: Sequence[tuple[Sequence[int], GenerationConfig]],
+    store: PrefixCache | None,
+    jobs: abc.Sequence[tuple[abc.Sequence[int], GenerationConfig]],
     *,
     piece: int = 8,
     max_rows: int = 4,
     commit: Commit | None = None,
-    marks: Sequence[int] = (),
-) -> list[Row]:
-    rows = [
-        Row(i, ids, config, (), stem=store.stem(config.cache_salt, marks) if store is not None else None)
+    marks: abc.Sequence[int] = (),
+) -> list[Sequence]:
+    seqs = [
+        Sequence(
+            i,
+            ids,
+            config,
+            (),
+            prefix_handle=store.handle(config.cache_salt, marks) if store is not None else None,
+        )
         for i, (ids, config) in enumerate(jobs)
     ]
     limits = Bounds(max_rows, prefill_tokens=piece)
     schedule = (
-        Schedule(backend, BLOCK, MASK, limits, Policy(lambda: Cost(((1, 1.0),))))
+        Schedule(backend, BLOCK, MASK, limits, Planner(lambda: Cost(((1, 1.0),))))
         if commit is None
         else BlockSchedule(backend, BLOCK, MASK, limits, commit.cache_block)
     )
-    for events in run(schedule, rows):
+    for events in run(schedule, seqs):
         for event in events:
             assert event.error is None, event.error
-    return rows
+    return seqs
 
 
 def greedy(count: int = 4, **changes: Any) -> GenerationConfig:

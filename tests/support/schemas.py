@@ -11,7 +11,7 @@ import jsonschema
 
 from mars_export import GenerationConfig, Session
 
-MOST_TOKENS = 1000  # of an answer; every schema's answers are shorter
+MAX_TOKENS = 1000  # of an answer; every schema's answers are shorter
 
 
 def drawn_schema(draw: random.Random, depth: int = 2) -> Any:
@@ -48,8 +48,8 @@ def configs(draw: random.Random, schema: Any, number: int) -> Iterator[Generatio
         kind: dict[str, Any] = {} if i % 3 == 0 else {"tau": draw.choice((1.0, 0.9, 0.5, 0.0))}
         if i % 5 == 4:
             kind |= {"temperature": draw.choice((0.5, 3.0)), "seed": i}
-        window: Any = draw.choice(("auto", "full", 1, 3))
-        yield GenerationConfig(schema=schema, max_new_tokens=MOST_TOKENS, window=window, **kind)
+        masks: Any = draw.choice(("auto", "full", 0, 2))
+        yield GenerationConfig(schema=schema, max_new_tokens=MAX_TOKENS, masks=masks, **kind)
 
 
 def wrong(text: str, finish_reason: str, schema: Any) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mars_export import Batcher, Session
 from mars_export.runtime.serve import ServeOptions, app
-from mars_export.runtime.serve.door import Door
+from mars_export.runtime.serve.middleware import Middleware
 from mars_export.runtime.serve.server import Server, bind, new_server
 
 HELLO = [{"role": "user", "content": "hi there"}]
@@ -47,7 +47,7 @@ class Serving:
     """A server that runs."""
 
     port: int
-    door: Door
+    door: Middleware
     server: Server
 
     @property

@@ -8,10 +8,10 @@ from typing import Any
 
 from ....runtime.errors import CheckpointError
 from ....runtime.rules import is_integer
-from ..tensors import listed, reading, shown
+from ..tensors import first_of, reading, shown
 from . import names
 from .families import FAMILIES, Family, has_bias, refusal
-from .knobs import Knobs
+from .quirks import Quirks
 from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, windows
 
 COUNTS = (
@@ -19,7 +19,7 @@ COUNTS = (
     *("num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
 # The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
-MOST_LAYERS, MOST = 2**12, 2**24
+MAX_LAYERS, MOST = 2**12, 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Dims:
     output_bias: bool
     mlp_bias: bool
     windows: tuple[int | None, ...]  # for each layer its sliding window in tokens, or None for full attention
-    knobs: Knobs
+    quirks: Quirks
 
     def rope(self, layer: int) -> Rope | None:
         """The rotary embedding of layer `layer`, or None."""
@@ -53,7 +53,7 @@ class Dims:
     @property
     def attention_scale(self) -> float:
         """The factor of scores before the softmax."""
-        scale = self.knobs.attention_scale
+        scale = self.quirks.attention_scale
         return self.head_dim**-0.5 if scale is None else scale
 
 
@@ -108,13 +108,13 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
             output_bias=has_bias(family.output_bias, config),
             mlp_bias=has_bias(family.mlp_bias, config),
             windows=slides,
-            knobs=family.knobs_of(config),
+            quirks=family.quirks_of(config),
         )
 
 
 def _check_counts(values: Mapping[str, Any]) -> None:
     for name in COUNTS:
-        value, most = values.get(name, 1), MOST_LAYERS if name == "num_hidden_layers" else MOST
+        value, most = values.get(name, 1), MAX_LAYERS if name == "num_hidden_layers" else MOST
         if value is None and name in ("num_key_value_heads", "head_dim"):
             continue
         if not is_integer(value, 1):
@@ -145,20 +145,20 @@ def _rotations(
 
 def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of each tensor the model must have, Linear weights as [out, in]."""
-    hidden, inner, knobs = dims.hidden_size, dims.intermediate_size, dims.knobs
+    hidden, inner, quirks = dims.hidden_size, dims.intermediate_size, dims.quirks
     queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     heads = {names.Q: queries, names.K: keys, names.V: keys, names.QKV: queries + 2 * keys}
     linears = {
-        **{part: (heads[part], hidden, dims.qkv_bias) for part in knobs.qkv},
+        **{part: (heads[part], hidden, dims.qkv_bias) for part in quirks.qkv},
         names.O: (hidden, queries, dims.output_bias),
-        **dict.fromkeys(knobs.gate_up, ((2 if knobs.fused else 1) * inner, hidden, dims.mlp_bias)),
+        **dict.fromkeys(quirks.gate_up, ((2 if quirks.fused else 1) * inner, hidden, dims.mlp_bias)),
         names.DOWN: (hidden, inner, dims.mlp_bias),
     }
-    norms = {name: hidden for name in astuple(knobs.norms) if name is not None}
-    if knobs.head_norms is not None:
-        whole = knobs.head_norms.whole
-        norms |= {knobs.head_norms.q: queries if whole else dims.head_dim}
-        norms |= {knobs.head_norms.k: keys if whole else dims.head_dim}
+    norms = {name: hidden for name in astuple(quirks.norms) if name is not None}
+    if quirks.head_norms is not None:
+        whole = quirks.head_norms.whole
+        norms |= {quirks.head_norms.q: queries if whole else dims.head_dim}
+        norms |= {quirks.head_norms.k: keys if whole else dims.head_dim}
     yield names.EMBEDDING, (dims.vocab_size, hidden)
     for i in range(dims.num_layers):
         for part, (rows, columns, bias) in linears.items():
@@ -191,7 +191,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
     ]
     if problems:
         raise CheckpointError(
-            f"{len(problems)} tensors do not fit config.json:\n  " + listed(problems, "\n  ")
+            f"{len(problems)} tensors do not fit config.json:\n  " + first_of(problems, "\n  ")
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....runtime.errors import CheckpointError
-from .knobs import POST, SANDWICH, HeadNorms, Knobs
+from .quirks import POST, SANDWICH, HeadNorms, Quirks
 
 SILU, GELU_TANH = "silu", "gelu_tanh"
 ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
@@ -24,40 +24,40 @@ class Family:
     A bias is True, False, or the config field that decides. `windows` are the layers with sliding windows:
     "no layer"; "all" if the config has a window; "typed" by the config's `layer_types`. `unrotated` are the
     layers without a rotary embedding: "no layer"; "listed" by `no_rope_layers`; "full" are those with full
-    attention, if others slide. `rope_by_kind`: sliding layers have separate frequencies. `adjust` reads knobs
-    from transformers' config.
+    attention, if others slide. `rope_by_kind`: sliding layers have separate frequencies. `adjust` reads
+    quirks from transformers' config.
     """
 
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
-    knobs: Knobs = field(default_factory=Knobs)
+    quirks: Quirks = field(default_factory=Quirks)
     activation_field: str = "hidden_act"
     windows: str = "no layer"
     unrotated: str = "no layer"
     partial_rotary: bool = False
     rope_by_kind: bool = False
-    adjust: Callable[[Knobs, Any], Knobs] | None = None
+    adjust: Callable[[Quirks, Any], Quirks] | None = None
 
-    def knobs_of(self, config: Any) -> Knobs:
-        """The family's knobs with what the config sets."""
+    def quirks_of(self, config: Any) -> Quirks:
+        """The family's quirks with what the config sets."""
         activation = str(getattr(config, self.activation_field))
-        if ACTIVATIONS.get(activation) != self.knobs.activation:
-            known = [name for name, kind in ACTIVATIONS.items() if kind == self.knobs.activation]
+        if ACTIVATIONS.get(activation) != self.quirks.activation:
+            known = [name for name, kind in ACTIVATIONS.items() if kind == self.quirks.activation]
             raise CheckpointError(
                 f"config.json: {self.activation_field} `{activation[:80]}` is not supported"
                 f" (known: {', '.join(known)})"
             )
-        return self.knobs if self.adjust is None else self.adjust(self.knobs, config)
+        return self.quirks if self.adjust is None else self.adjust(self.quirks, config)
 
 
 def has_bias(which: bool | str, config: Any) -> bool:
     return which if isinstance(which, bool) else bool(getattr(config, which))
 
 
-def _granite(knobs: Knobs, config: Any) -> Knobs:
+def _granite(quirks: Quirks, config: Any) -> Quirks:
     return replace(
-        knobs,
+        quirks,
         attention_scale=float(config.attention_multiplier),
         embedding_factor=float(config.embedding_multiplier),
         residual_factor=float(config.residual_multiplier),
@@ -65,72 +65,72 @@ def _granite(knobs: Knobs, config: Any) -> Knobs:
     )
 
 
-def _gemma(knobs: Knobs, config: Any) -> Knobs:
+def _gemma(quirks: Quirks, config: Any) -> Quirks:
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(
             "config.json: `use_bidirectional_attention` makes this an encoder; a causal decoder is expected"
         )
     return replace(
-        knobs,
+        quirks,
         attention_scale=float(config.query_pre_attn_scalar**-0.5),
         embedding_factor=config.hidden_size**0.5,
         logit_cap=float(config.final_logit_softcapping or 0),
     )
 
 
-def _gemma2(knobs: Knobs, config: Any) -> Knobs:
-    return replace(_gemma(knobs, config), attention_cap=float(config.attn_logit_softcapping or 0))
+def _gemma2(quirks: Quirks, config: Any) -> Quirks:
+    return replace(_gemma(quirks, config), attention_cap=float(config.attn_logit_softcapping or 0))
 
 
-def _ministral3(knobs: Knobs, config: Any) -> Knobs:
+def _ministral3(quirks: Quirks, config: Any) -> Quirks:
     params = config.rope_parameters
     if params.get("llama_4_scaling_beta") is None:
-        return knobs
+        return quirks
     growth = float(params["llama_4_scaling_beta"]), int(params["original_max_position_embeddings"])
-    return replace(knobs, query_growth=growth)
+    return replace(quirks, query_growth=growth)
 
 
 ATTENTION_BIASES: dict[str, Any] = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 LLAMA_BIASES: dict[str, Any] = ATTENTION_BIASES | {"mlp_bias": "mlp_bias"}
-GEMMA = Knobs(norms=SANDWICH, norm_offset=1.0, activation=GELU_TANH)
+GEMMA = Quirks(norms=SANDWICH, norm_offset=1.0, activation=GELU_TANH)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(**LLAMA_BIASES),
     "mistral": Family(windows="all"),
     "qwen2": Family(qkv_bias=True, windows="typed"),
-    "qwen3": Family(**ATTENTION_BIASES, knobs=Knobs(head_norms=HeadNorms()), windows="typed"),
+    "qwen3": Family(**ATTENTION_BIASES, quirks=Quirks(head_norms=HeadNorms()), windows="typed"),
     "gemma2": Family(
         **ATTENTION_BIASES,
-        knobs=GEMMA,
+        quirks=GEMMA,
         activation_field="hidden_activation",
         windows="typed",
         adjust=_gemma2,
     ),
     "gemma3_text": Family(
         **ATTENTION_BIASES,
-        knobs=replace(GEMMA, head_norms=HeadNorms()),
+        quirks=replace(GEMMA, head_norms=HeadNorms()),
         activation_field="hidden_activation",
         windows="typed",
         rope_by_kind=True,
         adjust=_gemma,
     ),
     "smollm3": Family(**LLAMA_BIASES, windows="typed", unrotated="listed"),
-    "phi3": Family(knobs=Knobs(fused=True), windows="all", partial_rotary=True),
+    "phi3": Family(quirks=Quirks(fused=True), windows="all", partial_rotary=True),
     "granite": Family(**LLAMA_BIASES, adjust=_granite),
     "ministral3": Family(windows="all", adjust=_ministral3),
-    "olmo2": Family(**ATTENTION_BIASES, knobs=Knobs(norms=POST, head_norms=HeadNorms(whole=True))),
-    "exaone4": Family(knobs=Knobs(norms=POST, head_norms=HeadNorms()), windows="typed", unrotated="full"),
+    "olmo2": Family(**ATTENTION_BIASES, quirks=Quirks(norms=POST, head_norms=HeadNorms(whole=True))),
+    "exaone4": Family(quirks=Quirks(norms=POST, head_norms=HeadNorms()), windows="typed", unrotated="full"),
     "ernie4_5": Family(
-        qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", knobs=Knobs(interleaved=True)
+        qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", quirks=Quirks(interleaved=True)
     ),
     "hunyuan_v1_dense": Family(
         **ATTENTION_BIASES,
-        knobs=Knobs(
+        quirks=Quirks(
             head_norms=HeadNorms("self_attn.query_layernorm", "self_attn.key_layernorm", rotated=True)
         ),
     ),
     "seed_oss": Family(qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias"),
-    "helium": Family(qkv_bias="attention_bias", mlp_bias="mlp_bias", knobs=Knobs(interleaved=True)),
+    "helium": Family(qkv_bias="attention_bias", mlp_bias="mlp_bias", quirks=Quirks(interleaved=True)),
 }
 
 RECURRENT = (

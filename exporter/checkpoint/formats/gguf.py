@@ -12,7 +12,7 @@ import numpy as np
 
 from ....runtime.errors import CheckpointError
 from ..architecture import names
-from ..tensors import listed, reading, shown
+from ..tensors import first_of, reading, shown
 from .gguf_fields import ORIGINAL, Fields
 from .gguf_tokenizer import write_tokenizer
 
@@ -98,7 +98,7 @@ def _config(fields: Fields, tensors: Sequence[str]) -> dict[str, Any]:
         if (size := fields.count(f"{arch}.{name}", head_dim)) != head_dim:
             problems.append(f"{name} {size}, with heads of {head_dim}")
     if problems:
-        raise CheckpointError(f"{path}: not supported in a GGUF file: {listed(problems)}; {ORIGINAL}")
+        raise CheckpointError(f"{path}: not supported in a GGUF file: {first_of(problems)}; {ORIGINAL}")
     return {
         "architectures": [ARCHITECTURES[arch]],
         "model_type": arch,
@@ -157,7 +157,7 @@ def _tensors(path: Path, reader: GGUFReader, config: dict[str, Any]) -> dict[str
             ) from error
         tensors[name] = np.ascontiguousarray(values)
     if unknown:
-        raise CheckpointError(f"{path}: unknown GGUF tensors: {listed(unknown)}")
+        raise CheckpointError(f"{path}: unknown GGUF tensors: {first_of(unknown)}")
     return tensors
 
 

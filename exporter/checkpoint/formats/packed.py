@@ -14,7 +14,7 @@ from ....runtime.errors import CheckpointError, ExportError
 from ...codes import Codec, Encoded, Quantization
 from ..architecture.dims import Dims, expected_shapes
 from ..architecture.names import is_linear
-from ..tensors import Tensors, check_finite, listed
+from ..tensors import Tensors, check_finite, first_of
 
 KINDS = {4: "int4", 8: "int8"}
 INSTEAD = (
@@ -102,7 +102,7 @@ def require(problems: Sequence[str]) -> None:
     """Raise CheckpointError for parts that are missing or do not fit."""
     if problems:
         raise CheckpointError(
-            f"{len(problems)} parts of the quantized checkpoint do not fit:\n  " + listed(problems, "\n  ")
+            f"{len(problems)} parts of the quantized checkpoint do not fit:\n  " + first_of(problems, "\n  ")
         )
 
 
@@ -127,7 +127,7 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
     if plain:
         problems.append(
             f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would"
-            f" round them: {listed(plain)}"
+            f" round them: {first_of(plain)}"
         )
     if problems:
         raise ExportError("; ".join(problems))

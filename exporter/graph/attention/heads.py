@@ -1,4 +1,4 @@
-"""Splits the packed product of q, k and v into heads, with the norms and rotations that the knobs set."""
+"""Splits the packed product of q, k and v into heads, with the norms and rotations that the quirks set."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Norm = Callable[[str, str, str], str]
 
 
 def split_heads(
-    nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm, is_delta: bool
+    nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm, is_appended: bool
 ) -> tuple[str, str, str]:
     """Packed [b, s, (heads + 2 kv_heads) d] -> q [b, heads, s, d], k and v [b, kv_heads, s, d] of layer i,
     ready for attention.
     """
-    norms, counts = dims.knobs.head_norms, [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads]
+    norms, counts = dims.quirks.head_norms, [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads]
 
     def normed(q: str, k: str) -> tuple[str, str]:
         return norm(q, "q_norm", "q_normed"), norm(k, "k_norm", "k_normed")
 
     def rotated(x: str, name: str) -> str:
-        return rotary.rotate(nodes, dims, i, x, f"{name}_rotated", is_delta)
+        return rotary.rotate(nodes, dims, i, x, f"{name}_rotated", is_appended)
 
     if norms is not None and norms.whole:
         flat = ("qkv_flat_sizes", [count * dims.head_dim for count in counts])

@@ -1,6 +1,6 @@
 """Rotary embedding: cos and sin once for all layers, and the nodes that rotate queries and keys by them.
 
-The `static` layout uses the operator RotaryEmbedding, `delta` plain operators. Pairs are halves or
+The `in-place` layout uses the operator RotaryEmbedding, `appended` plain operators. Pairs are halves or
 neighbours; whole heads or their first part are rotated, by one set of frequencies or two.
 """
 
@@ -20,28 +20,28 @@ def _suffix(which: int) -> str:
     return f"_{which}" if which else ""
 
 
-def write_angles(nodes: Nodes, dims: Dims, positions: str, dtype: int, is_delta: bool) -> None:
+def write_angles(nodes: Nodes, dims: Dims, positions: str, dtype: int, is_appended: bool) -> None:
     """`cos` and `sin` [b, s, rotary / 2] (`cos_1`, `sin_1` of the second frequencies) for `positions`
     [b, s].
     """
     used = sorted({which for which in dims.rotation if which is not None})
     if not used:
         return
-    seconds = nodes.add(
+    column = nodes.add(
         "Unsqueeze",
         nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT),
         ("axis_2", [2]),
         name="positions_last",
     )
     for which in used:
-        _write_angles(nodes, dims.ropes[which], seconds, _suffix(which), dtype)
-        if is_delta:
+        _write_angles(nodes, dims.ropes[which], column, _suffix(which), dtype)
+        if is_appended:
             _write_rows(nodes, dims, which)
 
 
-def _write_angles(nodes: Nodes, rope: Rope, seconds: str, suffix: str, dtype: int) -> None:
+def _write_angles(nodes: Nodes, rope: Rope, column: str, suffix: str, dtype: int) -> None:
     frequencies = (f"inv_freq{suffix}", rope.inv_freq, np.float32)
-    angles = nodes.add("Mul", seconds, frequencies, name=f"angles{suffix}")  # [b, s, d/2]
+    angles = nodes.add("Mul", column, frequencies, name=f"angles{suffix}")  # [b, s, d/2]
     for name, op in ((f"cos{suffix}", "Cos"), (f"sin{suffix}", "Sin")):
         value = nodes.add(op, angles, name=f"{name}_raw")
         if rope.scale != 1.0:
@@ -52,19 +52,19 @@ def _write_angles(nodes: Nodes, rope: Rope, seconds: str, suffix: str, dtype: in
 
 def _write_rows(nodes: Nodes, dims: Dims, which: int) -> None:
     """Inputs of `_rotated`: `cos` and `sin` with an axis for the heads, and one for a pair's other half."""
-    axes = ("axes_1_4", [1, 4]) if dims.knobs.interleaved else ("axis_1", [1])
+    axes = ("axes_1_4", [1, 4]) if dims.quirks.interleaved else ("axis_1", [1])
     for value in (f"cos{_suffix(which)}", f"sin{_suffix(which)}"):
         nodes.add("Unsqueeze", value, axes, name=f"{value}_rows")
 
 
-def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bool) -> str:
+def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_appended: bool) -> str:
     """x [b, heads, s, d] with layer `layer`'s rotation; x itself if the layer has none."""
     which, rope = dims.rotation[layer], dims.rope(layer)
     if which is None or rope is None:
         return x
     size = 2 * len(rope.inv_freq)
-    if not is_delta:
-        settings: dict[str, Any] = {"interleaved": 1} if dims.knobs.interleaved else {}
+    if not is_appended:
+        settings: dict[str, Any] = {"interleaved": 1} if dims.quirks.interleaved else {}
         settings |= {"rotary_embedding_dim": size} if size != dims.head_dim else {}
         angles = (f"cos{_suffix(which)}", f"sin{_suffix(which)}")
         return nodes.add("RotaryEmbedding", x, *angles, name=name, **settings)
@@ -79,7 +79,7 @@ def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bo
 def _rotated(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str) -> str:
     """All `size` numbers of each head of x, in plain operators."""
     sizes = ("half_head_sizes", [size // 2] * 2)
-    if dims.knobs.interleaved:
+    if dims.quirks.interleaved:
         x = nodes.add("Reshape", x, ("rotary_pairs", [0, 0, 0, size // 2, 2]), name=f"{name}_pairs")
         sizes = ("one_and_one", [1, 1])
     first, second = nodes.split(x, sizes, (f"{name}_first", f"{name}_second"), f"{name}_split")
@@ -90,7 +90,7 @@ def _rotated(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str)
         return nodes.add(op, along, across, name=f"{name}_{part}_turned")
 
     both = (rotated(first, second, "Sub", "first"), rotated(second, first, "Add", "second"))
-    if not dims.knobs.interleaved:
+    if not dims.quirks.interleaved:
         return nodes.add("Concat", *both, name=name, axis=-1)
     joined = nodes.add("Concat", *both, name=f"{name}_joined", axis=-1)
     return nodes.add("Reshape", joined, ("rotary_flat", [0, 0, 0, size]), name=name)

@@ -49,10 +49,10 @@ mars::Prompt prompt_of(const Options& options) {
     return messages;
 }
 
-nlohmann::ordered_json window_shown(std::int64_t window) {
-    if (window == mars::auto_window) return "auto";
-    if (window == mars::full_window) return "full";
-    return window;
+nlohmann::ordered_json masks_shown(std::int64_t masks) {
+    if (masks == mars::auto_masks) return "auto";
+    if (masks == mars::all_masks) return "full";
+    return masks;
 }
 
 void print_json(const mars::Completion& done, const mars::GenerationConfig& config) {
@@ -66,7 +66,7 @@ void print_json(const mars::Completion& done, const mars::GenerationConfig& conf
                                        {"finish_reason", to_string(done.finish_reason)},
                                        {"exact", config.is_exact()},
                                        {"tau", config.is_exact() ? nlohmann::ordered_json() : nlohmann::ordered_json(config.bound())},
-                                       {"window", window_shown(config.window)},
+                                       {"masks", masks_shown(config.masks)},
                                        {"stats",
                                         {{"prompt_tokens", stats.prompt_tokens},
                                          {"cached_tokens", stats.cached_tokens},
@@ -78,11 +78,11 @@ void print_json(const mars::Completion& done, const mars::GenerationConfig& conf
                                          {"decode_time", stats.decode_time},
                                          {"time_to_first_token", stats.time_to_first_token},
                                          {"tokens_after_first", stats.tokens_after_first},
-                                         {"proposed", stats.proposed},
-                                         {"verified", stats.verified},
+                                         {"draft_tokens", stats.draft_tokens},
+                                         {"accepted_draft_tokens", stats.accepted_draft_tokens},
                                          {"forced", stats.forced},
                                          {"accepted", accepted},
-                                         {"rejected", stats.rejected()},
+                                         {"rejected_draft_tokens", stats.rejected_draft_tokens()},
                                          {"tokens_per_forward", stats.tokens_per_forward()},
                                          {"tokens_per_second", stats.tokens_per_second()}}}};
     std::cout << value.dump() << std::endl;
@@ -114,7 +114,7 @@ int answer(const Options& options) {
     const mars::Session session = mars::Session::open(options.bundle, options.session);
     mars::GenerationConfig config = options.config;
     if (options.profile) config = config.with_profile(session.config_of_profile(*options.profile));
-    config = config.repeatable(options.has_window || options.profile, options.has_seed);
+    config = config.repeatable(options.has_masks || options.profile, options.has_seed);
     mars::Stream stream = session.stream(prompt, config, options.commit);
     std::signal(SIGINT, interrupt);
     bool odd = false;

@@ -23,17 +23,17 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --exact                 several tokens a step, and the text of one token a step: the default
       --tau NUMBER            a confidence bound instead: 1 is one token a step, lower is faster and riskier
       --metric NAME           what tau is compared with: probability, margin or entropy [probability]
-      --profile NAME          the tau, metric and window, or the draft adapter, of a calibrated profile of the bundle
+      --profile NAME          the tau, metric and masks, or the draft adapter, of a calibrated profile of the bundle
   -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
-      --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
-      --lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]
+      --masks auto|full|N    most mask slots of a step; full is as many as the block allows, auto chooses step by step [auto]
+      --prompt-lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]
       --draft NAME            a draft adapter of the bundle [the first]
       --grammar NAME          a grammar of the bundle that the answer must follow (mars-export grammar)
       --temperature NUMBER    0 is greedy; --temp is the same [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
       --min-p NUMBER          draw from tokens at least this likely relative to the likeliest; 0 is off [0]
-      --seed N                seed of the draws; at a tau the window is then full, unless it is given [0]
+      --seed N                seed of the draws; at a tau all masks are then used, unless it is given [0]
       --repetition-penalty X  above 1 makes repetition less likely [1]
       --stop TEXT             end the answer before this text; may be given several times
       --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
@@ -84,9 +84,9 @@ mars::Metric metric_of(const std::string& value) {
     throw UsageError("--metric must be one of probability, margin, entropy, not `" + value + "`");
 }
 
-std::int64_t window_of(const std::string& value) {
-    if (const auto window = mars::window_of(value)) return *window;
-    throw UsageError("--window must be auto, full or a number of 1 or more, not `" + value + "`");
+std::int64_t masks_of(const std::string& value) {
+    if (const auto masks = mars::masks_of(value)) return *masks;
+    throw UsageError("--masks must be auto, full or a number of 0 or more, not `" + value + "`");
 }
 
 mars::Commit::Kind commit_of(const std::string& value) {
@@ -110,8 +110,8 @@ std::map<std::string, std::function<void(Name, Value)>> settings_of(Options& opt
         {"--tau", [&](Name n, Value v) { config.tau = number(n, v); }},
         {"--metric", [&](Name, Value v) { config.metric = metric_of(v); }},
         {"--max-new-tokens", [&](Name n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
-        {"--window", [&](Name, Value v) { config.window = window_of(v); }},
-        {"--lookup", [&](Name n, Value v) { config.lookup = integer(n, v, 0); }},
+        {"--masks", [&](Name, Value v) { config.masks = masks_of(v); }},
+        {"--prompt-lookup", [&](Name n, Value v) { config.prompt_lookup = integer(n, v, 0); }},
         {"--draft", [&](Name, Value v) { config.draft = v; }},
         {"--grammar", [&](Name, Value v) { config.grammar = v; }},
         {"--temperature", [&](Name n, Value v) { config.temperature = number(n, v); }},
@@ -182,7 +182,7 @@ Options parse_options(int argc, char** argv) {
     Options options;
     const auto& config = options.config;
     const std::set<std::string> names = read({argv + 1, argv + argc}, options);
-    options.has_window = names.count("--window") > 0;
+    options.has_masks = names.count("--masks") > 0;
     options.has_seed = names.count("--seed") > 0;
     const bool has_metric = names.count("--metric") > 0;
     if (options.exact && config.tau) {
@@ -192,8 +192,8 @@ Options parse_options(int argc, char** argv) {
     }
     if (has_metric && !config.tau)
         throw mars::Error("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
-    if (options.profile && (options.exact || config.tau || has_metric || options.has_window))
-        throw mars::Error("a profile sets tau, metric and window; give either --profile or these options");
+    if (options.profile && (options.exact || config.tau || has_metric || options.has_masks))
+        throw mars::Error("a profile sets tau, metric and masks; give either --profile or these options");
     if (options.bundle.empty() && !options.help && !options.version) throw UsageError("a BUNDLE is missing");
     return options;
 }

@@ -17,7 +17,7 @@ struct Options {
     std::filesystem::path bundle;
     std::optional<std::string> prompt, system, profile;
     std::optional<std::filesystem::path> file;
-    bool has_window = false, has_seed = false, exact = false, raw = false, json = false, runs = false, help = false, version = false,
+    bool has_masks = false, has_seed = false, exact = false, raw = false, json = false, runs = false, help = false, version = false,
          token_ids = false;
     mars::GenerationConfig config;
     mars::Commit commit;

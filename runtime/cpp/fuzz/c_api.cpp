@@ -11,14 +11,14 @@
 
 namespace {
 
-constexpr std::size_t most_calls = 60; // of an input
+constexpr std::size_t max_calls = 60; // of an input
 
 class Calls : private Handles {
   public:
     using Handles::Handles;
 
     void run() {
-        for (std::size_t i = 0; i < most_calls && !given_.is_over(); ++i) call();
+        for (std::size_t i = 0; i < max_calls && !given_.is_over(); ++i) call();
     }
 
   private:
@@ -36,7 +36,7 @@ class Calls : private Handles {
         for (std::size_t i = 0; i < stats->num_accepted; ++i) steps += stats->accepted[i];
         require(steps <= stats->forwards + stats->forced, "tokens come from steps");
         require(stats->tokens == static_cast<std::int64_t>(num), "tokens are counted");
-        require(stats->rejected + stats->verified == stats->proposed, "proposals hold or do not");
+        require(stats->rejected_draft_tokens + stats->accepted_draft_tokens == stats->draft_tokens, "draft tokens hold or do not");
     }
 
     void next(mars_stream* stream) {

@@ -127,7 +127,7 @@ class Values {
             config.max_new_tokens = given_.integer();
             break;
         case 6:
-            config.window = signed_integer();
+            config.masks = signed_integer();
             break;
         case 7:
             config.eos_ids = integers(config.num_eos_ids);
@@ -152,7 +152,7 @@ class Values {
             config.repetition_penalty = given_.real() * 2;
             break;
         case 14:
-            config.lookup = given_.integer();
+            config.prompt_lookup = given_.integer();
             break;
         case 15:
             config.min_p = given_.real();

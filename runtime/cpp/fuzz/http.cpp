@@ -50,9 +50,9 @@ int understood(const std::string& target, const std::string& body) {
     const std::string path = target.substr(0, target.find('?'));
     try {
         if (path == "/v1/chat/completions")
-            openai::read_ask(openai::Kind::chat, body, openai::Limits());
+            openai::read_request(openai::Kind::chat, body, openai::Limits());
         else
-            openai::read_ask(openai::Kind::text, body, openai::Limits());
+            openai::read_request(openai::Kind::text, body, openai::Limits());
     } catch (const openai::Refused& refused) {
         require(refused.status >= 400 && refused.status <= 499, "a client's mistake has a client's status");
         const std::string text = openai::text_of(openai::error(refused.status, refused.what(), refused.param, refused.code_word));
@@ -110,12 +110,12 @@ std::vector<std::string> seeds() {
         R"({"model": "m:fast", "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "h\u00e9\ud83d\ude00"}]}], )"
         R"("stream": true, "stream_options": {"include_usage": true}, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "seed": 18446744073709551615, "n": 2, )"
         R"("stop": ["a", "b"], "max_tokens": 5, "max_completion_tokens": 7, "logprobs": false, "return_steps": true, "tools": [], "tool_choice": "auto", )"
-        R"("repetition_penalty": 1.1, "top_k": 4, "window": "auto", "user": "u", "logit_bias": {}, "response_format": {"type": "text"}})";
-    const std::string knobs =
-        R"({"messages": [{"role": "user", "content": "x"}], "tau": 0.5, "metric": "entropy", "window": 8, "profile": "p", "exact": false})";
+        R"("repetition_penalty": 1.1, "top_k": 4, "masks": "auto", "user": "u", "logit_bias": {}, "response_format": {"type": "text"}})";
+    const std::string tau_settings =
+        R"({"messages": [{"role": "user", "content": "x"}], "tau": 0.5, "metric": "entropy", "masks": 7, "profile": "p", "exact": false})";
     const std::string texts = R"({"prompt": ["a", "b"], "echo": false, "best_of": 1, "suffix": null, "stop": "\n", "max_tokens": 3})";
     const std::string own =
-        R"({"messages": [{"role": "user", "content": "hi"}], "stream": false, "exact": true, "window": "full", "max_tokens": 20, "temperature": 0, "seed": 1, "stop": ["x"]})";
+        R"({"messages": [{"role": "user", "content": "hi"}], "stream": false, "exact": true, "masks": "full", "max_tokens": 20, "temperature": 0, "seed": 1, "stop": ["x"]})";
     const std::string ids = R"({"prompt": [[1, 2], [3, -4, 9223372036854775807]], "n": 3})";
     std::string headers = "Authorization: Bearer key\r\nExpect: 100-continue\r\nContent-Encoding: identity\r\n";
     for (int i = 0; i < 90; ++i) headers += "X-Header-" + std::to_string(i) + ": " + std::string(100, 'v') + "\r\n";
@@ -124,13 +124,13 @@ std::vector<std::string> seeds() {
     all_ids += "]}";
     const std::vector<std::string> requests = {
         post("/v1/chat/completions?x=1", chat),
-        post("/v1/chat/completions", knobs),
+        post("/v1/chat/completions", tau_settings),
         post("/v1/completions", texts),
         post("/v1/completions", ids),
         post("/v1/completions", all_ids),
         post("/v1/completions", R"({"prompt": "a", "temperature": 1e400, "n": -1})"),
         post("/v1/chat/completions", own, "Expect: 100-continue\r\n"),
-        post("/v1/completions", "{\"prompt\": \"" + lines + "\", \"tau\": 0.5, \"window\": 3}"),
+        post("/v1/completions", "{\"prompt\": \"" + lines + "\", \"tau\": 0.5, \"masks\": 2}"),
         post("/v1/chat/completions", "{\"messages\": [{\"role\": \"user\", \"content\": \"" + lines + "\"}]}", headers),
         post("/v1/chat/completions", "{\"messages\": \x01\x02}"), // see deep.hpp
         post("/v1/completions", "{\"prompt\": \x01"),

@@ -43,7 +43,7 @@ std::vector<std::string> seeds() {
     nlohmann::json rich = valid();
     rich["format_version"] = "1.4";
     rich["text"]["chat"] = {{"sequence", {{{"text", "a"}}}}};
-    rich["profiles"][0]["window"] = "auto";
+    rich["profiles"][0]["masks"] = "auto";
     rich["profiles"][0]["weights_sha256"] = "b";
     rich["variants"][0]["quantization"] = {{"block_size", 32}, {"symmetric", true}, {"head", "int8"}, {"embedding", "int8"}};
     rich["variants"][0]["accuracy_level"] = 4;

@@ -54,7 +54,7 @@ class Backend : public mars::Backend {
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
     std::int64_t max_capacity() const override { return context; }
-    std::optional<std::int64_t> firm_slots() const override { return 1; }
+    std::optional<std::int64_t> reproducible_slots() const override { return 1; }
     std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override { return std::make_unique<Cache>(num_rows); }
 
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool want_logits, mars::StepOutput& output) override {

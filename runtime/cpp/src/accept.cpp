@@ -21,12 +21,12 @@ std::int64_t accept(const std::vector<std::int64_t>& token_ids, const std::vecto
     return count;
 }
 
-std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& proposals,
+std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& draft_tokens,
                     const std::vector<std::int64_t>& eos_ids, std::int64_t limit) {
-    const auto num = static_cast<std::int64_t>(token_ids.size()), proposed = static_cast<std::int64_t>(proposals.size());
+    const auto num = static_cast<std::int64_t>(token_ids.size()), proposed = static_cast<std::int64_t>(draft_tokens.size());
     const std::int64_t most = std::min({limit, num, proposed + 1});
     std::int64_t count = 0;
-    while (count < most && (count == 0 || (token_ids[count - 1] == proposals[count - 1] && !is_one_of(token_ids[count - 1], eos_ids))))
+    while (count < most && (count == 0 || (token_ids[count - 1] == draft_tokens[count - 1] && !is_one_of(token_ids[count - 1], eos_ids))))
         ++count;
     return count;
 }

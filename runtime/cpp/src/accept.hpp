@@ -29,10 +29,10 @@ std::int64_t accept(const std::vector<std::int64_t>& token_ids, const std::vecto
 
 /// How many of the model's own next tokens to accept, from the left. 0 only if there are none or `limit` is 0.
 ///
-/// `token_ids[j]` is what the model predicts after the first j of `proposals`. The first is always accepted, each next
-/// one if the proposal before it equals the prediction before it. Nothing is accepted after an end-of-sequence token,
+/// `token_ids[j]` is what the model predicts after the first j of `draft_tokens`. The first is always accepted, each next
+/// one if the draft token before it equals the prediction before it. Nothing is accepted after an end-of-sequence token,
 /// and at most `limit`. The result is therefore the text of one token at a time, whatever was proposed.
-std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& proposals,
+std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& draft_tokens,
                     const std::vector<std::int64_t>& eos_ids, std::int64_t limit);
 
 } // namespace mars

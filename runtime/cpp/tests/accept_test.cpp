@@ -11,7 +11,7 @@ TEST_CASE("every case of accept.json") {
     }
 }
 
-TEST_CASE("verification keeps matching proposals and one more token") {
+TEST_CASE("verification keeps matching draft tokens and one more token") {
     const std::vector<std::int64_t> own{4, 5, 6, 7};
     CHECK(mars::verify(own, {}, {}, 9) == 1);
     CHECK(mars::verify(own, {4, 5, 6}, {}, 9) == 4);

@@ -39,7 +39,7 @@ TEST_CASE("requests from many threads get the same answers as alone") {
     std::atomic<int> wrong{0};
     const auto asked = [](int seed) {
         mars::GenerationConfig config = config_of(seed % 3 == 0 ? std::nullopt : std::optional(0.2 + 0.3 * (seed % 3)), 29 - seed % 29);
-        config.window = seed % 5 == 0 ? 2 : mars::full_window;
+        config.masks = seed % 5 == 0 ? 1 : mars::all_masks;
         return std::pair(fake::Tokens(static_cast<std::size_t>(1 + 7 * seed % 60), 1 + seed % 12), config);
     };
     opened.backend.open(false);

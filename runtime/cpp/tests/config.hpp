@@ -1,4 +1,4 @@
-// The settings that tests of rows and requests ask with: a full window, and no end but the length.
+// The settings that tests of rows and requests ask with: all masks, and no end but the length.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ inline mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t 
     mars::GenerationConfig config;
     config.tau = tau;
     config.max_new_tokens = max_new_tokens;
-    config.window = mars::full_window;
+    config.masks = mars::all_masks;
     config.eos_ids.emplace();
     return config;
 }

@@ -10,20 +10,20 @@
 #include "decode/schedule.hpp"
 #include "failing.hpp"
 #include "small_tokenizer.hpp"
-#include "structured/guided_row.hpp"
+#include "structured/constrained_sequence.hpp"
 
 namespace {
 
 using Json = nlohmann::json;
 
-std::shared_ptr<mars::Row> row_of(std::int64_t index, fake::Tokens prompt, const mars::GenerationConfig& config,
-                                  std::function<bool(std::int64_t)> stop = nullptr) {
-    return std::make_shared<mars::Row>(index, std::move(prompt), config, fake::Tokens{}, std::move(stop));
+std::shared_ptr<mars::Sequence> row_of(std::int64_t index, fake::Tokens prompt, const mars::GenerationConfig& config,
+                                       std::function<bool(std::int64_t)> stop = nullptr) {
+    return std::make_shared<mars::Sequence>(index, std::move(prompt), config, fake::Tokens{}, std::move(stop));
 }
 
-std::shared_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
+std::shared_ptr<mars::Sequence> row_of(std::int64_t index, const Json& wanted) {
     mars::GenerationConfig config = config_of(optional_of<double>(wanted["tau"]), wanted["max_new_tokens"]);
-    if (wanted["window"] != "full") config.window = wanted["window"];
+    if (wanted["masks"] != "full") config.masks = wanted["masks"];
     config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
     const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
     auto row = row_of(index, wanted["prompt"].get<fake::Tokens>(), config, [stop](std::int64_t token) { return token == stop; });
@@ -42,7 +42,7 @@ void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
         try {
             std::rethrow_exception(event.error);
         } catch (const std::exception& error) {
-            wrong.push_back(std::to_string(event.row) + ": " + error.what());
+            wrong.push_back(std::to_string(event.seq) + ": " + error.what());
         }
     }
 }
@@ -57,9 +57,9 @@ std::vector<std::string> drained(mars::Schedule& schedule) {
     return wrong;
 }
 
-fake::Tokens alone(const mars::Row& row) {
+fake::Tokens alone(const mars::Sequence& row) {
     fake::Backend backend;
-    mars::Row own(0, {row.tokens.begin(), row.tokens.begin() + row.stats.prompt_tokens}, row.config(), {});
+    mars::Sequence own(0, {row.tokens.begin(), row.tokens.begin() + row.stats.prompt_tokens}, row.config(), {});
     const auto loop = mars::decode(backend, {&own}, 4, fake::mask);
     while (loop->next()) {
     }
@@ -67,7 +67,7 @@ fake::Tokens alone(const mars::Row& row) {
 }
 
 /// A row whose grammar wants any token, then `forced` of 3, then any tokens.
-std::shared_ptr<mars::Row> guided_row(std::int64_t number, std::int64_t forced, const mars::GenerationConfig& config) {
+std::shared_ptr<mars::Sequence> constrained_sequence(std::int64_t number, std::int64_t forced, const mars::GenerationConfig& config) {
     static const auto bytes = std::make_shared<mars::Vocabulary>(mars::Tokenizer::from_json(small_tokenizer(no_split).dump()), 256);
     mars::Automaton automaton;
     for (std::int64_t state = 0; state < forced + 2; ++state) {
@@ -79,8 +79,8 @@ std::shared_ptr<mars::Row> guided_row(std::int64_t number, std::int64_t forced, 
         automaton.ends.push_back(false);
     }
     automaton.first.push_back(static_cast<std::uint32_t>(forced + 2));
-    mars::Guide guide(mars::Matcher(std::make_shared<mars::Walk>(std::move(automaton), bytes)), {}, false);
-    return std::make_shared<mars::GuidedRow>(number, fake::Tokens{7, 8}, config, fake::Tokens{}, std::move(guide));
+    mars::GrammarState grammar_state(mars::Matcher(std::make_shared<mars::Walk>(std::move(automaton), bytes)), {}, false);
+    return std::make_shared<mars::ConstrainedSequence>(number, fake::Tokens{7, 8}, config, fake::Tokens{}, std::move(grammar_state));
 }
 
 } // namespace
@@ -90,12 +90,12 @@ TEST_CASE("a long forced text is fed in pieces and delays no other row") {
         fake::Backend backend;
         backend.record = true;
         mars::Schedule schedule = schedule_of(backend, 3, 16);
-        std::vector<std::shared_ptr<mars::Row>> rows;
+        std::vector<std::shared_ptr<mars::Sequence>> rows;
         for (std::int64_t i = 0; i < 3; ++i) {
-            rows.push_back(i == guided ? guided_row(i, 200, config_of(1.0, 240)) : row_of(i, {7, 8}, config_of(1.0, 240)));
+            rows.push_back(i == guided ? constrained_sequence(i, 200, config_of(1.0, 240)) : row_of(i, {7, 8}, config_of(1.0, 240)));
             schedule.add(rows.back());
         }
-        mars::Row& behind = *rows[static_cast<std::size_t>(guided)];
+        mars::Sequence& behind = *rows[static_cast<std::size_t>(guided)];
         while (behind.num_pending() < 100) schedule.iterate();
         for (std::int64_t last = behind.num_pending(); last > 16; last = behind.num_pending()) {
             std::vector<std::int64_t> before;
@@ -120,7 +120,7 @@ TEST_CASE("a cancelled row stops in the middle of a forced text, in both loops")
     fake::Backend backend;
     backend.record = true;
     mars::Schedule schedule = schedule_of(backend, 3, 16);
-    const auto row = guided_row(0, 800, config_of(std::nullopt, 900));
+    const auto row = constrained_sequence(0, 800, config_of(std::nullopt, 900));
     schedule.add(row);
     while (row->num_pending() < 100) schedule.iterate();
     backend.steps.clear();
@@ -132,8 +132,8 @@ TEST_CASE("a cancelled row stops in the middle of a forced text, in both loops")
     CHECK(backend.steps.size() == 3);
     CHECK(row->finish_reason == mars::FinishReason::deadline);
 
-    const auto guided = guided_row(0, 800, config_of(std::nullopt, 900));
-    mars::Row& other = *guided;
+    const auto guided = constrained_sequence(0, 800, config_of(std::nullopt, 900));
+    mars::Sequence& other = *guided;
     const auto loop = mars::decode(backend, {&other}, 4, fake::mask);
     while (other.num_pending() < 100) REQUIRE(loop->next());
     backend.steps.clear();
@@ -152,7 +152,7 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
         fake::Backend backend;
         mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]}, nullptr,
                                 optional_of<std::int64_t>(each["max_rows_per_client"]));
-        std::vector<std::shared_ptr<mars::Row>> rows;
+        std::vector<std::shared_ptr<mars::Sequence>> rows;
         std::vector<Json> commits;
         for (const Json& wanted : each["rows"]) {
             rows.push_back(row_of(static_cast<std::int64_t>(rows.size()), wanted));
@@ -165,7 +165,7 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
             }
             for (const mars::Accepted& event : schedule.iterate()) {
                 CHECK_FALSE(event.error);
-                commits[static_cast<std::size_t>(event.row)].push_back({step, event.token_ids});
+                commits[static_cast<std::size_t>(event.seq)].push_back({step, event.token_ids});
             }
         }
         CHECK(schedule.is_idle());
@@ -209,13 +209,13 @@ TEST_CASE("a failed copy ends only its row, whichever copy it is") {
     for (bool is_last = false; !is_last; ++failing) {
         CAPTURE(failing);
         fake::Losing backend(failing);
-        mars::Prefixes store(1 << 20, 1);
+        mars::PrefixCache store(1 << 20, 1);
         auto schedule = schedule_of(backend, 5, 16);
-        std::vector<std::shared_ptr<mars::Row>> rows;
+        std::vector<std::shared_ptr<mars::Sequence>> rows;
         const auto add = [&](std::int64_t length, std::int64_t max_new_tokens) {
             const auto index = static_cast<std::int64_t>(rows.size());
             rows.push_back(row_of(index, fake::Tokens(static_cast<std::size_t>(length), 1 + index), config_of(0.5, max_new_tokens)));
-            rows.back()->stem = store.stem();
+            rows.back()->prefix_handle = store.handle();
             schedule.add(rows.back());
         };
         for (const std::int64_t length : {3, 300, 60}) add(length, 5 + length % 7);
@@ -279,7 +279,7 @@ TEST_CASE("rows join by the memory that each needs, and one that waits for it is
     const mars::KvBudget budget{most, entries, 1, 2 * entries};
     mars::Lanes lanes(budget, std::nullopt,
                       [&](const mars::KvBudget& part) { return std::make_unique<mars::Schedule>(backend, 4, fake::mask, 128, part); });
-    std::vector<std::shared_ptr<mars::Row>> all;
+    std::vector<std::shared_ptr<mars::Sequence>> all;
     const auto add = [&](std::int64_t tokens) {
         all.push_back(row_of(static_cast<std::int64_t>(all.size()), fake::Tokens(4, 1), config_of(1.0, tokens)));
         lanes.add(all.back());
@@ -293,14 +293,14 @@ TEST_CASE("rows join by the memory that each needs, and one that waits for it is
         }
     };
     const auto num_begun = [&] { return std::count_if(all.begin(), all.end(), [](const auto& row) { return row->stats.tokens > 0; }); };
-    const mars::Row* const beside = add(3000);
+    const mars::Sequence* const beside = add(3000);
     for (int i = 0; i < 30; ++i) add(100);
     lanes.iterate([](const mars::Accepted&) {});
     CHECK(lanes.num_running() == most);
     until([&] { return lanes.num_running() == 1 && lanes.num_waiting() == 0; });
     CHECK(!beside->finish_reason);
     CHECK(num_begun() == 31);
-    const mars::Row* const large = add(6000); // waits for the first one's memory
+    const mars::Sequence* const large = add(6000); // waits for the first one's memory
     for (int i = 0; i < 100; ++i) add(100);
     lanes.iterate([](const mars::Accepted&) {});
     CHECK(lanes.num_running() == most);
@@ -328,11 +328,11 @@ TEST_CASE("a row with many pending tokens is read in parts that the KV budget co
 
 TEST_CASE("cached prefixes are not read again, and a long one does not exceed the KV budget") {
     fake::Backend backend(fake::hashed, 2000);
-    mars::Prefixes store(1 << 20, 1);
+    mars::PrefixCache store(1 << 20, 1);
     const fake::Tokens opening(300, 4);
     const auto asked = [&](std::int64_t index, fake::Tokens prompt) {
         auto row = row_of(index, std::move(prompt), config_of(1.0, 4));
-        row->stem = store.stem();
+        row->prefix_handle = store.handle();
         return row;
     };
     auto schedule = schedule_of(backend, 3);

@@ -58,7 +58,7 @@ TEST_CASE("a call with an invalid argument takes no event from a stream") {
     mars_config config;
     mars_config_init(&config, sizeof config);
     config.max_new_tokens = 4;
-    config.window = MARS_WINDOW_FULL;
+    config.masks = MARS_MASKS_FULL;
     mars_stream* stream = nullptr;
     REQUIRE(mars_stream_open(&own, &prompt, &config, &stream, nullptr) == MARS_OK);
     mars_event event;

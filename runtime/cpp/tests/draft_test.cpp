@@ -75,13 +75,13 @@ TEST_CASE("each row feeds the ids of its adapter by position and gives the one-t
         for (const std::optional<double> tau : {std::optional(1.0), std::optional<double>()}) {
             Drafting backend(owners);
             fake::Backend plain;
-            std::vector<std::unique_ptr<mars::Row>> rows, expected;
-            std::vector<mars::Row*> active, alone;
+            std::vector<std::unique_ptr<mars::Sequence>> rows, expected;
+            std::vector<mars::Sequence*> active, alone;
             for (std::size_t i = 0; i < owners.size(); ++i) {
                 const Tokens prompt{4, 1, 1 + static_cast<std::int64_t>(i)};
-                rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(i), prompt, config_of(tau), Tokens{}));
-                rows.back()->draft = slots_of(owners[i]);
-                expected.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(i), prompt, config_of(1.0), Tokens{}));
+                rows.push_back(std::make_unique<mars::Sequence>(static_cast<std::int64_t>(i), prompt, config_of(tau), Tokens{}));
+                rows.back()->draft_slots = slots_of(owners[i]);
+                expected.push_back(std::make_unique<mars::Sequence>(static_cast<std::int64_t>(i), prompt, config_of(1.0), Tokens{}));
                 active.push_back(rows.back().get());
                 alone.push_back(expected.back().get());
             }
@@ -99,7 +99,7 @@ TEST_CASE("no step has more masks than the bundle allows") {
     for (const std::int64_t most : {0, 1, 3}) {
         fake::Backend backend;
         backend.record = true;
-        mars::Row row(0, {4, 1}, config_of({}), {});
+        mars::Sequence row(0, {4, 1}, config_of({}), {});
         row.mask_limit = most;
         for (const auto loop = mars::decode(backend, {&row}, 4, fake::mask); loop->next();) {
         }
@@ -148,7 +148,7 @@ TEST_CASE("a bundle without masks: exact mode with lookup, and every token is al
     };
     const mars::Session opened = session(manifest, std::make_unique<fake::Backend>(repeating, 64));
     mars::GenerationConfig exact = config_of({}), looking = exact, named = exact;
-    looking.lookup = 1;
+    looking.prompt_lookup = 1;
     named.draft = "one";
     const mars::Completion one = opened.generate(Tokens{4, 19}, config_of(1.0)), plain = opened.generate(Tokens{4, 19}, exact),
                            copied = opened.generate(Tokens{4, 19}, looking);

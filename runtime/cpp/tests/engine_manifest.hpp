@@ -13,7 +13,7 @@ struct EngineShape {
     std::int64_t batch = 3, block = 4, prefill = 16, capacity = 64, context = 64, top_k = 0;
     std::int64_t outputs = 0; // most of a step, `block` for 0
     bool fixed = false;
-    std::string kv_layout = "static";
+    std::string kv_layout = "in-place";
 };
 
 inline nlohmann::json extent(std::int64_t min, std::int64_t opt, std::int64_t max) { return {{"min", min}, {"opt", opt}, {"max", max}}; }
@@ -78,7 +78,7 @@ inline nlohmann::json engine_manifest(const EngineShape& s, const std::string& b
 
 inline std::string stub_engine(const EngineShape& s) {
     return nlohmann::json{
-        {"layers", 2},     {"kv_heads", 2}, {"head_dim", 4}, {"in_place", s.kv_layout == "static"}, {"ranges", ranges_of(s)},
+        {"layers", 2},     {"kv_heads", 2}, {"head_dim", 4}, {"in_place", s.kv_layout == "in-place"}, {"ranges", ranges_of(s)},
         {"top_k", s.top_k}}
         .dump();
 }

@@ -7,16 +7,16 @@
 namespace {
 
 using Json = nlohmann::json;
-using Rows = std::vector<std::unique_ptr<mars::Row>>;
+using Rows = std::vector<std::unique_ptr<mars::Sequence>>;
 
-std::unique_ptr<mars::Row> exact_row(std::int64_t index, const Json& wanted) {
+std::unique_ptr<mars::Sequence> exact_row(std::int64_t index, const Json& wanted) {
     mars::GenerationConfig config;
     config.max_new_tokens = wanted["max_new_tokens"];
-    config.window = wanted["window"] == "full" ? mars::full_window : wanted["window"].get<std::int64_t>();
+    config.masks = wanted["masks"] == "full" ? mars::all_masks : wanted["masks"].get<std::int64_t>();
     config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
     const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
-    return std::make_unique<mars::Row>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
-                                       [stop](std::int64_t token) { return token == stop; });
+    return std::make_unique<mars::Sequence>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
+                                            [stop](std::int64_t token) { return token == stop; });
 }
 
 /// Known, proposed and masked slots of a step of one row.
@@ -26,17 +26,17 @@ fake::Tokens fed_in(const mars::StepInput& step) {
     return {known, step.slots - known - masks, masks};
 }
 
-void run(mars::Backend& backend, const std::vector<mars::Row*>& rows, std::int64_t block, const mars::CostSource& cost = nullptr) {
+void run(mars::Backend& backend, const std::vector<mars::Sequence*>& rows, std::int64_t block, const mars::CostSource& cost = nullptr) {
     const auto loop = mars::decode(backend, rows, block, fake::mask, cost);
     while (loop->next()) {
     }
 }
 
-mars::GenerationConfig asking(std::optional<double> tau, std::int64_t window = mars::full_window) {
+mars::GenerationConfig asking(std::optional<double> tau, std::int64_t masks = mars::all_masks) {
     mars::GenerationConfig config;
     config.tau = tau;
     config.max_new_tokens = 40;
-    config.window = window;
+    config.masks = masks;
     return config;
 }
 
@@ -54,14 +54,14 @@ std::pair<std::int64_t, float> guessing(const fake::Tokens& known, std::int64_t 
 }
 
 /// Anything: right, wrong, and too much of it.
-mars::Proposals rumours(fake::Tokens seen) {
+mars::DraftTokens rumours(fake::Tokens seen) {
     fake::Tokens made;
     for (int i = 0; i < 5; ++i) {
         const std::int64_t right = fake::hashed(seen, 0).first;
         made.push_back(fake::mix(static_cast<std::uint64_t>(seen.size())) % 4 == 0 ? 1 + right % 12 : right);
         seen.push_back(made.back());
     }
-    return {made, std::vector<double>(made.size(), 0.99), mars::Source::lookup};
+    return {made, std::vector<double>(made.size(), 0.99), mars::Source::prompt_lookup};
 }
 
 } // namespace
@@ -71,7 +71,7 @@ TEST_CASE("every case of exact.json: the same feeds and accepted runs") {
         CAPTURE(each["name"].get<std::string>());
         const auto limit = [&](const char* name) { return optional_of<std::int64_t>(each[name]); };
         Rows together;
-        std::vector<mars::Row*> pointers;
+        std::vector<mars::Sequence*> pointers;
         for (const Json& wanted : each["rows"]) {
             CAPTURE(together.size());
             together.push_back(exact_row(static_cast<std::int64_t>(together.size()), wanted));
@@ -89,8 +89,8 @@ TEST_CASE("every case of exact.json: the same feeds and accepted runs") {
             CHECK(runs == expected["runs"].get<std::vector<fake::Tokens>>());
             CHECK(fed == expected["fed"].get<std::vector<fake::Tokens>>());
             CHECK(to_string(*row->finish_reason) == expected["finish_reason"].get<std::string>());
-            CHECK(row->stats.proposed == expected["proposed"].get<std::int64_t>());
-            CHECK(row->stats.verified == expected["verified"].get<std::int64_t>());
+            CHECK(row->stats.draft_tokens == expected["draft_tokens"].get<std::int64_t>());
+            CHECK(row->stats.accepted_draft_tokens == expected["accepted_draft_tokens"].get<std::int64_t>());
         }
         fake::Backend backend(fake::hashed, each["max_capacity"], limit("max_slots"), limit("max_outputs"));
         run(backend, pointers, each["block"]);
@@ -108,66 +108,66 @@ TEST_CASE("every case of splits.json") {
     for (const auto& each : conformance("splits.json")) {
         CAPTURE(each["name"].get<std::string>());
         const mars::Cost cost(each["cost"].get<std::vector<std::pair<std::int64_t, double>>>());
-        mars::Splitter splitter;
+        mars::ExactPlanner exact_planner;
         for (const Json& step : each["steps"]) {
-            std::vector<mars::Forecast> rows;
+            std::vector<mars::Outlook> rows;
             for (const Json& row : step["rows"])
                 rows.push_back({row["pending"], row["probabilities"], optional_of<double>(row["ending"]), row["expected"], row["room"]});
-            std::vector<fake::Tokens> feeds;
-            for (const mars::Feed& feed : splitter.choose(cost, rows, each["others"], each["floor"]))
-                feeds.push_back({feed.pending, feed.proposals, feed.masks});
-            CHECK(feeds == step["feeds"].get<std::vector<fake::Tokens>>());
+            std::vector<fake::Tokens> plans;
+            for (const mars::StepPlan& plan : exact_planner.choose(cost, rows, each["others"], each["floor"]))
+                plans.push_back({plan.pending, plan.draft_tokens, plan.masks});
+            CHECK(plans == step["feeds"].get<std::vector<fake::Tokens>>());
         }
     }
 }
 
-TEST_CASE("a stop string within verified proposals counts all that stay") {
-    mars::Row row(0, {1}, {}, {}, [](std::int64_t token) { return token == 6; });
+TEST_CASE("a stop string within verified draft tokens counts all that stay") {
+    mars::Sequence row(0, {1}, {}, {}, [](std::int64_t token) { return token == 6; });
     row.cursor = 1;
-    row.proposals = {{5, 6, 7}, {0.9, 0.9, 0.9}};
+    row.draft_tokens = {{5, 6, 7}, {0.9, 0.9, 0.9}};
     mars::Predictions predictions{{5, 6, 7, 8}, {1.0, 1.0, 1.0, 1.0}, {1.0, 1.0, 1.0, 1.0}, {}};
     const std::optional<mars::Accepted> event = row.accept(predictions, 3);
     REQUIRE(event);
     CHECK(event->token_ids == fake::Tokens{5, 6});
-    CHECK(event->verified == 2);
-    CHECK(row.stats.verified == 2);
+    CHECK(event->accepted_draft_tokens == 2);
+    CHECK(row.stats.accepted_draft_tokens == 2);
     CHECK(row.cursor == 2); // the last token is not final
 }
 
-TEST_CASE("exact rows give the one-token text with any window, lookup, proposals and neighbors") {
+TEST_CASE("exact rows give the one-token text with any number of masks, lookup, draft tokens and neighbors") {
     const auto cost = std::make_shared<mars::Cost>(std::vector<std::pair<std::int64_t, double>>{{1, 1.0}, {8, 1.4}, {64, 9.0}});
     for (std::int64_t seed = 1; seed < 9; ++seed)
-        for (const std::int64_t window : {mars::auto_window, mars::full_window, std::int64_t{3}}) {
+        for (const std::int64_t masks : {mars::auto_masks, mars::all_masks, std::int64_t{2}}) {
             CAPTURE(seed);
-            CAPTURE(window);
+            CAPTURE(masks);
             fake::Backend backend(guessing);
             const fake::Tokens prompt(static_cast<std::size_t>(seed), seed), eos{12};
-            mars::Row one(0, prompt, asking(1.0), eos), exact(0, prompt, asking({}, window), eos);
-            mars::Row rumoured(1, prompt, asking({}, window), eos);
-            mars::GenerationConfig looking = asking({}, window);
-            looking.lookup = 1;
-            mars::Row copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, window), eos);
+            mars::Sequence one(0, prompt, asking(1.0), eos), exact(0, prompt, asking({}, masks), eos);
+            mars::Sequence rumoured(1, prompt, asking({}, masks), eos);
+            mars::GenerationConfig looking = asking({}, masks);
+            looking.prompt_lookup = 1;
+            mars::Sequence copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, masks), eos);
             run(backend, {&one}, 4);
             const auto loop = mars::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, [&] { return cost; });
-            while (loop->next()) rumoured.proposals = rumours(rumoured.tokens);
-            for (const mars::Row* row : {&exact, &rumoured, &copied}) {
+            while (loop->next()) rumoured.draft_tokens = rumours(rumoured.tokens);
+            for (const mars::Sequence* row : {&exact, &rumoured, &copied}) {
                 CHECK(row->tokens == one.tokens);
                 CHECK(row->finish_reason == one.finish_reason);
-                CHECK(row->stats.proposed >= row->stats.verified);
+                CHECK(row->stats.draft_tokens >= row->stats.accepted_draft_tokens);
                 CHECK(row->stats.forwards <= one.stats.forwards);
             }
         }
 }
 
-TEST_CASE("proposals save forwards") {
+TEST_CASE("draft tokens save forwards") {
     fake::Backend backend(guessing), blind([](const fake::Tokens& known, std::int64_t masks) {
         return masks > 0 ? std::pair(std::int64_t{13}, 0.01F) : fake::hashed(known, 0);
     });
-    mars::Row exact(0, {1, 2}, asking({}), {}), alone(0, {1, 2}, asking({}), {});
+    mars::Sequence exact(0, {1, 2}, asking({}), {}), alone(0, {1, 2}, asking({}), {});
     run(backend, {&exact}, 4);
     CHECK(exact.stats.forwards < 36);
-    CHECK(exact.stats.verified == exact.stats.tokens - exact.stats.forwards);
-    CHECK(exact.stats.rejected() > 0);
+    CHECK(exact.stats.accepted_draft_tokens == exact.stats.tokens - exact.stats.forwards);
+    CHECK(exact.stats.rejected_draft_tokens() > 0);
     run(blind, {&alone}, 4);
     CHECK(alone.stats.forwards > 30);
 }
@@ -177,8 +177,8 @@ TEST_CASE("lookup proposes copies of repeated text") {
         return std::pair(masks > 0 ? std::int64_t{13} : 1 + known.back() % 9, 0.01F);
     });
     mars::GenerationConfig looking = asking({});
-    looking.lookup = 2;
-    mars::Row row(0, {1}, looking, {}), without(0, {1}, asking({}), {});
+    looking.prompt_lookup = 2;
+    mars::Sequence row(0, {1}, looking, {}), without(0, {1}, asking({}), {});
     run(blind, {&row}, 4);
     run(blind, {&without}, 4);
     CHECK(row.tokens == without.tokens);
@@ -187,13 +187,13 @@ TEST_CASE("lookup proposes copies of repeated text") {
 
     fake::Tokens repeated;
     for (int i = 0; i < 400; ++i) repeated.push_back(1 + i % 200);
-    mars::Lookup lookup(3);
-    CHECK(lookup.propose(repeated, 1000).size() == 32); // however long the copy is
+    mars::PromptLookup prompt_lookup(3);
+    CHECK(prompt_lookup.propose(repeated, 1000).size() == 32); // however long the copy is
 }
 
 TEST_CASE("exact and tau can change while a row runs") {
     fake::Backend backend(guessing);
-    mars::Row row(0, {3, 4}, asking({}), {});
+    mars::Sequence row(0, {3, 4}, asking({}), {});
     const auto loop = mars::decode(backend, {&row}, 4, fake::mask);
     int exact_steps = 0;
     for (std::size_t before = row.tokens.size(), i = 0; loop->next(); before = row.tokens.size(), ++i) {
@@ -208,5 +208,5 @@ TEST_CASE("exact and tau can change while a row runs") {
     }
     CHECK(exact_steps > 3);
     CHECK(row.stats.tokens == 40);
-    CHECK(row.stats.proposed > 0);
+    CHECK(row.stats.draft_tokens > 0);
 }

@@ -114,9 +114,9 @@ class Backend : public mars::Backend {
         }
     }
 
-    std::optional<std::int64_t> firm_slots() const override { return firm; }
+    std::optional<std::int64_t> reproducible_slots() const override { return reproducible; }
 
-    std::optional<std::int64_t> firm = 1;
+    std::optional<std::int64_t> reproducible = 1;
     bool record = false;                // for one thread only
     std::vector<mars::StepInput> steps; // those that were run since
 

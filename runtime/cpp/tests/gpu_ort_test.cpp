@@ -44,7 +44,7 @@ std::vector<std::int64_t> prompt_of(std::int64_t length, std::int64_t vocab) {
 void compare(const mars::Session& gpu, const mars::Session& cpu, Checks& checks) {
     const std::int64_t vocab = cpu.info().vocab_size;
     mars::GenerationConfig config;
-    config.window = mars::full_window;
+    config.masks = mars::all_masks;
     config.max_new_tokens = 32;
     for (const double tau : {-1.0, 1.0, 0.7}) { // -1: exact
         if (tau > 0) config.tau = tau;

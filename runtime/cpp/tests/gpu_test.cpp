@@ -20,7 +20,7 @@ int compare(const mars::Session& gpu, const mars::Session& cpu) {
             for (std::size_t i = 0; i < length; ++i) prompt[i] = static_cast<std::int64_t>(31 * (i + length)) % (vocab / 2);
             mars::GenerationConfig config;
             config.tau = tau;
-            config.window = mars::full_window;
+            config.masks = mars::all_masks;
             config.max_new_tokens = 32;
             const auto expected = cpu.generate(prompt, config).token_ids;
             for (int i = 0; i < 3; ++i, ++compared) // the third time with captured steps

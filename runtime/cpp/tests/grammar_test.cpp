@@ -12,7 +12,7 @@
 #include "scripted.hpp"
 #include "session/answers.hpp"
 #include "structured/automaton.hpp"
-#include "structured/guided_row.hpp"
+#include "structured/constrained_sequence.hpp"
 
 namespace {
 
@@ -90,9 +90,9 @@ TEST_CASE("every answer of grammar.json: the same accepted runs, feeds and count
     for (const Json& wanted : kept().json["answers"]) {
         CAPTURE(wanted["name"].get<std::string>());
         Scripted model(wanted["script"].get<fake::Tokens>(), wanted);
-        mars::Guide guide(mars::Matcher(kept().walk(wanted["grammar"])), {kept().end}, wanted["logits"].get<bool>(),
-                          wanted["block"].get<std::int64_t>() - 1);
-        mars::GuidedRow row(0, kept().prompt, config_of(wanted), {kept().end}, std::move(guide));
+        mars::GrammarState grammar_state(mars::Matcher(kept().walk(wanted["grammar"])), {kept().end}, wanted["logits"].get<bool>(),
+                                         wanted["block"].get<std::int64_t>() - 1);
+        mars::ConstrainedSequence row(0, kept().prompt, config_of(wanted), {kept().end}, std::move(grammar_state));
         const Json& expected = wanted["expected"];
         std::vector<fake::Tokens> runs, fed;
         const std::string error = message_of([&] {
@@ -109,8 +109,8 @@ TEST_CASE("every answer of grammar.json: the same accepted runs, feeds and count
         CHECK(runs == expected["runs"].get<std::vector<fake::Tokens>>());
         CHECK(fed == expected["fed"].get<std::vector<fake::Tokens>>());
         CHECK(row.stats.forced == expected["forced"].get<std::int64_t>());
-        CHECK(row.stats.proposed == expected["proposed"].get<std::int64_t>());
-        CHECK(row.stats.verified == expected["verified"].get<std::int64_t>());
+        CHECK(row.stats.draft_tokens == expected["draft_tokens"].get<std::int64_t>());
+        CHECK(row.stats.accepted_draft_tokens == expected["accepted_draft_tokens"].get<std::int64_t>());
         CHECK(row.stats.forwards == expected["forwards"].get<std::int64_t>());
         if (error.empty()) CHECK(to_string(*row.finish_reason) == expected["finish_reason"].get<std::string>());
     }
@@ -122,7 +122,7 @@ TEST_CASE("answers follow the grammar of their request, alone and in a batch") {
     std::vector<mars::GenerationConfig> configs;
     const Json* last = nullptr;
     for (const Json& wanted : kept().json["answers"]) {
-        // The cost of a step is not measured for fixed windows, so the steps are those of the file.
+        // The cost of a step is not measured for fixed numbers of masks, so the steps are those of the file.
         if (!wanted["expected"]["error"].is_null() || wanted["max_slots"] != Json() || wanted["block"] != 4 || wanted["seed"] == 0)
             continue;
         mars::GenerationConfig config = config_of(wanted);
@@ -141,7 +141,7 @@ TEST_CASE("answers follow the grammar of their request, alone and in a batch") {
     REQUIRE(last != nullptr);
     configs.emplace_back(); // and one without a grammar
     configs.back().max_new_tokens = 9;
-    configs.back().window = mars::full_window;
+    configs.back().masks = mars::all_masks;
     prompts.emplace_back(kept().prompt);
     const mars::Session session = directory.session(*last);
     const auto together = session.generate_batch(prompts, configs);
@@ -153,7 +153,7 @@ TEST_CASE("a grammar that a session cannot follow is refused before the first st
     const KeptGrammars directory;
     Json wanted = kept().json["answers"][0];
     mars::GenerationConfig config;
-    config.window = mars::full_window;
+    config.masks = mars::all_masks;
     config.grammar = "tols";
     const auto error = [&] { return message_of([&] { directory.session(wanted).generate(kept().prompt, config); }); };
     CHECK(error().find("no grammar `tols` (there are: g0, g1, g2, g3, g4, g5)") != std::string::npos);

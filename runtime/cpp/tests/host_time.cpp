@@ -25,7 +25,7 @@ void run(const char* path, int threads, std::int64_t tokens) {
     for (int i = 0; i < prompt_tokens; ++i) prompt.push_back(100 + i % 200);
     mars::GenerationConfig config;
     config.tau = 1.0;
-    config.window = mars::full_window;
+    config.masks = mars::all_masks;
     config.max_new_tokens = tokens;
     config.eos_ids.emplace();
     mars::Stream stream = session.stream(prompt, config);

@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     mars_config config;
     mars_config_init(&config, sizeof config);
     config.tau = 0.5;
-    config.window = MARS_WINDOW_FULL;
+    config.masks = MARS_MASKS_FULL;
     config.max_new_tokens = 40;
     const std::vector<std::int64_t> ids{5, 6, 7, 8};
     const std::vector<std::int64_t> expected = answer(session, ids, config);

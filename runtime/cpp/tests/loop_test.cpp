@@ -9,18 +9,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
+std::unique_ptr<mars::Sequence> row_of(std::int64_t index, const Json& wanted) {
     mars::GenerationConfig config;
     config.tau = wanted["taus"][0];
     config.max_new_tokens = wanted["max_new_tokens"];
-    config.window = optional_of<std::int64_t>(wanted["window"]).value_or(mars::full_window); // null is the full window
+    config.masks = optional_of<std::int64_t>(wanted["masks"]).value_or(mars::all_masks); // null is the all masks
     config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
     const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
-    return std::make_unique<mars::Row>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
-                                       [stop](std::int64_t token) { return token == stop; });
+    return std::make_unique<mars::Sequence>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
+                                            [stop](std::int64_t token) { return token == stop; });
 }
 
-std::unique_ptr<mars::Run> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Row*>& rows) {
+std::unique_ptr<mars::Run> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Sequence*>& rows) {
     if (each["commit"] == "block") return mars::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
     return mars::decode(backend, rows, each["block"], fake::mask);
 }
@@ -31,8 +31,8 @@ TEST_CASE("every case of loops.json") {
     for (const auto& each : conformance("loops.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend(fake::hashed, each["max_capacity"], optional_of<std::int64_t>(each["max_slots"]));
-        std::vector<std::unique_ptr<mars::Row>> rows;
-        std::vector<mars::Row*> pointers;
+        std::vector<std::unique_ptr<mars::Sequence>> rows;
+        std::vector<mars::Sequence*> pointers;
         for (const Json& wanted : each["rows"]) {
             rows.push_back(row_of(static_cast<std::int64_t>(rows.size()), wanted));
             pointers.push_back(rows.back().get());
@@ -41,7 +41,7 @@ TEST_CASE("every case of loops.json") {
         const auto loop = loop_of(each, backend, pointers);
         while (const auto accepted = loop->next())
             for (const mars::Accepted& event : *accepted) {
-                const auto i = static_cast<std::size_t>(event.row);
+                const auto i = static_cast<std::size_t>(event.seq);
                 runs[i].push_back(event.token_ids);
                 const Json& taus = each["rows"][i]["taus"];
                 rows[i]->set_tau(taus[std::min(runs[i].size(), taus.size() - 1)]);
@@ -64,7 +64,7 @@ TEST_CASE("a cancelled row ends before its next step, and the others continue") 
         mars::GenerationConfig config;
         config.max_new_tokens = 20;
         config.tau = 0.95;
-        mars::Row one(0, {1, 2, 3}, config, {}), two(1, {4}, config, {}), three(2, fake::Tokens(700, 5), config, {});
+        mars::Sequence one(0, {1, 2, 3}, config, {}), two(1, {4}, config, {}), three(2, fake::Tokens(700, 5), config, {});
         const auto loop = blocks ? mars::decode_blocks(backend, {&one, &two, &three}, 4, fake::mask, 8)
                                  : mars::decode(backend, {&one, &two, &three}, 4, fake::mask);
         REQUIRE(loop->next());
@@ -82,7 +82,7 @@ TEST_CASE("a cancelled row ends before its next step, and the others continue") 
 
 TEST_CASE("a cache block larger than a step is refused") {
     fake::Backend backend(fake::hashed, 1000, 16);
-    mars::Row row(0, {1}, {}, {});
+    mars::Sequence row(0, {1}, {}, {});
     CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 17),
                          "a cache block of 17 tokens does not fit a step of 16 slots; give a smaller one", mars::SessionError);
     CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 16),

@@ -14,7 +14,7 @@ inline nlohmann::json valid() {
         "tokens": {"mask": 19, "eos": [1, 2], "pad": 0},
         "text": {"tokenizer": "tokenizer.json", "chat_template": null, "bos_token": null, "eos_token": "<e>"},
         "variants": [{"name": "onnx-fp32", "backend": "onnx", "file": "model.onnx", "weights": "weights.bin", "precision": "float32",
-                      "kv_dtype": "float32", "kv_layout": "static", "outputs": ["token_ids", "confidence"], "batch": null, "slots": null,
+                      "kv_dtype": "float32", "kv_layout": "in-place", "outputs": ["token_ids", "confidence"], "batch": null, "slots": null,
                       "capacity": null, "drift": {"positions": 3, "argmax_matches": 3, "max_logit_error": 1e-5, "max_confidence_error": 0}}],
         "files": [{"path": "model.onnx", "size": 1, "sha256": "a"}, {"path": "weights.bin", "size": 1, "sha256": "b"},
                   {"path": "tokenizer.json", "size": 2, "sha256": "c"}],

@@ -96,20 +96,44 @@ TEST_CASE("lists and objects have a maximum size, and names are unique") {
     CHECK(says(refusal(twice), "the name `mask` is given twice"));
 }
 
-TEST_CASE("a profile's window is auto, full or a number; full in older bundles without one") {
-    const auto window = [](const Json& value) {
+TEST_CASE("a profile's number of masks is auto, full or a number; full in older bundles without one") {
+    const auto masks = [](const Json& value) {
         Json manifest = valid();
-        manifest["profiles"][0]["window"] = value;
-        return mars::parse_manifest(manifest.dump()).profiles.at(0).window;
+        manifest["profiles"][0]["masks"] = value;
+        return mars::parse_manifest(manifest.dump()).profiles.at(0).masks;
     };
-    CHECK(mars::parse_manifest(valid().dump()).profiles.at(0).window == mars::full_window);
-    CHECK(window(nullptr) == mars::full_window);
-    CHECK(window("full") == mars::full_window);
-    CHECK(window("auto") == mars::auto_window);
-    CHECK(window(1) == 1);
-    CHECK(window(7) == 7);
-    for (const Json& odd : {Json(0), Json(-1), Json("wide"), Json(""), Json(2.0), Json(true), Json("7"), Json::array({1})})
-        CHECK(says(refusal_with("/profiles/0/window", odd), "profiles[0].window: auto, full or an integer of 1 or more is expected"));
+    CHECK(mars::parse_manifest(valid().dump()).profiles.at(0).masks == mars::all_masks);
+    CHECK(masks(nullptr) == mars::all_masks);
+    CHECK(masks("full") == mars::all_masks);
+    CHECK(masks("auto") == mars::auto_masks);
+    CHECK(masks(0) == 0);
+    CHECK(masks(7) == 7);
+    for (const Json& odd : {Json(-1), Json("wide"), Json(""), Json(2.0), Json(true), Json("7"), Json::array({1})})
+        CHECK(says(refusal_with("/profiles/0/masks", odd), "profiles[0].masks: auto, full or an integer of 0 or more is expected"));
+}
+
+TEST_CASE("the names of format 1.0 to 1.3 are read") {
+    Json old = valid();
+    for (const char* version : {"1", "1.0", "1.3"})
+        for (const bool in_place : {true, false}) {
+            old["format_version"] = version;
+            old["variants"][0]["kv_layout"] = in_place ? "static" : "delta";
+            const auto masks = [&](const Json& window) {
+                old["profiles"][0]["window"] = window;
+                return mars::parse_manifest(old.dump()).profiles.at(0).masks;
+            };
+            CHECK(mars::parse_manifest(old.dump()).variants.at(0).kv_layout == (in_place ? "in-place" : "appended"));
+            CHECK(masks(1) == 0);
+            CHECK(masks(8) == 7);
+            CHECK(masks("auto") == mars::auto_masks);
+            CHECK(masks("full") == mars::all_masks);
+            CHECK(masks(nullptr) == mars::all_masks);
+            old["profiles"][0]["window"] = 0;
+            CHECK(says(refusal(old.dump()), "profiles[0].masks: auto, full or an integer of 0 or more is expected"));
+            old["profiles"][0].erase("window");
+        }
+    old["format_version"] = "1.4";
+    CHECK(says(refusal(old.dump()), "kv_layout"));
 }
 
 TEST_CASE("format versions") {

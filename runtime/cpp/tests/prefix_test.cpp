@@ -10,7 +10,7 @@
 namespace {
 
 using fake::Tokens;
-using mars::Prefixes;
+using mars::PrefixCache;
 
 constexpr std::int64_t plenty = std::int64_t{1} << 30, block = 4;
 const mars::Group group{"", 1};
@@ -22,13 +22,13 @@ struct Spoken {
 };
 
 /// Prompts in one batch, with access to `store` if it is given.
-std::vector<Spoken> spoken(mars::Backend& backend, Prefixes* store, const std::vector<std::pair<Tokens, mars::GenerationConfig>>& jobs,
+std::vector<Spoken> spoken(mars::Backend& backend, PrefixCache* store, const std::vector<std::pair<Tokens, mars::GenerationConfig>>& jobs,
                            std::vector<std::int64_t> marks = {}, const std::optional<std::int64_t>& cache_block = std::nullopt) {
-    std::vector<std::unique_ptr<mars::Row>> rows;
-    std::vector<mars::Row*> pointers;
+    std::vector<std::unique_ptr<mars::Sequence>> rows;
+    std::vector<mars::Sequence*> pointers;
     for (const auto& [ids, config] : jobs) {
-        rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), ids, config, Tokens{}));
-        if (store != nullptr) rows.back()->stem = store->stem(config.cache_salt, marks);
+        rows.push_back(std::make_unique<mars::Sequence>(static_cast<std::int64_t>(rows.size()), ids, config, Tokens{}));
+        if (store != nullptr) rows.back()->prefix_handle = store->handle(config.cache_salt, marks);
         pointers.push_back(rows.back().get());
     }
     const auto loop = cache_block ? mars::decode_blocks(backend, pointers, block, fake::mask, *cache_block)
@@ -54,7 +54,7 @@ const Tokens opening = [] {
 } // namespace
 
 TEST_CASE("a failed copy is counted and changes nothing else, an entry without room is not copied") {
-    Prefixes store(40, 1);
+    PrefixCache store(40, 1);
     store.save(group, {1, 2}, 16, []() -> std::shared_ptr<const mars::Saved> { throw std::bad_alloc(); });
     CHECK(store.stats().failed == 1);
     CHECK(store.stats().num_bytes == 0);
@@ -71,11 +71,11 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
     const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(draw() % most); };
     std::int64_t hits = 0;
     for (int round = 0; round < 300; ++round) {
-        const std::optional<std::int64_t> firm = round % 4 == 0 ? std::nullopt : std::optional<std::int64_t>(round % 4);
+        const std::optional<std::int64_t> reproducible = round % 4 == 0 ? std::nullopt : std::optional<std::int64_t>(round % 4);
         const std::int64_t piece = 2 * block + pick(12), budget = round % 3 == 0 ? 200 : round % 3 == 1 ? 600 : plenty;
         std::optional<std::int64_t> blocks;
         if (round % 5 == 0) blocks.emplace(1 + pick(5));
-        Prefixes store(budget, firm);
+        PrefixCache store(budget, reproducible);
         std::vector<Tokens> histories{{1, 2, 1, 2, 3, 3, 1, 1, 2}};
         for (int turn = 0; turn < 6; ++turn) {
             std::vector<std::pair<Tokens, mars::GenerationConfig>> jobs;
@@ -86,18 +86,18 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
                 const std::optional<double> taus[] = {std::nullopt, std::nullopt, 0.5, 1.0};
                 // A small step has less room for masks the more it reads, so that at a tau its text depends on where reading began.
                 const auto tau = taus[pick(4)];
-                mars::GenerationConfig config = config_of(blocks ? 0.5 : firm && tau == 0.5 ? std::nullopt : tau, 1 + pick(14));
+                mars::GenerationConfig config = config_of(blocks ? 0.5 : reproducible && tau == 0.5 ? std::nullopt : tau, 1 + pick(14));
                 if (pick(4) == 0) config.cache_salt = "b";
                 jobs.emplace_back(std::move(ids), std::move(config));
             }
             fake::Backend with(fake::hashed, 1000000, piece), without(fake::hashed, 1000000, piece);
-            with.firm = firm;
+            with.reproducible = reproducible;
             const auto one = spoken(with, &store, jobs, {9}, blocks), other = spoken(without, nullptr, jobs, {}, blocks);
             for (std::size_t i = 0; i < jobs.size(); ++i) {
                 CHECK(one[i].tokens == other[i].tokens);
                 CHECK(one[i].reason == other[i].reason);
                 CHECK(one[i].stats.cached_tokens < one[i].stats.prompt_tokens);
-                if (!firm) CHECK(one[i].stats.cached_tokens % piece == 0);
+                if (!reproducible) CHECK(one[i].stats.cached_tokens % piece == 0);
                 CHECK(one[i].stats.prefill_forwards <= other[i].stats.prefill_forwards);
                 histories.push_back(one[i].tokens);
             }
@@ -110,7 +110,7 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
 }
 
 TEST_CASE("a system prompt is read once for ten requests, and a second turn reads only new tokens") {
-    Prefixes store(plenty, 1);
+    PrefixCache store(plenty, 1);
     fake::Backend backend(fake::hashed, 1000000, 64);
     std::vector<std::pair<Tokens, mars::GenerationConfig>> jobs;
     for (std::int64_t i = 0; i < 10; ++i) jobs.emplace_back(joined(opening, {8, i + 1, 9}), config_of({}, 4));
@@ -128,21 +128,21 @@ TEST_CASE("a system prompt is read once for ten requests, and a second turn read
 }
 
 TEST_CASE("entries are not shared across salts, piece sizes that change them, or steps whose width changes them") {
-    Prefixes store(plenty, 1);
+    PrefixCache store(plenty, 1);
     fake::Backend backend(fake::hashed, 1000000, 16);
     for (const auto& [salt, cached] : {std::pair<const char*, std::int64_t>{"", 0}, {"a", 0}, {"b", 0}, {"a", 39}}) {
         mars::GenerationConfig config = config_of({}, 4);
         config.cache_salt = salt;
         CHECK(spoken(backend, &store, {{opening, config}})[0].stats.cached_tokens == cached);
     }
-    Prefixes by_piece(plenty, std::nullopt);
+    PrefixCache by_piece(plenty, std::nullopt);
     for (const auto& [piece, cached] : {std::pair<std::int64_t, std::int64_t>{8, 0}, {16, 0}, {8, 32}, {16, 32}, {10, 0}}) {
         fake::Backend strict(fake::hashed, 1000000, piece);
-        strict.firm = std::nullopt;
+        strict.reproducible = std::nullopt;
         CHECK(spoken(strict, &by_piece, {{opening, config_of({}, 4)}})[0].stats.cached_tokens == cached);
     }
-    Prefixes two(plenty, 2);
-    backend.firm = 2;
+    PrefixCache two(plenty, 2);
+    backend.reproducible = 2;
     const Tokens first = spoken(backend, &two, {{opening, config_of(1.0, 12)}})[0].tokens;
     CHECK(spoken(backend, &two, {{joined(first, {5, 6}), config_of({}, 4)}})[0].stats.cached_tokens ==
           static_cast<std::int64_t>(opening.size()));
@@ -150,7 +150,7 @@ TEST_CASE("entries are not shared across salts, piece sizes that change them, or
 
 TEST_CASE("a cancelled row saves its final entries, a failed one no further ones") {
     for (const bool fails : {false, true}) {
-        Prefixes store(plenty, 1);
+        PrefixCache store(plenty, 1);
         int left = fails ? 3 : 1000;
         fake::Backend backend(
             [&left](const Tokens& known, std::int64_t masks) {
@@ -158,8 +158,8 @@ TEST_CASE("a cancelled row saves its final entries, a failed one no further ones
                 return fake::hashed(known, masks);
             },
             1000000, 8);
-        mars::Row row(0, opening, config_of({}, 50), {});
-        row.stem = store.stem();
+        mars::Sequence row(0, opening, config_of({}, 50), {});
+        row.prefix_handle = store.handle();
         const auto loop = mars::decode(backend, {&row}, block, fake::mask);
         if (fails) {
             CHECK_THROWS_AS(([&] {
@@ -189,8 +189,8 @@ TEST_CASE("every request of prefix.json finds and saves the expected entries") {
             std::int64_t entry_bytes() const override { return own_bytes; }
             std::int64_t own_bytes;
         };
-        const auto firm = optional_of<std::int64_t>(each["firm_slots"]);
-        Prefixes store(each["budget"], firm);
+        const auto reproducible = optional_of<std::int64_t>(each["reproducible_slots"]);
+        PrefixCache store(each["budget"], reproducible);
         const auto& requests = each["requests"];
         std::vector<Tokens> whole;
         for (const auto& request : requests) {
@@ -199,27 +199,27 @@ TEST_CASE("every request of prefix.json finds and saves the expected entries") {
             const Tokens& tokens = whole.back();
             Small cache(entry_bytes);
             const std::int64_t hits = store.stats().hits;
-            const auto stem = store.stem(request["salt"], request["marks"].get<Tokens>());
-            std::int64_t cursor = stem->recall(cache, 0, prompt, request["piece"], 1000000);
+            const auto prefix_handle = store.handle(request["salt"], request["marks"].get<Tokens>());
+            std::int64_t cursor = prefix_handle->lookup(cache, 0, prompt, request["piece"], 1000000);
             CHECK(cursor == request["cached"].get<std::int64_t>());
             CHECK((store.stats().hits > hits) == (cursor > 0));
             if (cursor > 0) CHECK(std::equal(prompt.begin(), prompt.begin() + cursor, cache.entries[0].begin()));
             const auto step = [&](std::int64_t slots, std::int64_t moved, bool is_piece) {
                 cache.reserve(cursor + slots);
                 std::copy_n(tokens.begin() + cursor, moved, cache.entries[0].begin() + cursor);
-                stem->feeds(cursor, slots, is_piece);
+                prefix_handle->begin_step(cursor, slots, is_piece);
                 cursor += moved;
-                stem->moved(cursor);
+                prefix_handle->moved(cursor);
             };
             for (const auto& read : request["reads"]) step(read[0], read[1], read[2]);
-            stem->keep(cache, 0, prompt);
+            prefix_handle->store(cache, 0, prompt);
             for (const auto& more : request["steps"]) step(more[0], more[1], false);
-            if (!request["steps"].empty()) stem->keep(cache, 0, tokens);
+            if (!request["steps"].empty()) prefix_handle->store(cache, 0, tokens);
             std::vector<std::tuple<mars::Group, Tokens, bool>> wanted;
             std::int64_t num_tokens = 0;
             for (const auto& entry : request["entries"]) {
                 const auto& of = requests[entry[0].get<std::size_t>()];
-                const std::int64_t of_piece = firm ? 1 : of["piece"].get<std::int64_t>();
+                const std::int64_t of_piece = reproducible ? 1 : of["piece"].get<std::int64_t>();
                 const Tokens& ids = whole[entry[0].get<std::size_t>()];
                 const auto length = entry[1].get<std::int64_t>();
                 num_tokens += length;

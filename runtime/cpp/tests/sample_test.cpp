@@ -9,20 +9,20 @@
 
 TEST_CASE("sampled or seeded requests do not depend on measured costs") {
     mars::GenerationConfig config;
-    const auto window = [&](bool has_window, bool has_seed) { return config.repeatable(has_window, has_seed).window; };
-    CHECK(window(false, true) == mars::auto_window); // exact mode does not depend on windows
+    const auto masks = [&](bool has_masks, bool has_seed) { return config.repeatable(has_masks, has_seed).masks; };
+    CHECK(masks(false, true) == mars::auto_masks); // exact mode does not depend on the number of masks
     config.tau = 0.5;
-    CHECK(window(false, false) == mars::auto_window);
-    CHECK(window(false, true) == mars::full_window);
-    CHECK(window(true, true) == mars::auto_window);
+    CHECK(masks(false, false) == mars::auto_masks);
+    CHECK(masks(false, true) == mars::all_masks);
+    CHECK(masks(true, true) == mars::auto_masks);
     config.temperature = 0.7;
-    CHECK(window(false, false) == mars::full_window);
-    CHECK(window(true, false) == mars::auto_window);
+    CHECK(masks(false, false) == mars::all_masks);
+    CHECK(masks(true, false) == mars::auto_masks);
     config.tau = 1.0; // one token at a time
-    CHECK(window(false, true) == mars::auto_window);
+    CHECK(masks(false, true) == mars::auto_masks);
     config.tau.reset();
     config.exact = false; // the usual tau
-    CHECK(window(false, false) == mars::full_window);
+    CHECK(masks(false, false) == mars::all_masks);
     CHECK(config.repeatable(false, true).tau == std::nullopt);
 }
 
@@ -89,7 +89,7 @@ TEST_CASE("every value out of range is named") {
     mars::GenerationConfig config;
     config.tau = std::nan("");
     config.max_new_tokens = 0;
-    config.window = -2;
+    config.masks = -3;
     config.eos_ids = std::vector<std::int64_t>{-1};
     config.stop = {""};
     config.temperature = -1;
@@ -101,7 +101,7 @@ TEST_CASE("every value out of range is named") {
         FAIL("accepted");
     } catch (const mars::SessionError& error) {
         for (const char* name :
-             {"tau", "max_new_tokens", "window", "eos_ids", "stop", "temperature", "top_k", "top_p", "repetition_penalty"})
+             {"tau", "max_new_tokens", "masks", "eos_ids", "stop", "temperature", "top_k", "top_p", "repetition_penalty"})
             CHECK_MESSAGE(std::string(error.what()).find(std::string(name) + " must be ") != std::string::npos, name);
     }
     CHECK_NOTHROW(mars::GenerationConfig{}.check());

@@ -133,8 +133,8 @@ inline mars::GenerationConfig config_of(const Json& wanted) {
     mars::GenerationConfig config;
     config.tau = optional_of<double>(wanted["tau"]);
     config.max_new_tokens = wanted["max_new_tokens"];
-    config.window = wanted["window"] == "full" ? mars::full_window : wanted["window"].get<std::int64_t>();
-    config.lookup = wanted["lookup"];
+    config.masks = wanted["masks"] == "full" ? mars::all_masks : wanted["masks"].get<std::int64_t>();
+    config.prompt_lookup = wanted["prompt_lookup"];
     return config;
 }
 

@@ -226,7 +226,7 @@ TEST_CASE("costs can be set, and nothing is measured") {
     CHECK(device.steps.size() == 1);
     device.steps.clear();
     mars::GenerationConfig config = config_of(0.5, 4);
-    config.window = mars::auto_window;
+    config.masks = mars::auto_masks;
     opened.generate(fake::Tokens{4}, config);
     for (const mars::StepInput& step : device.steps) CHECK(step.input_ids.front() != fake::mask);
     CHECK_THROWS_AS(opened.set_cost({{8, 1.0}, {1, 1.0}}), mars::SessionError);

@@ -44,15 +44,15 @@ struct Made {
 
 /// What a loop accepts after each prompt; the first may take `most` tokens, each other one less than the one before it.
 inline std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20,
-                                   std::int64_t cache_block = 4, mars::Prefixes* store = nullptr, std::optional<double> tau = 0.5) {
-    std::vector<std::unique_ptr<mars::Row>> rows;
-    std::vector<mars::Row*> pointers;
+                                   std::int64_t cache_block = 4, mars::PrefixCache* store = nullptr, std::optional<double> tau = 0.5) {
+    std::vector<std::unique_ptr<mars::Sequence>> rows;
+    std::vector<mars::Sequence*> pointers;
     for (const Tokens& prompt : asked) {
         mars::GenerationConfig config;
         config.tau = tau; // none: exact mode
         config.max_new_tokens = most--;
-        rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), prompt, config, Tokens{}));
-        if (store != nullptr) rows.back()->stem = store->stem();
+        rows.push_back(std::make_unique<mars::Sequence>(static_cast<std::int64_t>(rows.size()), prompt, config, Tokens{}));
+        if (store != nullptr) rows.back()->prefix_handle = store->handle();
         pointers.push_back(rows.back().get());
     }
     const auto loop =

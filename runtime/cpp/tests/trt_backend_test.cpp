@@ -9,11 +9,11 @@
 
 #include "decode/schedule.hpp"
 #include "scripted.hpp"
-#include "structured/guided_row.hpp"
+#include "structured/constrained_sequence.hpp"
 #include "stub_bundle.hpp"
 
 TEST_CASE("both loops accept the same tokens as on other backends, with and without CUDA graphs") {
-    for (const char* layout : {"static", "delta"})
+    for (const char* layout : {"in-place", "appended"})
         for (const bool fixed : {false, true})
             for (const stub::Refuses refuses :
                  {stub::Refuses::nothing, stub::Refuses::begin, stub::Refuses::end, stub::Refuses::instantiate})
@@ -38,7 +38,7 @@ TEST_CASE("both loops accept the same tokens as on other backends, with and with
                 }
 }
 
-TEST_CASE("exact mode gives the one-token text on an engine of few predictions, with fewer proposals and masks") {
+TEST_CASE("exact mode gives the one-token text on an engine of few predictions, with fewer draft tokens and masks") {
     const Made made; // as many predictions a step as the block has slots
     mars::TrtBackend backend = made.open();
     fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
@@ -107,8 +107,10 @@ TEST_CASE("an engine and a graph give the same answers with a grammar") {
         stub::state().predict = [&](const Tokens& known, std::int64_t masks) { return graph.wanted(known, masks); };
         stub::state().wide = [&](std::int64_t at, std::int64_t first) { return graph.likeliest(at, first, shape.top_k); };
         const auto answer = [&](mars::Backend& backend) {
-            mars::Guide guide(mars::Matcher(scripted::kept().walk(wanted["grammar"])), {scripted::kept().end}, false, shape.block - 1);
-            mars::GuidedRow row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end}, std::move(guide));
+            mars::GrammarState grammar_state(mars::Matcher(scripted::kept().walk(wanted["grammar"])), {scripted::kept().end}, false,
+                                             shape.block - 1);
+            mars::ConstrainedSequence row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end},
+                                          std::move(grammar_state));
             std::string end = refused([&] {
                 const auto loop = mars::decode(backend, {&row}, shape.block, fake::mask);
                 while (loop->next()) {
@@ -116,7 +118,7 @@ TEST_CASE("an engine and a graph give the same answers with a grammar") {
             });
             if (row.finish_reason) end += mars::to_string(*row.finish_reason);
             const mars::Stats& stats = row.stats;
-            return std::tuple(row.tokens, end, Tokens{stats.forwards, stats.forced, stats.proposed, stats.verified});
+            return std::tuple(row.tokens, end, Tokens{stats.forwards, stats.forced, stats.draft_tokens, stats.accepted_draft_tokens});
         };
         const auto expected = answer(graph);
         for (int i = 0; i < 3; ++i) { // the second time with captured steps
@@ -210,7 +212,7 @@ TEST_CASE("block commit with long blocks: a row at its end does not end the othe
     EngineShape shape;
     shape.prefill = 32;
     shape.capacity = shape.context = 128;
-    for (const char* layout : {"static", "delta"}) {
+    for (const char* layout : {"in-place", "appended"}) {
         shape.kv_layout = layout;
         const Made made(shape);
         mars::TrtBackend backend = made.open();

@@ -40,7 +40,7 @@ TEST_CASE("requests of a batcher are rows of one batch of the engine, with the s
             mars::GenerationConfig config;
             config.tau = 0.5;
             config.max_new_tokens = 20;
-            config.window = mars::full_window;
+            config.masks = mars::all_masks;
             config.eos_ids.emplace();
             requests.push_back(batcher.submit(prompt, config));
         }

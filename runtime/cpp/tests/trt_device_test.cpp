@@ -34,7 +34,7 @@ TEST_CASE("properties of the device") {
 
 TEST_CASE("the thread's current GPU does not matter and is restored") {
     EngineShape shape;
-    shape.kv_layout = "delta";
+    shape.kv_layout = "appended";
     const Made made(shape);
     stub::current() = 3;
     {

@@ -70,7 +70,7 @@ TEST_CASE("an engine whose tensors differ from the manifest is refused before a 
     CHECK(wide("topk_ids", "shape", {-1, -1, -1}) == names("topk_ids"));
     CHECK(wide("topk_ids", "shape", {-1, -1, 1001}) == names("topk_ids, topk_logprobs"));
     EngineShape shape;
-    shape.kv_layout = "delta";
+    shape.kv_layout = "appended";
     const Made made(shape);
     stub::state().tensors["present.1.value"]["alias"] = "past_key_values.1.value";
     CHECK(refused([&] { made.open(); }) == names("present.1.value"));

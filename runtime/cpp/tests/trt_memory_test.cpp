@@ -166,7 +166,7 @@ TEST_CASE("a copy between rows is one call, and new entries take one call a row"
     for (const bool fixed : {false, true}) {
         CAPTURE(fixed);
         EngineShape shape;
-        shape.kv_layout = "delta";
+        shape.kv_layout = "appended";
         shape.fixed = fixed;
         const Made made(shape);
         mars::TrtBackend backend = made.open();
@@ -204,13 +204,13 @@ TEST_CASE("a copy between rows is one call, and new entries take one call a row"
 
 TEST_CASE("saved entries stay on the device, serve other rows, and are freed with the prefix cache") {
     const Tokens history{5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};
-    for (const char* layout : {"static", "delta"}) {
+    for (const char* layout : {"in-place", "appended"}) {
         CAPTURE(layout);
         EngineShape shape;
         shape.kv_layout = layout;
         const Made made(shape);
         mars::TrtBackend backend = made.open();
-        CHECK(!backend.firm_slots()); // an engine has kernels by the size of a step
+        CHECK(!backend.reproducible_slots()); // an engine has kernels by the size of a step
         const std::int64_t piece = std::min(mars::prefill_chunk, backend.max_slots().value());
         REQUIRE(piece < static_cast<std::int64_t>(history.size()));
         std::vector<Tokens> asked;
@@ -221,7 +221,7 @@ TEST_CASE("saved entries stay on the device, serve other rows, and are freed wit
         const std::vector<Tokens> expected = answers(backend, asked, false);
         const std::size_t before = stub::state().memory.size();
         {
-            mars::Prefixes store(1 << 20, backend.firm_slots());
+            mars::PrefixCache store(1 << 20, backend.reproducible_slots());
             for (int round = 0; round < 2; ++round) CHECK(answers(backend, asked, false, 20, 4, &store) == expected);
             const mars::PrefixStats stats = store.stats();
             CHECK(stats.hits == 5);
@@ -235,7 +235,7 @@ TEST_CASE("saved entries stay on the device, serve other rows, and are freed wit
     const Made made;
     mars::TrtBackend backend = made.open();
     const std::vector<Tokens> expected = answers(backend, {history}, false);
-    mars::Prefixes store(1 << 20, backend.firm_slots());
+    mars::PrefixCache store(1 << 20, backend.reproducible_slots());
     stub::state().has_no_memory = true;
     CHECK(answers(backend, {history}, false, 20, 4, &store) == expected);
     CHECK(store.stats().failed > 0);

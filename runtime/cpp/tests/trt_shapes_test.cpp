@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "device/filling.hpp"
+#include "device/shape_bucket.hpp"
 #include "stub_bundle.hpp"
 
 TEST_CASE("ranges are chosen by shape") {
@@ -41,7 +41,7 @@ TEST_CASE("ranges are chosen by shape") {
 }
 
 TEST_CASE("steps are padded to a few sizes") {
-    for (const char* layout : {"static", "delta"}) {
+    for (const char* layout : {"in-place", "appended"}) {
         CAPTURE(layout);
         EngineShape shape;
         shape.kv_layout = layout;
@@ -75,11 +75,11 @@ TEST_CASE("pieces of a prompt are padded to powers of two") {
     EngineShape shape;
     shape.prefill = 100;
     const auto manifest = mars::parse_manifest(engine_manifest(shape).dump());
-    const mars::Filling filling(*manifest.variants.front().engine, 200, false);
+    const mars::ShapeBucket shape_bucket(*manifest.variants.front().engine, 200, false);
     const auto slots = [&](std::int64_t asked, std::int64_t length) {
         mars::StepInput window = input(1, asked);
         window.kv_length = {length};
-        const auto filled = filling.filled(window);
+        const auto filled = shape_bucket.filled(window);
         return filled ? filled->slots : asked;
     };
     std::vector<std::int64_t> made;

@@ -46,9 +46,9 @@ FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
 # Precisions whose products on a CPU add up in one order for every step of two slots or more. Blocks of int4
 # and int8 and half precision have kernels by size.
-FIRM = ("float32", "w8a8")
+REPRODUCIBLE = ("float32", "w8a8")
 # Rotary angles are computed in groups of this size; a remainder would be computed in another way.
-FIRM_ANGLES = 16
+REPRODUCIBLE_ANGLES = 16
 GPU_ADVICE = (
     "; check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
 )
@@ -59,8 +59,8 @@ NO_KERNELS = (
 
 
 class OrtBackend:
-    """An ONNX variant on a device. In the KV layout "static" past and present are one buffer; in "delta" the
-    new entries of a step are copied into the rows.
+    """An ONNX variant on a device. In the KV layout "in-place" past and present are one buffer; in "appended"
+    the new entries of a step are copied into the rows.
 
     `memory`: where KV rows should be; by default the device's. `settings` are ONNX Runtime's own options.
     """
@@ -85,10 +85,10 @@ class OrtBackend:
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
         self.max_outputs: int | None = None
-        self.firm_slots: int | None = None
+        self.reproducible_slots: int | None = None
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[variant.kv_dtype]
-        self._in_place = variant.kv_layout == "static"
+        self._in_place = variant.kv_layout == "in-place"
         self._suffixes = model.kv_suffixes
         is_gpu = name.kind != "cpu"
         entries |= {
@@ -151,8 +151,12 @@ class OrtBackend:
         backend = cls(graph, variant, model, device, threads, level, settings=settings, gpu=gpu)
         if device == "cpu" and variant.precision == "w8a8":
             require_exact(library.load(device)[0], settings or {})
-        if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
-            backend.firm_slots = 2
+        if (
+            device == "cpu"
+            and variant.precision in REPRODUCIBLE
+            and model.head_dim % (2 * REPRODUCIBLE_ANGLES) == 0
+        ):
+            backend.reproducible_slots = 2
         return backend
 
     @property

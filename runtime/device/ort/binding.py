@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .cuda_memory import Memory
 
-LARGEST_SPARE, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
+MAX_SPARE_BYTES, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
 
 
 class StepInput(NamedTuple):
@@ -82,7 +82,7 @@ class Binding:
     def _memory(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Memory for a tensor whose shape has changed: that of an earlier step of this shape, or new."""
         memory = self._places[name]
-        if prod(shape) > LARGEST_SPARE:
+        if prod(shape) > MAX_SPARE_BYTES:
             return memory.tensor(shape, dtype)
         if (name, shape) not in self._spare:
             if len(self._spare) >= MAX_SPARE:

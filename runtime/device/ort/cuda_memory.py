@@ -25,10 +25,10 @@ class CudaTensor:
         self._memory, self.address, self.shape, self.dtype = memory, address, shape, dtype
 
     def write(self, value: np.ndarray) -> None:
-        self._memory.upload(self.address, np.ascontiguousarray(value, self.dtype))
+        self._memory.write(self.address, np.ascontiguousarray(value, self.dtype))
 
     def read(self) -> np.ndarray:
-        return self._memory.download(self.address, self.shape, self.dtype)
+        return self._memory.read(self.address, self.shape, self.dtype)
 
     def take(self) -> np.ndarray:
         return self.read()
@@ -89,13 +89,13 @@ class CudaMemory:
         pairs = [(b.address + row * row_bytes, s.address) for b, s in zip(buffers, saved, strict=True)]
         self._copy(pairs, (pitch, saved[0].shape[1] * entry), length * entry, heads)
 
-    def bring(self, arrays: Sequence[np.ndarray]) -> list[CudaTensor]:
+    def upload(self, arrays: Sequence[np.ndarray]) -> list[CudaTensor]:
         tensors = [self.tensor(array.shape, array.dtype) for array in arrays]
         for tensor, array in zip(tensors, arrays, strict=True):
             tensor.write(array)
         return tensors
 
-    def fetch(self, saved: Sequence[CudaTensor]) -> list[np.ndarray]:
+    def download(self, saved: Sequence[CudaTensor]) -> list[np.ndarray]:
         return [tensor.read() for tensor in saved]
 
     def place(
@@ -110,12 +110,12 @@ class CudaMemory:
         ]
         self._copy(pairs, (pitch, run), run, heads)
 
-    def upload(self, address: int, array: np.ndarray) -> None:
+    def write(self, address: int, array: np.ndarray) -> None:
         with self._gpu.lock:
             self._gpu.upload(address, array)
             self._gpu.synchronize()
 
-    def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    def read(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         array = np.empty(shape, dtype)
         with self._gpu.lock:
             self._gpu.download(array, address)

@@ -16,7 +16,7 @@ def check_signature(
 ) -> dict[str, tuple[int, ...]]:
     """The further dimensions of outputs that have several values for each position. Raises BundleError."""
     kv_shape, kv_type = (model.num_kv_heads, model.head_dim), TYPES[variant.kv_dtype]
-    in_place = variant.kv_layout == "static"  # past and present are one buffer
+    in_place = variant.kv_layout == "in-place"  # past and present are one buffer
     pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
     presents = [f"present.{s}" for s in model.kv_suffixes]
     graph_inputs = {i.name: i for i in session.get_inputs()}

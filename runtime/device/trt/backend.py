@@ -17,9 +17,9 @@ from ...errors import SessionError
 from ..kv import KV_TYPES
 from .cuda import Runs
 from .engine import LoadedEngine
-from .filling import Filling
 from .io import StepIO
 from .pool import ALIGNMENT, KvMemory, KvPool, TrtCache, per_slice
+from .shape_bucket import ShapeBucket
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
@@ -74,24 +74,25 @@ class TrtBackend:
         self._engine, self._device, self._info = engine, device, variant.engine
         self.outputs = variant.outputs
         self._model, self._capacity = model, variant.capacity
-        self._in_place = variant.kv_layout == "static"
+        self._in_place = variant.kv_layout == "in-place"
         # Padding of an engine with fixed shapes writes to the last `slots` entries of a row, which no cursor
         # reaches. In other engines the rows of a batch share the widest row's slots, so that a row near its
         # end writes more entries than its own.
         rows, slots, outputs = self._info.max_rows, self._info.max_slots, self._info.max_outputs
-        self._filling = Filling(self._info, variant.capacity, variant.is_fixed)
+        self._shape_bucket = ShapeBucket(self._info, variant.capacity, variant.is_fixed)
         self._is_fixed = variant.is_fixed
         widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
         spare = slots if self._is_fixed else widest - 1 if rows > 1 else 0
         self.max_slots: int | None = slots
         self.max_outputs: int | None = outputs
         self.max_capacity = min(model.context_length, self._capacity - spare)
-        self.firm_slots: int | None = None  # an engine has different kernels for different sizes of a step
+        # an engine has different kernels for different sizes of a step
+        self.reproducible_slots: int | None = None
         self._item = KV_TYPES[variant.kv_dtype].itemsize
         self._suffixes = model.kv_suffixes
         widths = {name: engine.width(name) for name in WIDE if name in self.outputs}
         entry, heads, count = model.head_dim * self._item, model.num_kv_heads, len(self._suffixes)
-        # The new entries of a `delta` engine, one tensor after the other, for steps of any size.
+        # The new entries of a `appended` engine, one tensor after the other, for steps of any size.
         runs = rows * heads + ALIGNMENT // gcd(ALIGNMENT, entry) - 1
         with device.lock:
             self._io = StepIO(device, rows, slots, outputs, self.outputs, widths)
@@ -206,7 +207,7 @@ class TrtBackend:
         want_logits: bool,
     ) -> dict[str, np.ndarray]:
         rows, count = output_index.shape
-        ids, lengths, index = self._filling.fill(input_ids, kv_length, output_index)
+        ids, lengths, index = self._shape_bucket.fill(input_ids, kv_length, output_index)
         is_complete = False
         with self._device.lock:
             bound = self._bound(memory, first, len(ids), ids.shape[1], index.shape[1])
@@ -334,12 +335,14 @@ class TrtBackend:
         bound.runs += 1
 
     def _fresh_runs(self, shape: Shape) -> Runs:
-        """The memory of a `delta` engine's new entries: the slots of each head, row and tensor."""
+        """The memory of a `appended` engine's new entries: the slots of each head, row and tensor."""
         run = shape.slots * self._model.head_dim * self._item
         return Runs(self._fresh, run, per_slice(shape.rows * self._model.num_kv_heads, run))
 
     def _place(self, memory: KvMemory, shape: Shape, kv_length: np.ndarray) -> None:
-        """Copy a `delta` engine's new entries to each row's cursor, all tensors in one copy for each row."""
+        """Copy a `appended` engine's new entries to each row's cursor, all tensors in one copy for each
+        row.
+        """
         fresh, heads = self._fresh_runs(shape), memory.kv_heads
         for i, length in enumerate(kv_length.tolist()):
             source = replace(fresh, address=fresh.address + i * heads * fresh.pitch)

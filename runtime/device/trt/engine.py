@@ -83,7 +83,7 @@ class LoadedEngine:
                 f"{path}: {built_for(variant)} and cannot be loaded here ({installed(variant.backend, gpu)}):"
                 f" {reasons}"
             )
-        odd = oddities(engine, variant, bundle.manifest.model)
+        odd = mismatches(engine, variant, bundle.manifest.model)
         if odd:
             raise SessionError(
                 f"{path}: the engine and the manifest disagree about {', '.join(odd[:6])};"
@@ -161,7 +161,7 @@ def installed(backend: str, number: int) -> str:
     return f"{backend} {installed_version(backend) or 'not installed'}; {device}"
 
 
-def oddities(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
+def mismatches(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
     """Names of the engine's tensors that contradict the manifest in direction, type, shape or KV layout."""
     kv, suffixes = TYPES[variant.kv_dtype], model.kv_suffixes
     types = dict.fromkeys(("input_ids", "kv_length", "output_index"), ("INPUT", "INT64"))
@@ -171,7 +171,7 @@ def oddities(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     actual = {n: (engine.get_tensor_mode(n).name, engine.get_tensor_dtype(n).name) for n in names}
     odd = {name for name in types.keys() | actual.keys() if types.get(name) != actual.get(name)}
-    shape, in_place = (model.num_kv_heads, variant.capacity, model.head_dim), variant.kv_layout == "static"
+    shape, in_place = (model.num_kv_heads, variant.capacity, model.head_dim), variant.kv_layout == "in-place"
     wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in variant.outputs and not odd]
     sizes = {name: tuple(engine.get_tensor_shape(name))[2:] for name in wide}
     expected = {"logits": (model.vocab_size,), "topk_logprobs": sizes.get("topk_ids")}

@@ -81,8 +81,8 @@ class TrtCache:
     def memory(self) -> KvMemory:
         """Raises SessionError if the device has not enough memory."""
         if self._memory is None:
-            self._memory = self._pool.take(self.num_rows)
-            weakref.finalize(self, self._pool.give_back, self._memory)
+            self._memory = self._pool.acquire(self.num_rows)
+            weakref.finalize(self, self._pool.release, self._memory)
         return self._memory
 
     @property
@@ -123,7 +123,7 @@ class TrtCache:
         """Copy a run of each head of each tensor, in one call."""
         self._device.copy_runs(target, source, run, self.memory.kv_heads, self.memory.count)
 
-    def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
+    def upload(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
         host = [np.ascontiguousarray(array) for array in arrays]
         with self._device.lock:
             saved = self._pool.saved(host[0].shape[1], sum(array.nbytes for array in host))
@@ -132,7 +132,7 @@ class TrtCache:
             self._device.synchronize()
         return saved
 
-    def fetch(self, saved: TrtSaved) -> list[np.ndarray]:
+    def download(self, saved: TrtSaved) -> list[np.ndarray]:
         memory, dtype = self._pool.empty, self._pool.dtype
         shape = (memory.kv_heads, saved.length, memory.entry_bytes // dtype.itemsize)
         arrays = [np.empty(shape, dtype) for _ in range(memory.count)]
@@ -164,7 +164,7 @@ class KvPool:
         self._idle: list[KvMemory] = []
         self._dropped: list[int] = []  # addresses of saved entries that no longer exist
 
-    def take(self, num_rows: int) -> KvMemory:
+    def acquire(self, num_rows: int) -> KvMemory:
         """Zeroed rows. Raises SessionError if the device has not enough memory."""
         with self.device.lock:
             self._sweep()
@@ -176,7 +176,7 @@ class KvPool:
             self.device.zero(memory.address, memory.num_bytes)
         return memory
 
-    def give_back(self, memory: KvMemory) -> None:
+    def release(self, memory: KvMemory) -> None:
         self._idle.append(memory)
 
     def saved(self, length: int, num_bytes: int) -> TrtSaved:

@@ -86,7 +86,7 @@ class Model:
             "state": self.state,
             "block": manifest.block,
             "precision": variant.precision,
-            "near_ties": variant.has_near_ties,
+            "batch_invariant": variant.is_batch_invariant,
             "context": opened.context if opened is not None else manifest.model.context_length,
             "profiles": self.profiles,
             "sampling": "logits" in outputs,

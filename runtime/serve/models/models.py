@@ -21,7 +21,7 @@ from .open_model import OpenModel
 
 LOG = logging.getLogger("mars_export.serve")
 Result = TypeVar("Result")
-LOOK = 0.02  # seconds between looks for a model that no request uses any more
+POLL_SECONDS = 0.02  # seconds between looks for a model that no request uses any more
 
 
 class Models:
@@ -106,7 +106,7 @@ class Models:
             while self._is_over(model):
                 if not await self._close_one():
                     self._needs_room = True
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(POLL_SECONDS)
         finally:
             self._needs_room = False
         return await _to_the_end(self._opened(model))

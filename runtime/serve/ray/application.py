@@ -19,7 +19,7 @@ from ...errors import SessionError
 from ..keys import read_keys
 from ..logs import listen
 from ..models.model import read_bundles
-from ..options import MOST_CONNECTIONS
+from ..options import MAX_CONNECTIONS
 from ..refusals import Refused
 from ..routes import app
 from .fleet import Fleet, read_fleet, read_replicas
@@ -43,12 +43,12 @@ class Replica:
         if fleet.key_file is not None:
             options = replace(options, keys=read_keys(Path(fleet.key_file)))
         bundles = read_bundles(fleet.bundles, threads=fleet.threads, **fleet.session)
-        self._door = app(bundles, options, partial(SharedRoutes, everyone=everyone))
-        self._service = self._door.service
+        self._app = app(bundles, options, partial(SharedRoutes, broadcast=broadcast))
+        self._service = self._app.service
         self._service.models.warm()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._door
+        return self._app
 
     async def metrics(self) -> list[Any]:
         return self._service.metrics.families(serve.get_replica_context().replica_id.unique_id)
@@ -68,7 +68,7 @@ class Replica:
             self._service.models.close(0)
 
 
-async def everyone(method: str, *arguments: Any) -> list[Any]:
+async def broadcast(method: str, *arguments: Any) -> list[Any]:
     """The results of a method of all replicas that run. Raises Refused."""
     context = serve.get_replica_context()
     handle = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -102,7 +102,7 @@ def application(fleet: Fleet) -> Application:
         num_replicas="auto" if most > least else least,
         autoscaling_config=autoscaling if most > least else None,
         ray_actor_options={"num_cpus": fleet.threads, "num_gpus": fleet.gpus},
-        max_ongoing_requests=MOST_CONNECTIONS,  # the replica refuses what its own queue has no place for
+        max_ongoing_requests=MAX_CONNECTIONS,  # the replica refuses what its own queue has no place for
         graceful_shutdown_timeout_s=fleet.options.drain + LAST_WRITES,
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=HEALTH_PERIOD,

@@ -9,32 +9,32 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..answer.answering import Service
-from ..answer.steering import steer
-from ..door import CLIENT
 from ..metrics import CONTENT_TYPE, exposition
+from ..middleware import CLIENT
 from ..refusals import Refused, encoded
+from ..responses.api_response import Service
+from ..responses.steering import steer
 from ..routes import Routes
 
-Everyone = Callable[..., Awaitable[list[Any]]]
+Broadcast = Callable[..., Awaitable[list[Any]]]
 """Calls a method of every replica, by its name and arguments."""
 
 
 class SharedRoutes(Routes):
     """The routes of a replica."""
 
-    def __init__(self, service: Service, everyone: Everyone) -> None:
+    def __init__(self, service: Service, broadcast: Broadcast) -> None:
         super().__init__(service)
-        self._everyone = everyone
+        self._broadcast = broadcast
 
     async def metrics(self, _: Request) -> Response:
-        pages = await self._everyone("metrics")
+        pages = await self._broadcast("metrics")
         return Response(exposition(chain.from_iterable(pages)), media_type=CONTENT_TYPE)
 
     async def steer(self, request: Request) -> Response:
         """Only one replica has the stream; the others answer 404."""
         body = await self._bodies.read(request)
-        answers = await self._everyone("steer", request.path_params["id"], request.scope[CLIENT], body)
+        answers = await self._broadcast("steer", request.path_params["id"], request.scope[CLIENT], body)
         status, answer = min(answers, key=lambda answer: answer[0])
         return Response(encoded(answer), status, media_type="application/json")
 

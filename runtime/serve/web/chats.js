@@ -11,7 +11,7 @@ const TRIES = [
 ];
 const DEFAULTS = {
   exact: true, tau: 0.95, pair: false, shade: true, model: "", profile: "", system: "", most: 256, metric: "probability",
-  window: "", temperature: 0, top_p: 1, seed: 0, tools: "", theme: "",
+  masks: "", temperature: 0, top_p: 1, seed: 0, tools: "", theme: "",
 };
 
 /* --- what the browser keeps: settings and chats for good, the key and which chat is open for this tab --- */

@@ -10,7 +10,7 @@ $("theme").addEventListener("click", () => {
   const other = dark.matches ? "light" : "dark", same = dark.matches ? "dark" : "light";
   settings.theme = { "": other, [other]: same, [same]: "" }[settings.theme]; saveSettings(); showTheme();
 });
-const FIELDS = ["system", "most", "metric", "window", "temperature", "top_p", "seed", "tools"];
+const FIELDS = ["system", "most", "metric", "masks", "temperature", "top_p", "seed", "tools"];
 function showSystem() {
   const system = talk.length ? talk[0].system : settings.system.trim();
   const words = system ? `System: ${system}` : "No system message";

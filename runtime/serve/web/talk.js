@@ -95,7 +95,7 @@ class Run {
     return this.more(body);
   }
   more(body) {
-    if (settings.window) body.window = /^\d+$/.test(settings.window) ? Number(settings.window) : settings.window;
+    if (settings.masks) body.masks = /^\d+$/.test(settings.masks) ? Number(settings.masks) : settings.masks;
     if (!$("sampling").hidden) {
       if (settings.temperature > 0) { body.temperature = settings.temperature; body.seed = settings.seed; }
       if (settings.temperature > 0 && settings.top_p < 1) body.top_p = settings.top_p;

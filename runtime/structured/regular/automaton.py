@@ -10,19 +10,19 @@ from ...errors import SessionError
 from .expression import (
     Alternatives,
     Characters,
+    CharRange,
     Concatenation,
     Expression,
     Interrupted,
     Literal,
-    Range,
     Repeat,
     utf8,
 )
 
-MOST_STATES = 1 << 17
-MOST_EDGES = 1 << 20
-MOST_NODES = 300_000  # of the nondeterministic automaton
-MOST_WORK = 20_000_000  # steps of the subset construction: a few seconds
+MAX_STATES = 1 << 17
+MAX_EDGES = 1 << 20
+MAX_NODES = 300_000  # of the nondeterministic automaton
+MAX_WORK = 20_000_000  # steps of the subset construction: a few seconds
 SIMPLER = "make the schema, regex or tools simpler: fewer, shorter or less deeply nested parts"
 
 Edge = tuple[int, int, int]
@@ -73,8 +73,8 @@ def build(expression: Expression) -> Automaton:
     moves, ends = _minimize(*_trim(moves, ends))
     edges = tuple(tuple(_ranges(move, classes)) for move in moves)
     automaton = Automaton(edges, frozenset(ends))
-    if automaton.num_edges > MOST_EDGES:
-        raise SessionError(f"the grammar needs more than {MOST_EDGES} edges; {SIMPLER}")
+    if automaton.num_edges > MAX_EDGES:
+        raise SessionError(f"the grammar needs more than {MAX_EDGES} edges; {SIMPLER}")
     return automaton
 
 
@@ -98,12 +98,12 @@ class _Nodes:
     """A nondeterministic automaton by Thompson's construction: edges of byte ranges, and empty edges."""
 
     def __init__(self) -> None:
-        self.edges: list[list[tuple[tuple[Range, ...], int]]] = []
+        self.edges: list[list[tuple[tuple[CharRange, ...], int]]] = []
         self.empty: list[list[int]] = []
 
     def new(self) -> int:
-        if len(self.edges) >= MOST_NODES:
-            raise SessionError(f"the grammar is too large: more than {MOST_NODES} nodes; {SIMPLER}")
+        if len(self.edges) >= MAX_NODES:
+            raise SessionError(f"the grammar is too large: more than {MAX_NODES} nodes; {SIMPLER}")
         self.edges.append([])
         self.empty.append([])
         return len(self.edges) - 1
@@ -131,15 +131,15 @@ class _Nodes:
             return self._repeat(expression, start)
         return self._interrupted(expression, start)
 
-    def _edge(self, start: int, ranges: tuple[Range, ...]) -> int:
+    def _edge(self, start: int, ranges: tuple[CharRange, ...]) -> int:
         end = self.new()
         self.edges[start].append((ranges, end))
         return end
 
-    def _characters(self, ranges: Iterable[Range], start: int, end: int) -> int:
+    def _characters(self, ranges: Iterable[CharRange], start: int, end: int) -> int:
         # Characters that differ only in their first bytes share the nodes of the others.
-        ends: dict[tuple[Range, ...], int] = {(): end}
-        first: defaultdict[int, list[Range]] = defaultdict(list)
+        ends: dict[tuple[CharRange, ...], int] = {(): end}
+        first: defaultdict[int, list[CharRange]] = defaultdict(list)
         for head, *tail in utf8(ranges):
             for i in range(len(tail) - 1, -1, -1):
                 if tuple(tail[i:]) not in ends:
@@ -192,7 +192,7 @@ Moves = list[dict[int, int]]
 """For each state: the next state by byte class."""
 
 
-def _classes(nodes: _Nodes) -> tuple[list[list[int]], dict[tuple[Range, ...], tuple[int, ...]]]:
+def _classes(nodes: _Nodes) -> tuple[list[list[int]], dict[tuple[CharRange, ...], tuple[int, ...]]]:
     """Classes of bytes that no edge tells apart, and the classes that each set of ranges consists of."""
     sets = dict.fromkeys(ranges for edges in nodes.edges for ranges, _ in edges)
     marks: list[list[int]] = [[] for _ in range(256)]
@@ -243,7 +243,7 @@ def _determinize(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int]
                 work += len(numbers_of_edge) * len(targets)
                 for number in numbers_of_edge:
                     reached[number] |= targets
-        if work > MOST_WORK:
+        if work > MAX_WORK:
             raise SessionError(f"the grammar is too complicated to compile; {SIMPLER}")
         move = {}
         for number, nodes_reached in reached.items():
@@ -253,8 +253,8 @@ def _determinize(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int]
                 todo.append(key)
             move[number] = numbers[key]
         moves.append(move)
-        if len(numbers) > MOST_STATES:
-            raise SessionError(f"the grammar needs more than {MOST_STATES} states; {SIMPLER}")
+        if len(numbers) > MAX_STATES:
+            raise SessionError(f"the grammar needs more than {MAX_STATES} states; {SIMPLER}")
     return moves, ends, classes
 
 

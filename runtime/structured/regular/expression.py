@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-Range = tuple[int, int]
+CharRange = tuple[int, int]
 """Two code points or two bytes, the last one included."""
 
 LAST = 0x10FFFF
@@ -24,7 +24,7 @@ class Literal:
 class Characters:
     """One character of these ranges of code points, in UTF-8."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[CharRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def optional(part: Expression) -> Expression:
     return Repeat(part, 0, 1)
 
 
-def characters(ranges: Iterable[Range]) -> Characters:
+def characters(ranges: Iterable[CharRange]) -> Characters:
     """One of these characters; ranges may overlap and be in any order. Surrogates are left out."""
-    joined: list[Range] = []
+    joined: list[CharRange] = []
     for low, high in sorted(_without(ranges, *SURROGATES)):
         if joined and low <= joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], max(joined[-1][1], high))
@@ -93,7 +93,7 @@ def characters(ranges: Iterable[Range]) -> Characters:
     return Characters(tuple(joined))
 
 
-def other_characters(ranges: Sequence[Range]) -> Characters:
+def other_characters(ranges: Sequence[CharRange]) -> Characters:
     """All characters but these."""
     start, gaps = 0, []
     for low, high in characters(ranges).ranges:
@@ -103,7 +103,7 @@ def other_characters(ranges: Sequence[Range]) -> Characters:
     return characters([*gaps, (start, LAST)] if start <= LAST else gaps)
 
 
-def utf8(ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
+def utf8(ranges: Iterable[CharRange]) -> Iterator[tuple[CharRange, ...]]:
     """The UTF-8 encodings of these characters, as sequences of byte ranges."""
     for low, high in ranges:
         for first, last in LENGTHS:
@@ -111,7 +111,7 @@ def utf8(ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
                 yield from _bytes(chr(max(low, first)).encode(), chr(min(high, last)).encode())
 
 
-def _bytes(low: bytes, high: bytes) -> Iterator[tuple[Range, ...]]:
+def _bytes(low: bytes, high: bytes) -> Iterator[tuple[CharRange, ...]]:
     """Sequences of one length, from `low` to `high`."""
     if len(low) == 1:
         yield ((low[0], high[0]),)
@@ -135,7 +135,7 @@ def _bytes(low: bytes, high: bytes) -> Iterator[tuple[Range, ...]]:
     yield from tails
 
 
-def _without(ranges: Iterable[Range], first: int, last: int) -> Iterator[Range]:
+def _without(ranges: Iterable[CharRange], first: int, last: int) -> Iterator[CharRange]:
     for low, high in ranges:
         if low < first:
             yield (low, min(high, first - 1))

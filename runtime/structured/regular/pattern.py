@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import SessionError
-from .expression import EMPTY, Expression, Range, Repeat, characters, choice, other_characters, sequence
+from .expression import EMPTY, CharRange, Expression, Repeat, characters, choice, other_characters, sequence
 
 # Python has no public name for it.
 PARSER = import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
-CLASSES: dict[str, list[Range]] = {
+CLASSES: dict[str, list[CharRange]] = {
     "DIGIT": [(48, 57)],
     "WORD": [(48, 57), (65, 90), (95, 95), (97, 122)],
     "SPACE": [(9, 13), (32, 32)],
@@ -72,7 +72,7 @@ def _one(kind: str, value: Any) -> Expression:
     raise _refused(NAMES.get(kind, kind.lower().replace("_", " ")))
 
 
-def _ranges(kind: str, value: Any) -> Iterable[Range]:
+def _ranges(kind: str, value: Any) -> Iterable[CharRange]:
     """The characters of a part of a class."""
     if kind == "LITERAL":
         return [_code(value)]
@@ -83,7 +83,7 @@ def _ranges(kind: str, value: Any) -> Iterable[Range]:
     return other_characters(members).ranges if name.startswith("NOT_") else members
 
 
-def _code(value: int) -> Range:
+def _code(value: int) -> CharRange:
     if 0xD800 <= value <= 0xDFFF:
         raise _refused("a lone surrogate")
     return value, value

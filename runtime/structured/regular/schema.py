@@ -40,8 +40,8 @@ OWN = {
     "boolean": set[str](),
     "null": set[str](),
 }
-MOST_TIMES = 100_000  # of items, of characters
-MOST_BOUND = 2**63 - 1
+MAX_TIMES = 100_000  # of items, of characters
+MAX_BOUND = 2**63 - 1
 
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 CONTROLS = [*range(0x20), 0x7F]
@@ -205,10 +205,12 @@ def _written(character: str) -> Expression:
     code = ord(character)
     if 0xD800 <= code <= 0xDFFF:
         raise SessionError("a value of the schema holds a lone surrogate; correct it")
-    ways = [f"\\{SHORT[character]}"] if character in SHORT else []
+    retokenizations = [f"\\{SHORT[character]}"] if character in SHORT else []
     if code in CONTROLS:
-        ways += [f"\\u{first}{second}" for first in [f"00{code >> 4:x}"] for second in _cases(code & 15)]
-    return choice([text(way) for way in ways]) if ways else text(character)
+        retokenizations += [
+            f"\\u{first}{second}" for first in [f"00{code >> 4:x}"] for second in _cases(code & 15)
+        ]
+    return choice([text(way) for way in retokenizations]) if retokenizations else text(character)
 
 
 def _cases(digit: int) -> list[str]:
@@ -216,18 +218,18 @@ def _cases(digit: int) -> list[str]:
 
 
 def _integers(schema: Mapping[str, Any], where: str) -> Expression:
-    least, most = (_bound(schema, name, where, -MOST_BOUND, MOST_BOUND) for name in ("minimum", "maximum"))
+    least, most = (_bound(schema, name, where, -MAX_BOUND, MAX_BOUND) for name in ("minimum", "maximum"))
     if least is not None and most is not None and least > most:
         raise _beyond(where, f"integers from {least} to {most}: there are none")
     # As in llguidance, -0 is an integer if both bounds are open, or if it is between them.
     has_minus_zero = (least is None) == (most is None) and (least or -1) < 0 <= (1 if most is None else most)
-    ways = []
+    retokenizations = []
     if least is None or least < 0:
         first = 0 if has_minus_zero else max(1, 1 if most is None else -most)
-        ways.append(sequence(Literal(b"-"), _numerals(first, None if least is None else -least)))
+        retokenizations.append(sequence(Literal(b"-"), _numerals(first, None if least is None else -least)))
     if most is None or most >= 0:
-        ways.append(_numerals(max(0, least or 0), most))
-    return choice(ways)
+        retokenizations.append(_numerals(max(0, least or 0), most))
+    return choice(retokenizations)
 
 
 def _numerals(least: int, most: int | None) -> Expression:
@@ -236,11 +238,11 @@ def _numerals(least: int, most: int | None) -> Expression:
     if most is None:
         more = sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), size, None))
         return choice([_numerals(least, 10**size - 1), more])
-    ways = []
+    retokenizations = []
     for length in range(size, len(str(most)) + 1):
         low, high = max(least, 10 ** (length - 1) if length > 1 else 0), min(most, 10**length - 1)
-        ways.append(_between(str(low), str(high)))
-    return choice(ways)
+        retokenizations.append(_between(str(low), str(high)))
+    return choice(retokenizations)
 
 
 def _between(low: str, high: str) -> Expression:
@@ -252,18 +254,18 @@ def _between(low: str, high: str) -> Expression:
     rest = len(low) - 1
     if not rest:
         return characters([(ord(low), ord(high))])
-    ways = [
+    retokenizations = [
         sequence(text(low[0]), _between(low[1:], "9" * rest)),
         sequence(text(high[0]), _between("0" * rest, high[1:])),
     ]
     if int(high[0]) - int(low[0]) > 1:
         inner = characters([(ord(low[0]) + 1, ord(high[0]) - 1)])
-        ways.append(sequence(inner, Repeat(characters([(48, 57)]), rest, rest)))
-    return choice(ways)
+        retokenizations.append(sequence(inner, Repeat(characters([(48, 57)]), rest, rest)))
+    return choice(retokenizations)
 
 
 def _counts(schema: Mapping[str, Any], least: str, most: str, where: str) -> tuple[int, int | None]:
-    low, high = (_bound(schema, name, where, 0, MOST_TIMES) for name in (least, most))
+    low, high = (_bound(schema, name, where, 0, MAX_TIMES) for name in (least, most))
     if high is not None and (low or 0) > high:
         raise _beyond(where, f"`{least}` {low} and `{most}` {high}: nothing satisfies both")
     return low or 0, high

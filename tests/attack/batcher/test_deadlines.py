@@ -11,7 +11,7 @@ from support.batchers import LONG, SHORT, SOON
 from support.stalling import behind_a_gate, paced
 
 from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
-from mars_export.runtime.structured.guide import Guide
+from mars_export.runtime.structured.grammar_state import GrammarState
 
 
 def test_deadlines_in_the_queue_and_while_running(session: Session) -> None:
@@ -39,8 +39,8 @@ def test_a_long_forced_text_hears_that_it_is_over(
     session, backend = paced(session)
     size = session.bundle.manifest.model.vocab_size
     edges = [dict.fromkeys(range(size), 1), *({3: i + 2} for i in range(390)), dict.fromkeys(range(size), 0)]
-    guide = Guide(Automaton(edges, frozenset(), size), (), False)
-    monkeypatch.setattr(Session, "guide", lambda *_: guide)
+    grammar_state = GrammarState(Automaton(edges, frozenset(), size), (), False)
+    monkeypatch.setattr(Session, "grammar_state", lambda *_: grammar_state)
     config = GenerationConfig(max_new_tokens=395, choice=("any",))
     with Batcher(session, Limits(prefill_tokens=16)) as batcher:
         backend.hold()

@@ -14,8 +14,8 @@ from support.stalling import Stalling
 from support.unsure import predict
 
 from mars_export import Batcher, Limits, Overloaded, SessionError
-from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule
+from mars_export.runtime.decode.sequence import Sequence
 
 
 def test_queue_and_length_are_looked_at_before_a_prompt_is_tokenized(
@@ -63,16 +63,16 @@ def test_the_event_loop_goes_on_while_a_prompt_is_tokenized(
     assert found == batcher.session.generate([9, 8, 7], SHORT).token_ids
 
 
-def schedule_of(lengths: list[int], limits: Limits) -> tuple[list[Row], list[int], FakeBackend]:
+def schedule_of(lengths: list[int], limits: Limits) -> tuple[list[Sequence], list[int], FakeBackend]:
     """Rows of these prompts, in the order in which they got their first token."""
     backend = FakeBackend(predict)
     schedule = Schedule(backend, 4, MASK, limits)
-    rows = [Row(i, [1 + i] * n, SHORT, ()) for i, n in enumerate(lengths)]
+    rows = [Sequence(i, [1 + i] * n, SHORT, ()) for i, n in enumerate(lengths)]
     for row in rows:
         schedule.add(row)
     order: list[int] = []
     while not schedule.is_idle:
-        order += [event.row for event in schedule.iterate() if event.row not in order]
+        order += [event.seq for event in schedule.iterate() if event.seq not in order]
     return rows, order, backend
 
 
@@ -84,7 +84,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(max_rows: int) -> None:
     assert order.index(3) < order.index(0)
     assert order.index(0) < order.index(2), "the long ones keep their order"
     for i, row in enumerate(rows):
-        alone = Row(0, [1 + i] * lengths[i], SHORT, ())
+        alone = Sequence(0, [1 + i] * lengths[i], SHORT, ())
         for _ in decode(FakeBackend(predict), [alone], 4, MASK):
             pass
         assert row.tokens == alone.tokens
@@ -95,11 +95,11 @@ def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
     """Pieces are taken in turns: the long prompt gets every second one at least."""
     backend = FakeBackend(predict)
     schedule = Schedule(backend, 4, MASK, Limits(max_rows=8, prefill_tokens=10))
-    long = Row(0, [1] * 100, SHORT, ())
+    long = Sequence(0, [1] * 100, SHORT, ())
     schedule.add(long)
     steps = 0
     while not long.stats.tokens:
-        schedule.add(Row(1 + steps, [2, 3], SHORT, ()))
+        schedule.add(Sequence(1 + steps, [2, 3], SHORT, ()))
         schedule.iterate()
         steps += 1
     assert steps <= 21

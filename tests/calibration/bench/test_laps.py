@@ -17,7 +17,7 @@ from mars_export.runtime.decode.backend import StepOutput
 
 
 def test_what_a_reader_waits_for() -> None:
-    stats = Stats(forwards=2, proposed=5, verified=3)
+    stats = Stats(forwards=2, draft_tokens=5, accepted_draft_tokens=3)
     made = Timeline.of(Output("a b c d", (1, 2, 3, 4)), stats, "length", 10.0, [10.5, 10.8])
     assert (made.ttft, made.gaps) == (0.5, (pytest.approx(0.3),))
     assert made.seconds == pytest.approx(0.8)

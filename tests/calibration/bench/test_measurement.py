@@ -14,7 +14,7 @@ from mars_export.calibration.bench.bench import measure
 from mars_export.calibration.bench.laps import Lap
 from mars_export.calibration.bench.settings import BenchOptions, Setting
 from mars_export.calibration.rounds import interleaved
-from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tasks.tasks import TaskRow
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Setting, int]]:
     """Laps that take no time; the list says which setting decoded how many rows."""
     order: list[tuple[Setting, int]] = []
 
-    def fake_serve(_: Any, tasks: Sequence[Task], setting: Setting) -> Lap:
+    def fake_serve(_: Any, tasks: Sequence[TaskRow], setting: Setting) -> Lap:
         if tasks[0].max_new_tokens != bench_module.WARM_TOKENS:
             order.append((setting, len(tasks)))
         return lap(1.0, *(answer([len(t.shown)], 1) for t in tasks))

@@ -28,7 +28,7 @@ from mars_export.runtime.bundle.open import open_bundle
 WORDS = ALL[:6]
 COMPARED = {
     "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score",
-    "score_interval", "same_answers", "proposals_held", "requests_per_second", "answer_p95",
+    "score_interval", "same_answers", "draft_acceptance_rate", "requests_per_second", "answer_p95",
     "answers", "tokens", "unsteady", "cut_short", "forced",
 }  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
     ]
     for line in found["compared"]:
         assert set(line) == COMPARED
-        assert line["setting"]["window"] == "auto"
+        assert line["setting"]["masks"] == "auto"
         assert line["score_interval"][0] <= line["score"] <= line["score_interval"][1]
         assert line["score"] == 1.0
         assert line["answers"] == len(WORDS)
@@ -70,8 +70,8 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
     assert [c["same_answers"] for c in found["compared"] if c["setting"]["tau"] in (1.0, None)] == [1.0] * 4
     for line in found["compared"]:
         is_exact = line["setting"]["tau"] is None
-        assert (line["proposals_held"] is not None) == is_exact
-        assert not is_exact or 0 <= line["proposals_held"] <= 1
+        assert (line["draft_acceptance_rate"] is not None) == is_exact
+        assert not is_exact or 0 <= line["draft_acceptance_rate"] <= 1
     assert found["compared"][0]["tokens_per_forward"] == 1.0
     assert all(math.isfinite(n) and n >= 0 for n in numbers(found))
     assert all(n["speed_up"]["median"] == 1.0 for n in (found["compared"][0], found["compared"][3]))
@@ -96,7 +96,7 @@ def test_the_tables_fit_a_terminal(request_for: Callable[..., BenchRequest]) -> 
         "--limit",
         "3",
     )
-    common = (*common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,full")
+    common = (*common, "--tau", "0.5,0.9", "--batch", "1,2", "--masks", "auto,full")
     done = shell("bench", *common)
     assert done.exit_code == 0, done.output
     tables = [line for line in done.output.splitlines() if line.startswith(" ")]

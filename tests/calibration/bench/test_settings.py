@@ -13,14 +13,14 @@ from mars_export.calibration.bench.settings import BenchOptions, Setting
 
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:
-    options = BenchOptions(taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=("auto", 2), exact=False)
+    options = BenchOptions(taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), masks=("auto", 1), exact=False)
     settings = options.settings
     assert settings[0] == Setting(1)
     assert len(set(settings)) == len(settings) == 2 * (1 + 2)
     assert next(s for s in settings if s.batch == 4) == Setting(4)
     both = replace(options, exact=True).settings
     exact = [s for s in both if s.tau is None]
-    assert exact == [Setting(batch, None, window) for batch in (1, 4) for window in ("auto", 2)]
+    assert exact == [Setting(batch, None, masks) for batch in (1, 4) for masks in ("auto", 1)]
     assert [s for s in both if s.tau is not None] == list(settings)
     assert both[:2] == (Setting(1), Setting(1, None)), "exact beside one token, in every round"
     assert Setting(1, None).config(3).exact
@@ -40,8 +40,8 @@ def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
         ({"taus": (math.nan,)}, "tau must be a number of 0 or more, not nan"),
         ({"taus": (-0.5,)}, "tau must be a number of 0 or more"),
         ({"taus": (), "exact": False}, "give at least one tau"),
-        ({"windows": ("wide",)}, "window must be .* not 'wide'"),
-        ({"windows": (0,)}, "window must be"),
+        ({"masks": ("wide",)}, "masks must be .* not 'wide'"),
+        ({"masks": (-1,)}, "masks must be"),
         ({"rounds": 0, "limit": 0}, "rounds must be 1 or more, not 0; limit must be"),
         ({"batches": (0,), "taus": (math.inf,)}, "batch must be .*; tau must be"),
     ],

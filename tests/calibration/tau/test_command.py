@@ -73,7 +73,7 @@ def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Pa
     assert "words.jsonl: tau" in done.output
     assert "report.md" in done.output
     [stored] = json.loads(shell("profiles", "list", bundle, "--json").stdout)
-    assert (stored["name"], stored["window"], stored["stale"]) == ("words", "full", [])
+    assert (stored["name"], stored["masks"], stored["stale"]) == ("words", "full", [])
     assert "good" in shell("profiles", "list", bundle).stdout
     evidence = stored["evidence"]
     assert (evidence["task"], evidence["num_rows"], evidence["max_drop"]) == ("words.jsonl", 16, 0.4)

@@ -17,7 +17,7 @@ from support.tiny import Named
 
 from mars_export import CalibrationError, Completion, GenerationConfig, Session, Stats
 from mars_export.calibration.tasks.scores import SCORES, Output
-from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tasks.tasks import TaskRow
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import ONE_TOKEN, setting
 
@@ -51,12 +51,12 @@ class Scripted:
         return Completion("slow" if config.one_token else "fast", (1,) * 8, (1.0,) * 8, "eos", stats)
 
 
-def tasks(score: str, answer: str | None, count: int = 5) -> list[Task]:
-    return [Task([{"role": "user", "content": "hello"}], SCORES[score], answer, 8) for _ in range(count)]
+def tasks(score: str, answer: str | None, count: int = 5) -> list[TaskRow]:
+    return [TaskRow([{"role": "user", "content": "hello"}], SCORES[score], answer, 8) for _ in range(count)]
 
 
 def point(
-    evaluate: ModuleType, session: Any, rows: list[Task], tau: float | None, **others: Any
+    evaluate: ModuleType, session: Any, rows: list[TaskRow], tau: float | None, **others: Any
 ) -> tuple[Any, list[str]]:
     given = {"references": None, "batch": 1, "tell": lambda done, total: None} | others
     return evaluate.point(session, rows, tau, **given)

@@ -13,7 +13,7 @@ from support.calibrations import OPTIONS, WORDS, laps_of, rows
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Calibrator
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.exact import beside
+from mars_export.calibration.tau.exact import compare_exact
 from mars_export.calibration.tau.options import CalibrationOptions, name_of, setting
 from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
@@ -82,7 +82,7 @@ def test_where_rounding_parts_the_texts_exact_mode_must_keep_the_bound(
     lost = np.random.default_rng(1).permutation(lost)
     speeds = laps_of({"one token": [10.0] * 3, "tau 0.9": [30.0] * 3, "exact": [40.0] * 3})
     options = CalibrationOptions(max_drop=0.02)
-    found = beside(speeds, outcomes, references, lost, (0.9, (0.85, 0.95)), "tau 0.9", options)
+    found = compare_exact(speeds, outcomes, references, lost, (0.9, (0.85, 0.95)), "tau 0.9", options)
     assert (found.same, found.num_rows, found.suffices) == (500 - num_changed, 500, suffices)
     assert found.quality == pytest.approx(0.9 - lost.mean())
     assert found.drop <= found.drop_bound and (found.drop_bound == 0) == (num_changed == 0)

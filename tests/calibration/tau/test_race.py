@@ -128,10 +128,10 @@ def test_a_lead_counts_in_every_round_and_beyond_a_tie() -> None:
             "c": [40.0, 19.0, 40.0],
         }
     )
-    assert race.is_as_fast(speeds, "a", "b") and race.is_as_fast(speeds, "b", "a"), "a tie"
-    assert race.is_as_fast(speeds, "a", "c"), "not in every round"
-    assert not race.is_as_fast(speeds, "one token", "a")
-    assert str(race.lead_of(speeds, "a", "one token")) == "2.00x"
+    assert race.not_slower(speeds, "a", "b") and race.not_slower(speeds, "b", "a"), "a tie"
+    assert race.not_slower(speeds, "a", "c"), "not in every round"
+    assert not race.not_slower(speeds, "one token", "a")
+    assert str(race.speedup(speeds, "a", "one token")) == "2.00x"
 
 
 def test_a_busy_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

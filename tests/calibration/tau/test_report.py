@@ -12,7 +12,7 @@ import pytest
 from support.calibrations import OPTIONS, WORDS, by_order, rows
 
 from mars_export.calibration.tasks.scores import SCORES
-from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tasks.tasks import TaskRow
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
@@ -47,7 +47,7 @@ def test_the_worst_change_lost_most_and_then_changed_most() -> None:
         (4, (1, 2, 3), (7, 8, 9), "x"),
         (5, (1, 2, 3), (1, 2, 4), "1 2 3"),  # lost
     ]
-    tasks = [Task("p", SCORES["exact_match"], answer, 8, number=n) for n, *_, answer in cases]
+    tasks = [TaskRow("p", SCORES["exact_match"], answer, 8, number=n) for n, *_, answer in cases]
     before, after = [outcome(*b) for _, b, *_ in cases], [outcome(*a) for *_, a, _ in cases]
     found = changes_of(tasks, before, after)
     assert [c.row for c in found] == [5, 4, 3, 2]

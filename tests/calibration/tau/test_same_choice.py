@@ -20,7 +20,7 @@ from mars_export.calibration.rows import Plan
 from mars_export.calibration.tau import bounds, race
 from mars_export.calibration.tau.calibrate import BATCH, Calibration, Calibrator, calibrate
 from mars_export.calibration.tau.options import GRID, CalibrationOptions, setting
-from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.speculation.cost import Cost
 
 BLOCK, NUM_ROWS, PROMPT, SEEDS = 8, 100, 10, 20
 COST = Cost(((1, 1.0), (8, 1.4), (15, 1.9), (32, 3.0)))
@@ -121,7 +121,7 @@ def test_the_choice_is_that_of_decoding_and_racing_everything(
         laps = plainly(model)
         other = race.choose(laps)[0]
         # A prediction knows the mean width of steps, so a lead at the very edge of a tie may go either way.
-        assert name == other or abs(race.lead_of(laps, name, other).median - race.TIE) < 0.005, f"seed {seed}"
+        assert name == other or abs(race.speedup(laps, name, other).median - race.TIE) < 0.005, f"seed {seed}"
         same += name == other
         choices.append(name)
         raced = race.ROUNDS * race.num_rows(NUM_ROWS, 1) + 1

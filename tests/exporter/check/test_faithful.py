@@ -182,7 +182,7 @@ def test_the_authors_classes_never_window(declared: str, tmp_path: Path) -> None
     theirs.config.layer_types = ["full_attention"] * 2
     np.testing.assert_allclose(ours(opened), logits(theirs), atol=2e-4)
     drift = export_onnx(opened, tmp_path / "b", ExportOptions(block=4)).variants[0].drift
-    assert drift is not None and drift.yardstick is not None
+    assert drift is not None and drift.reference_library is not None
 
 
 def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_names_without_their_prefix_are_one_line(checkpoints: Named, tmp_path: P
     assert "\n" not in str(told.value)
 
 
-# --- the yardstick itself ---
+# --- the reference_library itself ---
 
 
 def test_a_model_that_does_not_fit_is_not_loaded_again(

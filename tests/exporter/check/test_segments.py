@@ -13,12 +13,12 @@ from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph.step import StepGraph
-from mars_export.runtime.bundle.manifest import Drift
+from mars_export.exporter.graph.step import GraphSpec
+from mars_export.runtime.bundle.manifest import ParityReport
 from mars_export.runtime.bundle.open import open_bundle
 
 
-def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:
+def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> ParityReport:
     export_onnx(open_checkpoint(str(checkpoint)), target, options, force=True)
     drift = open_bundle(target).manifest.variants[0].drift
     assert drift is not None
@@ -31,8 +31,8 @@ def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:
         ("qwen2", ExportOptions()),
         ("qwen3-mixed", ExportOptions(precision="fp16", metrics=True)),
         ("llama-bias", ExportOptions(precision="w8a8", allow_drift=True)),
-        ("qwen2", ExportOptions(precision="int4", group=16, kv_layout="delta", allow_drift=True)),
-        ("qwen2", ExportOptions(precision="bf16", kv_layout="delta", allow_drift=True)),
+        ("qwen2", ExportOptions(precision="int4", group=16, kv_layout="appended", allow_drift=True)),
+        ("qwen2", ExportOptions(precision="bf16", kv_layout="appended", allow_drift=True)),
     ],
     ids=lambda value: value if isinstance(value, str) else value.precision,
 )
@@ -66,7 +66,7 @@ def test_rows_of_different_lengths_do_not_touch_each_other(checkpoints: Named, t
     options = ExportOptions(logits=True)
     export_onnx(checkpoint, tmp_path / "bundle", options)
     graph = onnx.load(tmp_path / "bundle" / "model.onnx", load_external_data=False)
-    spec = StepGraph(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id)
+    spec = GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id)
     sequences = [[5], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5]]
 
     def logits(given: list[list[int]]) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint.architecture import families as table
 from mars_export.exporter.checkpoint.architecture import names
 from mars_export.exporter.checkpoint.architecture.dims import check_shapes, dims_from_config
-from mars_export.exporter.checkpoint.architecture.knobs import Knobs
+from mars_export.exporter.checkpoint.architecture.quirks import Quirks
 from mars_export.exporter.checkpoint.architecture.stock import ALIASES
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import Tensors
@@ -43,26 +43,29 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda name: tiny.write(FAMILIES[name], root / name))
 
 
-DELTA = ("gemma2", "phi4-mini", "olmo2", "exaone4", "ernie")
+APPENDED = ("gemma2", "phi4-mini", "olmo2", "exaone4", "ernie")
 
 
 def test_every_family_of_the_table_has_a_tiny_checkpoint() -> None:
     assert {made.family for made in families.ALL.values()} == set(table.FAMILIES)
 
 
-def test_every_knob_is_turned_by_a_family() -> None:
+def test_every_quirk_is_turned_by_a_family() -> None:
     """So that the logits of each are compared with transformers' below."""
-    turned = {field.name: False for field in fields(Knobs)}
+    turned = {field.name: False for field in fields(Quirks)}
     for made in families.ALL.values():
-        knobs = table.FAMILIES[made.family].knobs_of(tiny.CLASSES[made.family][0](**tiny.config_values(made)))
+        quirks = table.FAMILIES[made.family].quirks_of(
+            tiny.CLASSES[made.family][0](**tiny.config_values(made))
+        )
         for name in turned:
-            turned[name] |= getattr(knobs, name) != getattr(Knobs(), name)
+            turned[name] |= getattr(quirks, name) != getattr(Quirks(), name)
     assert all(turned.values()), turned
     assert set(ALIASES.values()) <= table.FAMILIES.keys()
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_layout"), [*((name, "static") for name in FAMILIES), *((name, "delta") for name in DELTA)]
+    ("name", "kv_layout"),
+    [*((name, "in-place") for name in FAMILIES), *((name, "appended") for name in APPENDED)],
 )
 def test_logits_and_tokens_are_those_of_transformers(name: str, kv_layout: str) -> None:
     found = judge(FAMILIES[name], kv_layout)
@@ -75,11 +78,11 @@ OPTIONS = ExportOptions(block=6, metrics=True, logits=True, allow_drift=True, ac
 ROUNDED = {
     "fp16": replace(OPTIONS, precision="fp16"),
     "w8a8": replace(OPTIONS, precision="w8a8"),
-    "bf16": replace(OPTIONS, precision="bf16", kv_layout="delta"),
+    "bf16": replace(OPTIONS, precision="bf16", kv_layout="appended"),
 }
 CODED = {
     "int4": replace(OPTIONS, precision="int4", group=16, asymmetric=True, head="float", embedding="float"),
-    "int8, delta": replace(OPTIONS, precision="int8", group=16, kv_layout="delta", head="int4"),
+    "int8, appended": replace(OPTIONS, precision="int8", group=16, kv_layout="appended", head="int4"),
 }
 
 
@@ -157,13 +160,13 @@ def test_w8a8_rows_do_not_depend_on_how_many_there_are(
     np.testing.assert_array_equal(whole, single)
 
 
-@pytest.mark.parametrize("name", DELTA)
+@pytest.mark.parametrize("name", APPENDED)
 def test_an_old_opset_needs_no_new_operator(
     name: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """What TensorRT of any age reads: the `delta` graph has operators of opset 18 only."""
+    """What TensorRT of any age reads: the `appended` graph has operators of opset 18 only."""
     export_onnx(
-        open_checkpoint(str(written(name))), tmp_path / "b", ExportOptions(block=4, kv_layout="delta")
+        open_checkpoint(str(written(name))), tmp_path / "b", ExportOptions(block=4, kv_layout="appended")
     )
     model = onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False)
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
@@ -215,7 +218,9 @@ def test_longrope_is_short_within_the_original_context_and_long_by_choice(tmp_pa
     manifest = export_onnx(long, tmp_path / "long", options)
     drift = manifest.variants[0].drift
     assert drift is not None
-    assert str(drift.yardstick).startswith("transformers"), "the second opinion takes the long ones, too"
+    assert str(drift.reference_library).startswith("transformers"), (
+        "the second opinion takes the long ones, too"
+    )
     session = Session.open(tmp_path / "long", threads=1, cache_bytes=0)
     found = forward(session, TOKENS, (7, 33))[-1]
     assert np.abs(found - oracle.logits(TOKENS).numpy())[:, KEPT].max() < 1e-4
@@ -297,7 +302,7 @@ def test_adapters_of_a_family_are_peft_s(name: str, written: Callable[[str], Pat
     checkpoint = open_checkpoint(str(tmp_path / "adapter"))
     drift = export_onnx(checkpoint, tmp_path / "b", ExportOptions(block=4)).variants[0].drift
     assert drift is not None
-    assert "peft" in str(drift.yardstick)
+    assert "peft" in str(drift.reference_library)
     plain = open_checkpoint(str(base))
     before, after = (reference.logits(c.dims, c.tensors, [TOKENS])[0] for c in (plain, checkpoint))
     assert np.abs(before - after).max() > 0.1

@@ -85,7 +85,7 @@ def test_the_mask_is_found_by_its_name(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("masks", ["full", "auto", 3])
 def test_exact_text_is_that_of_the_stock_model(masks: Any, session: Session, oracle: Oracle) -> None:
-    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), window=masks)
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), masks=masks)
     for prompt, made in zip(PROMPTS, session.generate_batch(list(PROMPTS), config), strict=True):
         assert list(made.token_ids) == generate(oracle, prompt, 1.0, max_new=NEW).tokens
 
@@ -107,7 +107,7 @@ def test_tau_is_their_threshold_but_for_an_unsure_first_token(
     compared = 0
     for prompt in PROMPTS:
         tokens = list(prompt)
-        config = GenerationConfig(tau=tau, max_new_tokens=NEW, eos_ids=(), window="full")
+        config = GenerationConfig(tau=tau, max_new_tokens=NEW, eos_ids=(), masks="full")
         for event in session.stream(prompt, config):
             if not event.token_ids:
                 continue
@@ -137,7 +137,7 @@ def test_a_stock_llama_with_the_settings_of_minicpm5_needs_no_masks(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     session = Session.open(tmp_path / "bundle", threads=1, cache_bytes=0)
     oracle = Oracle(tiny.load(made, directory), tiny.MASK, 1)
-    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), lookup=2)
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), prompt_lookup=2)
     for prompt, answer in zip(PROMPTS, session.generate_batch(list(PROMPTS), config), strict=True):
         tokens = list(prompt)
         for _ in range(NEW):

@@ -57,7 +57,7 @@ def oracle(checkpoint: Path) -> Oracle:
     return Oracle(tiny.load(STOCK, checkpoint), tiny.MASK, BLOCK)
 
 
-@pytest.fixture(scope="module", params=["static", "delta"])
+@pytest.fixture(scope="module", params=["in-place", "appended"])
 def session(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Session:
@@ -72,18 +72,18 @@ def test_block_and_masks_come_from_the_config(session: Session) -> None:
     assert (manifest.model.type, manifest.block, manifest.masks) == ("qwen3", BLOCK, MASKS + 1)
     assert manifest.tokens.mask == tiny.MASK
     drift = manifest.variants[0].drift
-    assert drift is not None and (drift.yardstick or "").startswith("transformers ")
+    assert drift is not None and (drift.reference_library or "").startswith("transformers ")
 
 
-@pytest.mark.parametrize("window", ["full", "auto", 1, 2, 3, 6])
-def test_exact_text_is_that_of_one_token(window: Any, session: Session, oracle: Oracle) -> None:
-    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), window=window)
+@pytest.mark.parametrize("masks", ["full", "auto", 0, 1, 2, 5])
+def test_exact_text_is_that_of_one_token(masks: Any, session: Session, oracle: Oracle) -> None:
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), masks=masks)
     for prompt, made in zip(PROMPTS, session.generate_batch(list(PROMPTS), config), strict=True):
         assert list(made.token_ids) == generate(oracle, prompt, 1.0, max_new=NEW).tokens
 
 
 def test_a_tau_is_the_reference_sampler_with_these_masks(session: Session, oracle: Oracle) -> None:
-    config = GenerationConfig(tau=0.4, max_new_tokens=NEW, eos_ids=(), window="full")
+    config = GenerationConfig(tau=0.4, max_new_tokens=NEW, eos_ids=(), masks="full")
     for prompt in PROMPTS:
         agrees(session.generate(prompt, config), generate(oracle, prompt, 0.4, max_new=NEW))
 
@@ -96,7 +96,7 @@ def test_a_step_has_at_most_one_mask_more_than_were_trained(
     assert run("onnx", checkpoint, "-o", tmp_path / "b", *map(str, words)).returncode == 0
     session = Session.open(tmp_path / "b", threads=1)
     for tau, most in ((None, MASKS + 1), (0.0, MASKS if block is None else MASKS + 1)):
-        row, _ = session.new_row(0, [5], GenerationConfig(tau=tau, max_new_tokens=NEW))
+        row, _ = session.new_sequence(0, [5], GenerationConfig(tau=tau, max_new_tokens=NEW))
         assert row.max_masks(session.bundle.manifest.block) == most
 
 

@@ -21,7 +21,7 @@ from mars_export import Batcher, GenerationConfig, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.decode.pace.draft import DraftSlots
+from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
 
 BLOCK, NEW = 4, 24
 PROMPTS = [[5, 17, 99, 4, 61], [30], [77, 30, 8, 8, 150, 42, 9, 201, 3], [12, 13] * 6]
@@ -41,7 +41,7 @@ class Gated:
         self.oracle = gated.GatedOracle(self.made, self.base, list(self.adapters.values()))
         self.session = cache(lambda *a: Session.open(self.bundle(*a), threads=1))
 
-    def bundle(self, precision: str = "fp32", layout: str = "static", ids: str = "mask") -> Path:
+    def bundle(self, precision: str = "fp32", layout: str = "in-place", ids: str = "mask") -> Path:
         target = self.root / f"{precision}-{layout}-{ids}"
         if target.exists():
             return target
@@ -70,7 +70,7 @@ def kv_cache(session: Session) -> Any:
     return cache
 
 
-def feed(session: Session, cache: Any, cursor: int, ids: Sequence[int]) -> np.ndarray:
+def plan(session: Session, cache: Any, cursor: int, ids: Sequence[int]) -> np.ndarray:
     """Logits [len(ids), vocab] of one step."""
     index = np.arange(len(ids))[None]
     output = session.backend.step(cache, 0, np.array([ids]), np.array([cursor]), index, True)
@@ -80,7 +80,7 @@ def feed(session: Session, cache: Any, cursor: int, ids: Sequence[int]) -> np.nd
 
 def step(session: Session, ids: Sequence[int]) -> np.ndarray:
     """Logits [len(ids), vocab] of one step on an empty cache."""
-    return feed(session, kv_cache(session), 0, ids)
+    return plan(session, kv_cache(session), 0, ids)
 
 
 def drafts(session: Session, adapter: int, position: int, count: int) -> list[int]:
@@ -89,7 +89,7 @@ def drafts(session: Session, adapter: int, position: int, count: int) -> list[in
     return DraftSlots.of(adapter, V, info.low, info.high).ids(position, count)
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 @pytest.mark.parametrize("name", ["qwen2", "qwen3-mixed", "llama-bias", "mistral", "gemma2", "phi3", "olmo2"])
 def test_draft_slots_compute_the_adapter_and_all_others_the_stock_model(
     models: Callable[[str], Gated], name: str, layout: str
@@ -106,17 +106,19 @@ def test_draft_slots_compute_the_adapter_and_all_others_the_stock_model(
             assert np.abs(expected[known:] - stock[known:]).max() > 0.1, "the adapter must matter"
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_the_text_is_the_stock_model_s_by_transformers(models: Callable[[str], Gated], layout: str) -> None:
     model = models("qwen2")
     session = model.session("fp32", layout, "noise")
     expected = [model.oracle.greedy(prompt, NEW) for prompt in PROMPTS]
-    for window in (1, 2, 5, "full", "auto"):
-        for lookup, name in ((0, None), (2, "two")):
-            config = GenerationConfig(max_new_tokens=NEW, window=window, lookup=lookup, draft=name)
+    for masks in (0, 1, 4, "full", "auto"):
+        for prompt_lookup, name in ((0, None), (2, "two")):
+            config = GenerationConfig(
+                max_new_tokens=NEW, masks=masks, prompt_lookup=prompt_lookup, draft=name
+            )
             made = session.generate_batch(PROMPTS, config)
             assert [list(answer.token_ids) for answer in made] == expected
-    assert sum(answer.stats.verified for answer in made) > 0, "some proposals must hold"
+    assert sum(answer.stats.accepted_draft_tokens for answer in made) > 0, "some draft tokens must hold"
     one = session.generate(PROMPTS[0], GenerationConfig(tau=1.0, max_new_tokens=NEW))
     assert list(one.token_ids) == expected[0]
 
@@ -151,7 +153,7 @@ def test_draws_that_verify_drafts_have_the_stock_model_s_distribution(
             for known, chance in expected.items()
             for token, share in gated.shares(model.oracle.logits([*prompt, *known])[-1], **settings).items()
         }
-    config = GenerationConfig(max_new_tokens=3, eos_ids=(), window=4, **settings)
+    config = GenerationConfig(max_new_tokens=3, eos_ids=(), masks=3, **settings)
     answers = [
         answer
         for first in range(0, 4000, 100)
@@ -159,7 +161,7 @@ def test_draws_that_verify_drafts_have_the_stock_model_s_distribution(
             [prompt] * 100, [config.with_values(seed=first + i) for i in range(100)]
         )
     ]
-    assert sum(answer.stats.proposed for answer in answers) >= 4000
+    assert sum(answer.stats.draft_tokens for answer in answers) >= 4000
     counts = Counter(tuple(answer.token_ids) for answer in answers)
     assert counts.keys() <= expected.keys()
     large = [text for text, chance in expected.items() if chance * 4000 >= 5]
@@ -181,7 +183,7 @@ def test_sampled_text_does_not_depend_on_drafts(
     config = GenerationConfig(temperature=0.8, max_new_tokens=NEW, **settings)
     expected = model.stock().generate_batch(PROMPTS, config)
     for name in ("one", "two"):
-        made = model.session().generate_batch(PROMPTS, config.with_values(draft=name, window=5))
+        made = model.session().generate_batch(PROMPTS, config.with_values(draft=name, masks=4))
         assert [a.token_ids for a in made] == [a.token_ids for a in expected]
 
 
@@ -220,7 +222,7 @@ def test_base_slots_have_the_stock_bundle_s_bits(models: Callable[[str], Gated],
 def test_final_kv_entries_are_those_of_one_token_a_step(
     models: Callable[[str], Gated], precision: str, count: int
 ) -> None:
-    """After steps with right and wrong proposals and `count` draft slots each."""
+    """After steps with right and wrong draft tokens and `count` draft slots each."""
     model = models("qwen2")
     session, stock = model.session(precision), model.stock(precision)
     prompt = PROMPTS[2]
@@ -228,14 +230,14 @@ def test_final_kv_entries_are_those_of_one_token_a_step(
     last = len(text) - 1
     alone, drafted = (kv_cache(s) for s in (stock, session))
     for cursor in range(last):
-        feed(stock, alone, cursor, text[cursor : cursor + 1])
+        plan(stock, alone, cursor, text[cursor : cursor + 1])
     cursor, number = 0, 0
     while cursor < last:
         size, number = min(len(prompt) if cursor == 0 else 1 + number % 4, last - cursor), number + 1
         held = text[cursor : cursor + size]
         wrong = [(text[cursor + size] + 1) % 250] * (number % 3)
         after = drafts(session, number % 2, cursor + size + len(wrong), count)
-        feed(session, drafted, cursor, [*held, *wrong, *after])
+        plan(session, drafted, cursor, [*held, *wrong, *after])
         cursor += size
     for made, expected in zip(drafted.save(0, last), alone.save(0, last), strict=True):
         if precision == "w8a8":
@@ -245,7 +247,7 @@ def test_final_kv_entries_are_those_of_one_token_a_step(
 
 
 @pytest.mark.parametrize("value", [6e4, np.inf, np.nan])
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_drafts_that_overflow_in_half_precision_do_not_change_the_stock_text(
     models: Callable[[str], Gated], tmp_path: Path, layout: str, value: float
 ) -> None:
@@ -256,8 +258,8 @@ def test_drafts_that_overflow_in_half_precision_do_not_change_the_stock_text(
     for bundle, logits in ((source, expected), (target, made)):
         session = Session.open(bundle, threads=1)
         cache = kv_cache(session)
-        step = feed(session, cache, 0, ids + drafts(session, 0, len(ids), 5))
-        logits += [*step[: len(ids)], *feed(session, cache, len(ids), [7])]
+        step = plan(session, cache, 0, ids + drafts(session, 0, len(ids), 5))
+        logits += [*step[: len(ids)], *plan(session, cache, len(ids), [7])]
     assert not np.isfinite(step[len(ids) :]).all(), "drafts must overflow"
     np.testing.assert_array_equal(made, expected)
 
@@ -283,9 +285,13 @@ def test_scales_ranks_and_subsets_of_modules(tmp_path: Path, settings: dict[str,
     np.testing.assert_allclose(step(session, ids), oracle.logits(ids), atol=2e-4)
 
 
-def test_half_precision_and_delta_graphs_compute_all_slots(models: Callable[[str], Gated]) -> None:
+def test_half_precision_and_appended_graphs_compute_all_slots(models: Callable[[str], Gated]) -> None:
     """CUDA graphs cannot capture shapes that depend on data, and TensorRT 10.3 has opset 18."""
     model = models("qwen2")
-    for precision, layout, count in (("fp32", "static", 1), ("fp16", "static", 0), ("fp32", "delta", 0)):
+    for precision, layout, count in (
+        ("fp32", "in-place", 1),
+        ("fp16", "in-place", 0),
+        ("fp32", "appended", 0),
+    ):
         graph = onnx.load(model.bundle(precision, layout) / "model.onnx", load_external_data=False).graph
         assert sum(node.op_type == "NonZero" for node in graph.node) == count

@@ -104,7 +104,7 @@ def test_fp16_stays_within_its_stated_bounds(
     assert kinds["confidence"] == kinds["entropy"] == kinds["logits"] == onnx.TensorProto.FLOAT
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_fixed_graphs_give_what_the_dynamic_one_gives(
     layout: str, checkpoints: Named, tmp_path: Path
 ) -> None:
@@ -116,15 +116,15 @@ def test_fixed_graphs_give_what_the_dynamic_one_gives(
     for variant in manifest.variants[1:]:
         assert (variant.batch, variant.capacity, variant.weights) == (2, 48, "weights.bin")
         slots = variant.slots or 0
-        feeds: dict[str, Any] = {
+        plans: dict[str, Any] = {
             "input_ids": random.integers(0, 250, (2, slots)),
             "kv_length": np.array([5, 31]),
             "output_index": np.tile(np.arange(slots), (2, 1)),
         }
         shape = (2, model.num_kv_heads, 48, model.head_dim)
         names = [f"past_key_values.{suffix}" for suffix in model.kv_suffixes]
-        feeds |= {name: random.normal(size=shape).astype(np.float32) for name in names}
-        dynamic, fixed = (raw(tmp_path / "b" / file, feeds) for file in ("model.onnx", variant.file))
+        plans |= {name: random.normal(size=shape).astype(np.float32) for name in names}
+        dynamic, fixed = (raw(tmp_path / "b" / file, plans) for file in ("model.onnx", variant.file))
         assert dynamic.keys() == fixed.keys()
         for name in dynamic:
             np.testing.assert_allclose(fixed[name], dynamic[name], atol=1e-4, err_msg=name)
@@ -185,7 +185,7 @@ def test_the_model_says_what_it_is(bundles: Named) -> None:
     assert {p.key: p.value for p in model.metadata_props} == {
         "mars.format_version": FORMAT_VERSION,
         "mars.block": "6",
-        "mars.kv_layout": "static",
+        "mars.kv_layout": "in-place",
         "mars.precision": "float32",
     }
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 24)]

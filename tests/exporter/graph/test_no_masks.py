@@ -1,4 +1,4 @@
-"""`--no-masks`: the text of a stock model, with proposals from lookup only."""
+"""`--no-masks`: the text of a stock model, with draft tokens from lookup only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def greedy(checkpoint: Path) -> Any:
     return answer
 
 
-@pytest.fixture(scope="module", params=["static", "delta"])
+@pytest.fixture(scope="module", params=["in-place", "appended"])
 def bundle(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -68,21 +68,23 @@ def test_the_manifest_has_no_mask(session: Session) -> None:
     assert (manifest.tokens.mask, manifest.masks, manifest.block) == (None, 0, 8)
 
 
-@pytest.mark.parametrize("window", ["full", "auto", 1, 3])
-@pytest.mark.parametrize("lookup", [0, 1, 2])
-def test_the_text_is_the_model_s_own(lookup: int, window: Any, session: Session, greedy: Any) -> None:
+@pytest.mark.parametrize("masks", ["full", "auto", 0, 2])
+@pytest.mark.parametrize("prompt_lookup", [0, 1, 2])
+def test_the_text_is_the_model_s_own(prompt_lookup: int, masks: Any, session: Session, greedy: Any) -> None:
     prompts = [*PROMPTS, REPEATED, [tiny.MASK, 270, 287]]
-    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), lookup=lookup, window=window)
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), prompt_lookup=prompt_lookup, masks=masks)
     answers = session.generate_batch(prompts, config)
     for prompt, made in zip(prompts, answers, strict=True):
         assert list(made.token_ids) == greedy(tuple(prompt))
-        assert lookup or made.stats.forwards == NEW
-    assert (sum(made.stats.verified for made in answers) > 0) == (lookup > 0)
+        assert prompt_lookup or made.stats.forwards == NEW
+    assert (sum(made.stats.accepted_draft_tokens for made in answers) > 0) == (prompt_lookup > 0)
 
 
 def test_a_tau_is_refused(session: Session, bundle: Path) -> None:
     for config in (GenerationConfig(tau=0.9), GenerationConfig(exact=False)):
-        with pytest.raises(SessionError, match="exported without masks: leave tau out.*set lookup") as caught:
+        with pytest.raises(
+            SessionError, match="exported without masks: leave tau out.*set prompt_lookup"
+        ) as caught:
             session.generate([5], config)
         assert (caught.value.code, caught.value.field) == ("unsupported_by_model", "tau")
     one = GenerationConfig(tau=1.0, max_new_tokens=4)

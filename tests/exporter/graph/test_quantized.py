@@ -234,7 +234,7 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
     assert set(variant.drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
     w8a8 = open_bundle(quantized("llama", "w8a8")).manifest.variants[0]
     assert w8a8.accuracy_level is None
-    assert variant.has_near_ties and not w8a8.has_near_ties
+    assert w8a8.is_batch_invariant and not variant.is_batch_invariant
 
 
 def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_path: Path) -> None:

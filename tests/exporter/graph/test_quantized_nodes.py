@@ -14,14 +14,14 @@ from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import predictions
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.quantized import integer_product
-from mars_export.exporter.graph.step import StepGraph, _Writer
+from mars_export.exporter.graph.step import GraphSpec, _Writer
 
 
-def run_nodes(nodes: Nodes, opset: int, feeds: dict[str, np.ndarray], *outputs: str) -> list[np.ndarray]:
+def run_nodes(nodes: Nodes, opset: int, plans: dict[str, np.ndarray], *outputs: str) -> list[np.ndarray]:
     """A graph of a few nodes on its own."""
     infos = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in feeds.items()
+        for name, value in plans.items()
     ]
     results = [onnx.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph(nodes.nodes, "few", infos, results, [*nodes.constants.values()])
@@ -30,7 +30,7 @@ def run_nodes(nodes: Nodes, opset: int, feeds: dict[str, np.ndarray], *outputs: 
     opsets = [helper.make_opsetid(*item) for item in domains.items()]
     model = helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=11)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    made: list[np.ndarray] = session.run(list(outputs), feeds)
+    made: list[np.ndarray] = session.run(list(outputs), plans)
     return made
 
 
@@ -56,7 +56,7 @@ def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> No
     dims = open_checkpoint(str(checkpoints("llama"))).dims
     for kind in ("fp32", "fp16"):
         options = ExportOptions(block=4, precision="int8", activations=kind)
-        assert _Writer(StepGraph(dims, options, tiny.MASK)).is_steady == (kind == "fp32")
+        assert _Writer(GraphSpec(dims, options, tiny.MASK)).is_batch_invariant == (kind == "fp32")
     logits = np.random.default_rng(0).integers(0, 9, (2, 7, 288)).astype(np.float32)  # many equal ones
     logits[0, 0] = -1e9
     found = {}

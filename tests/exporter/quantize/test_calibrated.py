@@ -211,7 +211,7 @@ def test_every_map_of_each_family_loses_less_than_by_rounding(name: str, checkpo
 
     embedded = reference.embedded(dims, checkpoint.tensors, fresh)
     reference.layer(dims, 0, weights, embedded, *reference.places([60] * 4), watch)
-    assert set(losses) == {*dims.knobs.qkv, names.O, *dims.knobs.gate_up, names.DOWN}
+    assert set(losses) == {*dims.quirks.qkv, names.O, *dims.quirks.gate_up, names.DOWN}
     assert all(loss < 0.9 for loss in losses.values()), losses
     for x, after, batch in zip(before, tensors._hidden, tensors._batches, strict=True):
         places = reference.places([len(sequence) for sequence in batch])

@@ -70,11 +70,15 @@ def test_an_interrupted_build_leaves_the_bundle_as_it_was(how: str, small: Path,
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({"precision": "bf16"}, {}, "has no bfloat16 graph in the static KV layout.*it has: float16 static"),
+        (
+            {"precision": "bf16"},
+            {},
+            "has no bfloat16 graph in the in-place KV layout.*it has: float16 in-place",
+        ),
         ({"precision": "fp8"}, {}, "--precision must be one of"),
         ({"block": 4}, {}, "is a bundle of block 6, not 4"),
-        ({}, {"kv_layout": "delta"}, "has no graph in the delta KV layout.*mars-export trt CHECKPOINT"),
-        ({}, {"target": "jetson-orin"}, "has no graph in the delta KV layout"),
+        ({}, {"kv_layout": "appended"}, "has no graph in the appended KV layout.*mars-export trt CHECKPOINT"),
+        ({}, {"target": "jetson-orin"}, "has no graph in the appended KV layout"),
     ],
 )
 def test_a_bundle_that_cannot_serve(
@@ -100,7 +104,7 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "No engine was built: full TensorRT builds on the GPU it is for (sm87)" in done.stderr
     manifest = open_bundle(tmp_path / "b", full=True).manifest
-    assert [(v.name, v.kv_layout) for v in manifest.variants] == [("model", "delta")]
+    assert [(v.name, v.kv_layout) for v in manifest.variants] == [("model", "appended")]
     assert {"build-on-device.sh", "tensorrt-jetson-orin.onnx"} <= {f.path for f in manifest.files}
     assert manifest.variants[0].outputs[2:] == ("topk_ids", "topk_logprobs", "logits")
     Session.open(tmp_path / "b", threads=1).generate([1, 2], config(0.5))

@@ -31,7 +31,7 @@ FAMILIES = ("llama", "qwen2", "qwen3-mixed")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_parsed_network_is_the_graph(
@@ -48,7 +48,7 @@ def test_the_parsed_network_is_the_graph(
     shutil.copy(bundle.path / "weights.bin", tmp_path)
     network = tensorrt.parse(trt, logger, builder, tmp_path / "fixed.onnx")
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
-    static = layout == "static"
+    static = layout == "in-place"
     assert kinds.count(trt.LayerType.KV_CACHE_UPDATE) == (2 * layers if static else 0)
     masks = [a.mask is not None for a in tensorrt._attentions(trt, network, kinds)]
     assert masks == [True] * (layers if static else 0), (
@@ -78,7 +78,7 @@ def test_a_symbolic_capacity_is_what_tensorrt_refuses(graphs: Callable[[str, str
     """Why an engine has an ONNX file of its own: the day this fails, it needs none."""
     logger = collecting_logger(trt)
     with pytest.raises(ExportError, match="must have a static sequence length"):
-        tensorrt.parse(trt, logger, trt.Builder(logger), graphs("llama", "fp16", "static") / "model.onnx")
+        tensorrt.parse(trt, logger, trt.Builder(logger), graphs("llama", "fp16", "in-place") / "model.onnx")
 
 
 def test_a_network_that_lost_something_is_not_built(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_an_engine_with_draft_adapters(precision: str, checkpoints: Named, tmp_p
     base = checkpoints("llama")
     adapter = gated.write_adapter(base, tmp_path / "adapter", tiny.TINIES["llama"])
     opened = open_checkpoint(str(base), draft_adapters={"one": str(adapter), "two": str(adapter)})
-    for number, options in enumerate((SMALL, replace(SMALL, kv_layout="delta"))):
+    for number, options in enumerate((SMALL, replace(SMALL, kv_layout="appended"))):
         target = tmp_path / f"{number}.bundle"
         outcome = export_engine(opened, target, graph_options(precision), options)
         assert outcome.variant is not None

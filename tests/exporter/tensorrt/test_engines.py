@@ -48,9 +48,9 @@ def export(
 @pytest.mark.parametrize(
     ("family", "precision", "layout", "dynamic"),
     [
-        ("llama", "fp16", "static", True),
-        ("qwen3-mixed", "bf16", "delta", True),
-        ("qwen2", "int4", "static", False),
+        ("llama", "fp16", "in-place", True),
+        ("qwen3-mixed", "bf16", "appended", True),
+        ("qwen2", "int4", "in-place", False),
     ],
 )
 def test_engines_are_built_and_wellformed(
@@ -123,7 +123,7 @@ def test_two_builds_have_equal_graphs_and_weights(checkpoints: Named, tmp_path: 
 
 
 def test_top_k_outputs_are_parsed_and_built(checkpoints: Named, tmp_path: Path) -> None:
-    engine = replace(SMALL, kv_layout="static", fixed=False, batch=2, prefill=32)
+    engine = replace(SMALL, kv_layout="in-place", fixed=False, batch=2, prefill=32)
     checkpoint = open_checkpoint(str(checkpoints("llama")))
     options = replace(graph_options("fp16"), top_k=5, metrics=True, logits=True)
     export_engine(checkpoint, tmp_path / "b", options, engine)

@@ -45,19 +45,19 @@ def plan_of(**options: Any) -> plan.EnginePlan:
 def test_every_target_has_a_plan_without_a_gpu(name: str) -> None:
     result = plan_of(target=name)
     assert result.backend == ("tensorrt_rtx" if name.startswith(("rtx", "sm")) else "tensorrt")
-    assert (result.obstacle is None) == (result.backend == "tensorrt_rtx")
+    assert (result.reason is None) == (result.backend == "tensorrt_rtx")
 
 
 @pytest.mark.parametrize(
     ("options", "layout", "name"),
     [
-        ({"target": "rtx"}, "static", "rtx"),
-        ({"target": "sm86", "fixed": True}, "static", "rtx-sm86-fixed"),
-        ({"target": "rtx", "kv_layout": "delta"}, "delta", "rtx"),
-        ({"target": "jetson-orin"}, "delta", "tensorrt-jetson-orin"),
-        ({"target": "jetson-thor", "kv_layout": "static"}, "static", "tensorrt-jetson-thor"),
-        ({"target": "h200"}, "static", "tensorrt-h200"),
-        ({"target": "h100", "kv_layout": "delta"}, "delta", "tensorrt-h100"),
+        ({"target": "rtx"}, "in-place", "rtx"),
+        ({"target": "sm86", "fixed": True}, "in-place", "rtx-sm86-fixed"),
+        ({"target": "rtx", "kv_layout": "appended"}, "appended", "rtx"),
+        ({"target": "jetson-orin"}, "appended", "tensorrt-jetson-orin"),
+        ({"target": "jetson-thor", "kv_layout": "in-place"}, "in-place", "tensorrt-jetson-thor"),
+        ({"target": "h200"}, "in-place", "tensorrt-h200"),
+        ({"target": "h100", "kv_layout": "appended"}, "appended", "tensorrt-h100"),
     ],
 )
 def test_the_layout_is_what_the_targets_tensorrt_takes(
@@ -84,14 +84,14 @@ def test_a_network_is_strongly_typed_by_a_flag_or_because_there_is_no_other_kind
 
 def test_in_place_writes_came_with_10_15() -> None:
     versions = ("10.3.0", "10.14", "10.15.1", "11.0")
-    assert [layout_for(version) for version in versions] == ["delta", "delta", "static", "static"]
+    assert [layout_for(version) for version in versions] == ["appended", "appended", "in-place", "in-place"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"target": "pi5"}, r"unknown target `pi5` \(known: host, rtx, sm75, .*jetson-thor, h100, h200\)"),
-        ({"kv_layout": "paged"}, "--kv-layout must be static or delta, not paged"),
+        ({"kv_layout": "paged"}, "--kv-layout must be in-place or appended, not paged"),
         ({"workspace": 512}, "--workspace must be at least 1M, not 512 bytes"),
         ({"capacity": 15}, r"--capacity must be 16 \(two blocks\) to 4096"),
         (
@@ -138,7 +138,9 @@ def test_shapes() -> None:
         "outputs": 8,
     }
     assert len(plan_of(prefill=15).ranges) == 1, "a full decode window covers it"
-    assert str(prefill.outputs) == "1-15 (best 8)", "exact mode asks for a block of proposals and its masks"
+    assert str(prefill.outputs) == "1-15 (best 8)", (
+        "exact mode asks for a block of draft tokens and its masks"
+    )
     assert plan_of(capacity=1000).capacity == 1000
     assert make_plan(EngineOptions(batch=2), 4, 500).capacity == 448, "rows begin at multiples of 256 bytes"
     short = make_plan(EngineOptions(), 4, 64)
@@ -148,21 +150,21 @@ def test_shapes() -> None:
 def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, ORIN, {"tensorrt": "10.3.0"})
     orin = plan_of(target="host")
-    assert (orin.backend, orin.kv_layout, orin.name, orin.obstacle) == (
+    assert (orin.backend, orin.kv_layout, orin.name, orin.reason) == (
         "tensorrt",
-        "delta",
+        "appended",
         "tensorrt-sm87",
         None,
     )
-    assert plan_of(target="jetson-orin").obstacle is None
+    assert plan_of(target="jetson-orin").reason is None
     with pytest.raises(ExportError, match="10.3.0 is older than 10.15 and cannot write KV entries in place"):
-        plan_of(target="jetson-orin", kv_layout="static")
-    assert "this machine has Orin (sm87)" in str(plan_of(target="h200").obstacle)
+        plan_of(target="jetson-orin", kv_layout="in-place")
+    assert "this machine has Orin (sm87)" in str(plan_of(target="h200").reason)
     desktop = Gpu("RTX 4090", "sm89", "12.9")
     here(monkeypatch, desktop, {"tensorrt_rtx": "1.7.0"})
     assert plan_of(target="host").name == "rtx-sm89"
     here(monkeypatch, desktop, {"tensorrt": "10.16.0"})
-    assert (plan_of(target="host").name, plan_of(target="host").kv_layout) == ("tensorrt-sm89", "static")
+    assert (plan_of(target="host").name, plan_of(target="host").kv_layout) == ("tensorrt-sm89", "in-place")
     here(monkeypatch, Gpu("H200", "sm90", "13.0"), {"tensorrt_rtx": "1.7.0", "tensorrt": "10.16.0"})
     assert plan_of(target="host").backend == "tensorrt", "RTX does not know sm90"
 
@@ -182,8 +184,8 @@ def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_pa
     assert all(f.count("past_key_values.") == 2 * MODEL.num_layers for f in shapes)
     assert "mars-export trt . --target host --kv-layout " in text
     assert ("--fixed" in text) == result.is_fixed
-    assert result.obstacle is not None
-    assert result.obstacle in text
+    assert result.reason is not None
+    assert result.reason in text
 
 
 @pytest.mark.parametrize(("tf32", "workspace"), [(False, None), (True, 512 << 20)])
@@ -217,9 +219,9 @@ def test_tf32_and_workspace_are_left_to_tensorrt_only_on_request(tf32: bool, wor
 
 
 def test_a_recipe_can_be_asked_for_where_the_engine_could_be_built() -> None:
-    assert plan_of(target="sm86").obstacle is None
-    assert plan_of(target="sm86", build=False).obstacle == "--no-build was given"
-    assert "full TensorRT builds on" in str(plan_of(target="h100", build=False).obstacle)
+    assert plan_of(target="sm86").reason is None
+    assert plan_of(target="sm86", build=False).reason == "--no-build was given"
+    assert "full TensorRT builds on" in str(plan_of(target="h100", build=False).reason)
 
 
 def test_too_little_memory_is_said_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Continuous batching: every row gets what it would get alone, whoever joins, leaves, waits or fails beside
-it.
+"""Continuous batching: every sequence gets what it would get alone, whoever joins, leaves, waits or fails
+beside it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from support.unsure import predict
 from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.batcher.request import Request
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.schedule import Schedule
+from mars_export.runtime.decode.sequence import Accepted, Sequence
 
 BLOCK = 4
 
 
 def config(seed: int) -> GenerationConfig:
     draw = random.Random(seed)
-    window = draw.choice(("auto", "auto", 1, 2, 3))
+    masks = draw.choice(("auto", "auto", 0, 1, 2))
     return GenerationConfig(
-        tau=draw.choice((1.0, 0.9, 0.5, 0.2)), max_new_tokens=draw.randint(1, 25), eos_ids=(7,), window=window
+        tau=draw.choice((1.0, 0.9, 0.5, 0.2)), max_new_tokens=draw.randint(1, 25), eos_ids=(7,), masks=masks
     )
 
 
-def new_row(index: int, seed: int) -> Row:
+def new_sequence(index: int, seed: int) -> Sequence:
     draw = random.Random(seed)
-    return Row(index, [draw.randint(1, 50) for _ in range(draw.choice((1, 2, 9, 40)))], config(seed), ())
+    return Sequence(index, [draw.randint(1, 50) for _ in range(draw.choice((1, 2, 9, 40)))], config(seed), ())
 
 
 def alone(seed: int) -> tuple[list[int], Any]:
-    row = new_row(0, seed)
-    for _ in decode(FakeBackend(predict), [row], BLOCK, MASK):
+    seq = new_sequence(0, seed)
+    for _ in decode(FakeBackend(predict), [seq], BLOCK, MASK):
         pass
-    return row.tokens, row.finish_reason
+    return seq.tokens, seq.finish_reason
 
 
 @settings(max_examples=60)
@@ -62,37 +62,37 @@ def alone(seed: int) -> tuple[list[int], Any]:
 def test_rows_get_what_they_get_alone_whenever_they_arrive(
     arrivals: list[tuple[int, int]], limits: Limits, cancelled: set[int]
 ) -> None:
-    backend = FakeBackend(predict)  # fails when a row would see another's entries
+    backend = FakeBackend(predict)  # fails when a sequence would see another's entries
     schedule = Schedule(backend, BLOCK, MASK, limits)
-    rows = {i: (at, seed, new_row(i, seed)) for i, (at, seed) in enumerate(arrivals)}
-    events: dict[int, list[int]] = {i: [] for i in rows}
+    seqs = {i: (at, seed, new_sequence(i, seed)) for i, (at, seed) in enumerate(arrivals)}
+    events: dict[int, list[int]] = {i: [] for i in seqs}
     now = 0
-    while not schedule.is_idle or now <= max(at for at, _, _ in rows.values()):
-        for i, (at, _, row) in rows.items():
+    while not schedule.is_idle or now <= max(at for at, _, _ in seqs.values()):
+        for i, (at, _, seq) in seqs.items():
             if at == now:
-                schedule.add(row)
-            if i in cancelled and now == at + 2 and row.finish_reason is None:
-                row.finish_reason = "cancelled"
+                schedule.add(seq)
+            if i in cancelled and now == at + 2 and seq.finish_reason is None:
+                seq.finish_reason = "cancelled"
         accepted = schedule.iterate()
         assert all(event.error is None for event in accepted)
         for event in accepted:
-            events[event.row] += event.token_ids
+            events[event.seq] += event.token_ids
         assert schedule.num_running <= limits.max_rows
         now += 1
         assert now < 3000
-    for i, (_, seed, row) in rows.items():
+    for i, (_, seed, seq) in seqs.items():
         tokens, reason = alone(seed)
-        assert row.tokens[row.stats.prompt_tokens :] == events[i]
-        if row.finish_reason == "cancelled":
-            assert tokens[: len(row.tokens)] == row.tokens
+        assert seq.tokens[seq.stats.prompt_tokens :] == events[i]
+        if seq.finish_reason == "cancelled":
+            assert tokens[: len(seq.tokens)] == seq.tokens
         else:
-            assert (row.tokens, row.finish_reason) == (tokens, reason)
+            assert (seq.tokens, seq.finish_reason) == (tokens, reason)
 
 
 def test_memory_of_a_long_row_is_given_back_when_nothing_runs() -> None:
     backend = FakeBackend(predict)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
-    schedule.add(Row(0, [1] * 300, GenerationConfig(max_new_tokens=2, eos_ids=()), ()))
+    schedule.add(Sequence(0, [1] * 300, GenerationConfig(max_new_tokens=2, eos_ids=()), ()))
     while not schedule.is_idle:
         schedule.iterate()
     assert len(backend.caches) == 2
@@ -104,16 +104,16 @@ def test_a_row_that_fails_takes_nobody_with_it() -> None:
         raise RuntimeError(f"bad stop condition at {token}")
 
     schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=3))
-    good = [new_row(i, seed) for i, seed in ((0, 11), (2, 12))]
-    bad = Row(1, [5, 6], GenerationConfig(max_new_tokens=20, eos_ids=()), (), broken)
-    for row in (good[0], bad, good[1]):
-        schedule.add(row)
+    good = [new_sequence(i, seed) for i, seed in ((0, 11), (2, 12))]
+    bad = Sequence(1, [5, 6], GenerationConfig(max_new_tokens=20, eos_ids=()), (), broken)
+    for seq in (good[0], bad, good[1]):
+        schedule.add(seq)
     failed = []
     while not schedule.is_idle:
         failed += [event for event in schedule.iterate() if event.error]
-    assert [(f.row, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
-    for row, seed in zip(good, (11, 12), strict=True):
-        assert row.tokens == alone(seed)[0]
+    assert [(f.seq, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
+    for seq, seed in zip(good, (11, 12), strict=True):
+        assert seq.tokens == alone(seed)[0]
 
 
 def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
@@ -127,16 +127,16 @@ def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
 
     backend = Flaky(predict)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
-    schedule.add(Row(0, [1, 2], GenerationConfig(max_new_tokens=50, eos_ids=()), ()))
+    schedule.add(Sequence(0, [1, 2], GenerationConfig(max_new_tokens=50, eos_ids=()), ()))
     schedule.iterate()
     backend.broken = True
-    assert [f.row for f in schedule.iterate() if f.error] == [0]
+    assert [f.seq for f in schedule.iterate() if f.error] == [0]
     backend.broken = False
-    row = new_row(1, 77)
-    schedule.add(row)
+    seq = new_sequence(1, 77)
+    schedule.add(seq)
     while not schedule.is_idle:
         assert not any(event.error for event in schedule.iterate())
-    assert row.tokens == alone(77)[0]
+    assert seq.tokens == alone(77)[0]
 
 
 # --- the engine, on a real bundle ---
@@ -160,7 +160,7 @@ def asked(seed: int) -> tuple[list[int], GenerationConfig]:
     return prompt, GenerationConfig(
         tau=draw.choice((1.0, 0.9, 0.4)),
         max_new_tokens=draw.randint(1, 24),
-        window=draw.choice(("auto", 2)),
+        masks=draw.choice(("auto", 1)),
         **sampled,
     )
 
@@ -325,9 +325,9 @@ def test_a_cancelled_submission_keeps_its_thread_of_the_executor(
 
 
 def test_the_counts_between_two_events_of_a_step_are_those_of_the_events() -> None:
-    """A step may give a row two events: the end of its prompt, and its first decode."""
-    row = Row(0, [1, 2], GenerationConfig(max_new_tokens=8), ())
-    request = Request(row, None, lambda *_: None)
-    row.stats.tokens = 2
+    """A step may give a sequence two events: the end of its prompt, and its first decode."""
+    seq = Sequence(0, [1, 2], GenerationConfig(max_new_tokens=8), ())
+    request = Request(seq, None, lambda *_: None)
+    seq.stats.tokens = 2
     request.deliver(Accepted(0, (5,), (0.5,), None))
     assert request.completion.token_ids == (5,) and request.completion.stats.tokens == 1

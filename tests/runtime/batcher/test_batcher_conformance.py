@@ -9,20 +9,20 @@ from support.fake import MASK, FakeBackend
 from support.makers import cases, maker
 
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.sequence import Sequence
 
 CASES, LOOPS = cases("batcher.json"), maker("make_loops")
 
 
-def row_of(index: int, wanted: dict[str, Any]) -> Row:
+def row_of(index: int, wanted: dict[str, Any]) -> Sequence:
     config = GenerationConfig(
         tau=wanted["tau"],
-        window=wanted["window"],
+        masks=wanted["masks"],
         max_new_tokens=wanted["max_new_tokens"],
         eos_ids=tuple(wanted["eos_ids"]),
     )
-    row = Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+    row = Sequence(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
     row.client = wanted["client"]
     return row
 
@@ -46,7 +46,7 @@ def test_every_row_gets_its_tokens_in_the_step_that_is_written(case: dict[str, A
                 row.finish_reason = "cancelled"
         for event in schedule.iterate():
             assert event.error is None
-            commits[event.row].append([step, list(event.token_ids)])
+            commits[event.seq].append([step, list(event.token_ids)])
     assert schedule.is_idle
     for row, seen, wanted in zip(rows, commits, case["rows"], strict=True):
         assert seen == wanted["expected"]["commits"]

@@ -164,7 +164,7 @@ def test_a_broken_stamp_only_costs_a_new_hash(
 
 def test_old_stamps_are_forgotten(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("mars_export.runtime.bundle.files.MOST_STAMPS", 3)
+    monkeypatch.setattr("mars_export.runtime.bundle.files.MAX_STAMPS", 3)
     for i in range(5):
         open_bundle(shutil.copytree(directory, tmp_path / f"{i}.bundle"))
     assert len(list((tmp_path / "cache" / "verified").iterdir())) == 3
@@ -192,7 +192,7 @@ def change(directory: Path, part: str, changes: dict[str, Any]) -> None:
         ("model", {"vocab_size": 300}, "logits"),
         ("variant", {"outputs": ["token_ids", "confidence"]}, "entropy, logits, margin"),
         ("variant", {"kv_dtype": "float16"}, "past_key_values.0.key"),
-        ("variant", {"kv_layout": "delta"}, r"present.0.key \(KV layout\)"),
+        ("variant", {"kv_layout": "appended"}, r"present.0.key \(KV layout\)"),
     ],
 )
 def test_a_manifest_that_is_not_of_this_graph(

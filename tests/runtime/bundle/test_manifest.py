@@ -25,6 +25,36 @@ def test_unknown_fields_are_for_later_minor_versions() -> None:
     assert newer.format_version == "1.7"
 
 
+@pytest.mark.parametrize("version", ["1", "1.0", "1.3"])
+def test_the_names_of_older_versions_are_read(version: str) -> None:
+    old = json.loads(GOOD.to_json())
+    old["format_version"] = version
+    for variant in old["variants"]:
+        variant["kv_layout"] = {"in-place": "static", "appended": "delta"}[variant["kv_layout"]]
+    old["variants"][0]["drift"]["yardstick"] = "transformers 5.1"
+    del old["variants"][0]["drift"]["reference_library"]
+    for window, masks in ((1, 0), (8, 7), ("auto", "auto"), ("full", "full"), (None, "full"), (..., "full")):
+        profile = old["profiles"][0]
+        profile.pop("masks", None)
+        profile.pop("window", None)
+        if window is not ...:
+            profile["window"] = window
+        found = parse_manifest(json.dumps(old))
+        assert found.profiles[0].masks == masks
+        assert [v.kv_layout for v in found.variants] == [v.kv_layout for v in GOOD.variants]
+        assert found.variants[0].drift is not None
+        assert found.variants[0].drift.reference_library == "transformers 5.1"
+        assert found.format_version == FORMAT_VERSION, "written with the new names from now on"
+    old["profiles"][0]["window"] = 0
+    with pytest.raises(BundleError, match=r"profiles\[0\].masks: .* an integer of 0 or more"):
+        parse_manifest(json.dumps(old))
+
+
+def test_a_manifest_of_1_4_has_no_older_names() -> None:
+    with pytest.raises(BundleError, match="kv_layout: one of in-place, appended"):
+        parse_manifest(changed("variants.0.kv_layout", "static"))
+
+
 @pytest.mark.parametrize(
     ("version", "side"),
     [
@@ -97,8 +127,8 @@ WRONG: list[tuple[str, Any, str]] = [
         )
     ],
     *[
-        ("profiles.0.window", value, r"profiles\[0\].window: \"auto\", \"full\" or an integer")
-        for value in (0, -1, 1.5, True, "all", "", [])
+        ("profiles.0.masks", value, r"profiles\[0\].masks: \"auto\", \"full\" or an integer")
+        for value in (-1, 1.5, True, "all", "", [])
     ],
     ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
     ("profiles.0.tau", float("nan"), "tau: a finite number is expected"),
@@ -122,7 +152,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("variants.0.weights", "gone.bin", "variant model uses `gone.bin`, which `files` does not list"),
     ("variants.0.precision", "float12", r"variants\[0\].precision: one of"),
     ("variants.0.kv_dtype", "int8", r"variants\[0\].kv_dtype: one of"),
-    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: one of static, delta"),
+    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: one of in-place, appended"),
     ("variants.0.outputs", ["token_ids"], r"variants\[0\].outputs: token_ids and confidence are needed"),
     (
         "variants.0.outputs",
@@ -209,10 +239,10 @@ def test_a_wrong_engine_field_is_named(path: str, value: Any, message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "meaning"), [(..., "full"), (None, "full"), ("full", "full"), ("auto", "auto"), (3, 3)]
+    ("given", "meaning"), [(..., "full"), (None, "full"), ("full", "full"), ("auto", "auto"), (0, 0), (3, 3)]
 )
-def test_what_the_window_of_a_profile_means(given: Any, meaning: Any) -> None:
-    assert parse_manifest(changed("profiles.0.window", given)).profiles[0].window == meaning
+def test_the_masks_of_a_profile(given: Any, meaning: Any) -> None:
+    assert parse_manifest(changed("profiles.0.masks", given)).profiles[0].masks == meaning
 
 
 def test_w8a8_has_weights_of_7_bits() -> None:

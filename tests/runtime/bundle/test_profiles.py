@@ -49,7 +49,7 @@ def test_a_stored_profile_is_used(path: Path) -> None:
     before = open_bundle(path).manifest
     profiles.store(path, profile(path))
     config = Session.open(path, threads=1).profile("sums")
-    assert (config.tau, config.metric, config.window) == (0.9, "margin", 4)
+    assert (config.tau, config.metric, config.masks) == (0.9, "margin", 3)
     assert (
         replace(open_bundle(path, full=True).manifest, profiles=(), format_version=before.format_version)
         == before
@@ -150,18 +150,18 @@ def test_a_bundle_opens_whenever_the_writer_dies(
 
 def test_a_profile_of_a_draft_adapter(bundles: Named, tmp_path: Path) -> None:
     path = with_adapters(bundles("llama"), tmp_path / "mine.bundle")
-    profiles.store(path, profile(path, tau=None, accuracy_level=None, window=3, draft="two"))
+    profiles.store(path, profile(path, tau=None, accuracy_level=None, masks=2, draft="two"))
     session = Session.open(path, threads=1, cache_bytes=0)
     config = session.profile("sums")
-    assert (config.exact, config.window, config.draft) == (True, 3, "two")
+    assert (config.exact, config.masks, config.draft) == (True, 2, "two")
     prompt = [{"role": "user", "content": "the apple"}]
     steps = [
-        session.generate(prompt, GenerationConfig(max_new_tokens=20, window=3, draft=name)).stats.proposed
+        session.generate(prompt, GenerationConfig(max_new_tokens=20, masks=2, draft=name)).stats.draft_tokens
         for name in ("one", "two")
     ]
     asked = ["generate", str(path), "-p", "the apple", "-n", "20", "--profile", "sums", "--json"]
     found = [
-        json.loads(CliRunner().invoke(app, [*asked, *more]).output)["stats"]["proposed"]
+        json.loads(CliRunner().invoke(app, [*asked, *more]).output)["stats"]["draft_tokens"]
         for more in (["--draft", "one"], [])
     ]
     assert found == steps and steps[0] != steps[1]

@@ -99,7 +99,7 @@ def test_turns_are_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "has_window", "has_seed", "window"),
+    ("changes", "has_masks", "has_seed", "masks"),
     [
         ({}, False, True, "auto"),
         ({"temperature": 0.8}, False, True, "auto"),
@@ -108,19 +108,19 @@ def test_turns_are_taken_back() -> None:
         ({"tau": 0.9, "temperature": 0.8}, False, False, "full"),
         ({"tau": 0.9, "temperature": 0.8}, True, True, "auto"),
         ({"tau": 1.0, "temperature": 0.8}, False, True, "auto"),
-        ({"tau": 0.9, "temperature": 0.8, "window": 3}, True, True, 3),
+        ({"tau": 0.9, "temperature": 0.8, "masks": 2}, True, True, 2),
     ],
 )
-def test_drawn_texts_at_a_tau_get_full_windows(
-    changes: dict[str, object], has_window: bool, has_seed: bool, window: object
+def test_drawn_texts_at_a_tau_get_all_masks(
+    changes: dict[str, object], has_masks: bool, has_seed: bool, masks: object
 ) -> None:
     config = GenerationConfig(**changes)  # type: ignore[arg-type]
-    done = repeatable(config, has_window=has_window, has_seed=has_seed)
-    assert done == config.with_values(window=window, tau=config.tau, exact=config.exact)
+    done = repeatable(config, has_masks=has_masks, has_seed=has_seed)
+    assert done == config.with_values(masks=masks, tau=config.tau, exact=config.exact)
     if config.exact and config.temperature:
-        talk = talk_of(config, has_window=has_window)
+        talk = talk_of(config, has_masks=has_masks)
         talk.obey("/tau 0.9")
-        assert talk.config.window == "full"
+        assert talk.config.masks == "full"
 
 
 def test_a_talk_in_the_shell(bundles: Named) -> None:

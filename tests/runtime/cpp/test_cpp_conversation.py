@@ -30,9 +30,9 @@ from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import store
 
 PLENTY = 1 << 30
-# Heads as wide as the firm steps of a CPU need them.
+# Heads as wide as the reproducible steps of a CPU need them.
 WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
-CONFIG: dict[str, Any] = {"max_new_tokens": 10, "window": "full"}
+CONFIG: dict[str, Any] = {"max_new_tokens": 10, "masks": "full"}
 Both = Callable[..., tuple[Session, CSession]]
 
 
@@ -182,7 +182,7 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
     variant = open_bundle(directory).manifest.variants[0]
     evidence = {"task": "my task.jsonl", "max_drop": 0.01}
     graph = describe(directory / variant.file).sha256
-    good = Profile("quick", 0.4, "margin", variant.name, graph, evidence, window=4)
+    good = Profile("quick", 0.4, "margin", variant.name, graph, evidence, masks=3)
     stale = (
         replace(good, name="graph", variant_sha256="0" * 64),
         replace(good, name="weights", weights_sha256="0" * 64),
@@ -195,7 +195,7 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
     with CSession(library, directory, threads=1) as twin:
         wanted = session.profile("quick")
         assert twin.profile("quick") == {
-            "tau": wanted.tau, "metric": 1, "window": wanted.window, "draft": None,
+            "tau": wanted.tau, "metric": 1, "masks": wanted.masks, "draft": None,
         }  # fmt: skip
         for name in ("graph", "weights", "precision", "level", "none"):
             with pytest.raises(Exception, match="stale|no profile") as python:

@@ -60,12 +60,15 @@ def test_a_draft_adapter_changes_the_steps_and_not_the_text(
     with CSession(library, gated, threads=1) as session:
         one = session.generate(PROMPT, tau=1.0, **asked)
         for name in (None, *NAMES):
-            wanted = python.generate(PROMPT, GenerationConfig(draft=name, window="full", **asked))  # type: ignore[arg-type]
-            made = session.generate(PROMPT, window="full", **asked, **({"draft": name} if name else {}))
+            wanted = python.generate(PROMPT, GenerationConfig(draft=name, masks="full", **asked))  # type: ignore[arg-type]
+            made = session.generate(PROMPT, masks="full", **asked, **({"draft": name} if name else {}))
             assert made.token_ids == tuple(wanted.token_ids) == one.token_ids
             stats = wanted.stats
-            assert (made.forwards, made.verified) == (stats.forwards, stats.verified)
-            steps.append((made.forwards, made.proposed, made.verified, made.accepted))
+            assert (made.forwards, made.accepted_draft_tokens) == (
+                stats.forwards,
+                stats.accepted_draft_tokens,
+            )
+            steps.append((made.forwards, made.draft_tokens, made.accepted_draft_tokens, made.accepted))
     assert steps[0] == steps[1]
 
 
@@ -98,14 +101,16 @@ def profiled(bundles: Named, tmp_path: Path) -> Path:
 def test_a_profile_chooses_the_adapter(profiled: Path, library: Library) -> None:
     steps, chat = {}, [{"role": "user", "content": "the apple"}]
     for name in NAMES:
-        config = GenerationConfig(max_new_tokens=20, draft=name, window=3)
-        steps[name] = Session.open(profiled, threads=1, cache_bytes=0).generate(chat, config).stats.proposed
+        config = GenerationConfig(max_new_tokens=20, draft=name, masks=2)
+        steps[name] = (
+            Session.open(profiled, threads=1, cache_bytes=0).generate(chat, config).stats.draft_tokens
+        )
     assert steps["one"] != steps["two"]
     asked = ("-p", "the apple", "--max-new-tokens", 20, "--profile", "words")
-    assert run(profiled, *asked)["stats"]["proposed"] == steps["two"]
-    assert run(profiled, *asked, "--draft", "one")["stats"]["proposed"] == steps["one"]
+    assert run(profiled, *asked)["stats"]["draft_tokens"] == steps["two"]
+    assert run(profiled, *asked, "--draft", "one")["stats"]["draft_tokens"] == steps["one"]
     with CSession(library, profiled, threads=1) as session:
-        assert session.profile("words") == {"tau": -1.0, "metric": 0, "window": 3, "draft": b"two"}
+        assert session.profile("words") == {"tau": -1.0, "metric": 0, "masks": 2, "draft": b"two"}
     process, port = start(profiled)
     try:
         models = called(port, "GET", "/v1/models")["data"]
@@ -164,18 +169,21 @@ def test_a_bundle_without_masks_gives_the_one_token_text(maskless: Path, library
     with CSession(library, maskless, threads=1) as session:
         for prompt in (PROMPT, [5, 6, 7] * 8):
             one = session.generate(prompt, tau=1.0, max_new_tokens=30, eos_ids=())
-            for asked in ({}, {"lookup": 1}):
+            for asked in ({}, {"prompt_lookup": 1}):
                 asked |= {"max_new_tokens": 30, "eos_ids": ()}
-                made = session.generate(prompt, window="full", **asked)
-                wanted = python.generate(prompt, GenerationConfig(window="full", **asked))  # type: ignore[arg-type]
+                made = session.generate(prompt, masks="full", **asked)
+                wanted = python.generate(prompt, GenerationConfig(masks="full", **asked))  # type: ignore[arg-type]
                 assert made.token_ids == tuple(wanted.token_ids) == one.token_ids
-                assert (made.forwards, made.proposed) == (wanted.stats.forwards, wanted.stats.proposed)
-        config = GenerationConfig(max_new_tokens=20, lookup=1, window="full")
+                assert (made.forwards, made.draft_tokens) == (
+                    wanted.stats.forwards,
+                    wanted.stats.draft_tokens,
+                )
+        config = GenerationConfig(max_new_tokens=20, prompt_lookup=1, masks="full")
         alone = python.generate(CHAT, config)
-        asked = ("-p", "the éclair", "--max-new-tokens", 20, "--lookup", 1, "--window", "full")
+        asked = ("-p", "the éclair", "--max-new-tokens", 20, "--prompt-lookup", 1, "--masks", "full")
         found = run(maskless, *asked)
         assert (found["token_ids"], found["text"]) == (list(alone.token_ids), alone.text)
-        assert found["stats"]["proposed"] == alone.stats.proposed
+        assert found["stats"]["draft_tokens"] == alone.stats.draft_tokens
         with pytest.raises(MarsStatusError, match="no draft adapter 'one'; it has none"):
             session.generate(PROMPT, draft="one")
         with pytest.raises(MarsStatusError, match="exported without masks"):

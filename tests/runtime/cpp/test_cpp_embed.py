@@ -33,7 +33,7 @@ def test_the_readme_shows_the_program_that_is_built(
     )
     assert done.returncode == 0, done.stderr
     text, figure = done.stdout.rsplit("\n", 2)[:2]
-    assert text == wanted.text  # in every window
+    assert text == wanted.text  # in every number of masks
     assert re.fullmatch(r"[\d.]+ tokens/forward", figure)
     usage = subprocess.run([program], capture_output=True, text=True, check=False, timeout=60)
     assert (usage.returncode, usage.stderr) == (2, "usage: embed BUNDLE REQUEST\n")

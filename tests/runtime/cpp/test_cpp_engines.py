@@ -49,7 +49,7 @@ def engine_bundle(bundles: Named, tmp_path: Path) -> Callable[[dict[str, Any]], 
             graph=graph.file,
         )
         engine = replace(
-            engine_variant(info, 128, "delta" if machine is ORIN else "static"),
+            engine_variant(info, 128, "appended" if machine is ORIN else "in-place"),
             backend="tensorrt",
             file="stub.engine",
         )
@@ -57,7 +57,7 @@ def engine_bundle(bundles: Named, tmp_path: Path) -> Callable[[dict[str, Any]], 
             "layers": model.num_layers,
             "kv_heads": model.num_kv_heads,
             "head_dim": model.head_dim,
-            "in_place": engine.kv_layout == "static",
+            "in_place": engine.kv_layout == "in-place",
             "top_k": 0,
             "ranges": [asdict(each) for each in info.ranges],
         }

@@ -1,4 +1,4 @@
-"""Answers of libmars against those of Python on tiny bundles, token for token: tau, sampling, windows,
+"""Answers of libmars against those of Python on tiny bundles, token for token: tau, sampling, masks,
 batches, and requests that cannot be served."""
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def test_tokens_are_those_of_python(
         assert {k: n for k, n in enumerate(made.accepted) if n} == wanted.stats.accepted
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 6, 100, "full"])
-def test_windows(window: int | str, twin: CSession, sessions: Sessions) -> None:
-    width = BLOCK if window == "full" else window
+@pytest.mark.parametrize("masks", [0, 1, 4, 5, 99, "full"])
+def test_masks(masks: int | str, twin: CSession, sessions: Sessions) -> None:
+    number = BLOCK - 1 if masks == "full" else int(masks)
     wanted = sessions("llama").generate(
-        PROMPT, GenerationConfig(tau=0.0, max_new_tokens=24, eos_ids=(), window=int(width))
+        PROMPT, GenerationConfig(tau=0.0, max_new_tokens=24, eos_ids=(), masks=number)
     )
-    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=24, eos_ids=(), window=window)
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=24, eos_ids=(), masks=masks)
     assert (made.token_ids, made.forwards) == (wanted.token_ids, wanted.stats.forwards)
-    assert max(k for k, n in enumerate(made.accepted) if n) == min(int(width), BLOCK)
+    assert max(k for k, n in enumerate(made.accepted) if n) == min(number + 1, BLOCK)
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3-mixed"])

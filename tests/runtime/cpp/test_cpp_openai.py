@@ -128,16 +128,16 @@ def chat(client: Any, **fields: Any) -> Any:
 
 def test_an_answer_is_pythons_own(client: Any, sessions: Sessions) -> None:
     assert [model.id for model in client.models.list()] == [MAIN]
-    for knob in ({}, {"tau": 0.4, "window": "full"}, {"exact": True, "lookup": 2}):
-        alone = sessions(MAIN).generate(HELLO, GenerationConfig(max_new_tokens=12, **knob))  # type: ignore
-        answer = chat(client, extra_body=knob)
+    for setting in ({}, {"tau": 0.4, "masks": "full"}, {"exact": True, "prompt_lookup": 2}):
+        alone = sessions(MAIN).generate(HELLO, GenerationConfig(max_new_tokens=12, **setting))  # type: ignore
+        answer = chat(client, extra_body=setting)
         assert answer.choices[0].message.content == alone.text
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage.prompt_tokens == alone.stats.prompt_tokens
         assert answer.usage.completion_tokens == alone.stats.tokens == 12
         assert answer.usage.prompt_tokens_details.cached_tokens == 0
-        assert (answer.mars["exact"], answer.mars["tau"]) == (knob.get("tau") is None, knob.get("tau"))
-        chunks = list(chat(client, extra_body=knob, stream=True, stream_options={"include_usage": True}))
+        assert (answer.mars["exact"], answer.mars["tau"]) == (setting.get("tau") is None, setting.get("tau"))
+        chunks = list(chat(client, extra_body=setting, stream=True, stream_options={"include_usage": True}))
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert text == alone.text and chunks[-1].usage.completion_tokens == 12
     drawn = GenerationConfig(max_new_tokens=12, temperature=0.9, seed=5)
@@ -146,13 +146,13 @@ def test_an_answer_is_pythons_own(client: Any, sessions: Sessions) -> None:
 
 
 def test_steps_are_what_the_decoder_did(client: Any, sessions: Sessions) -> None:
-    for knob in ({"window": "full"}, {"tau": 0.3, "window": "full"}):
-        config = GenerationConfig(max_new_tokens=24, **knob)  # type: ignore[arg-type]
+    for setting in ({"masks": "full"}, {"tau": 0.3, "masks": "full"}):
+        config = GenerationConfig(max_new_tokens=24, **setting)  # type: ignore[arg-type]
         events = [event for event in sessions(MAIN).stream(HELLO, config) if event.token_ids]
-        steps = chat(client, max_tokens=24, extra_body={"return_steps": True, **knob}).choices[0].steps
+        steps = chat(client, max_tokens=24, extra_body={"return_steps": True, **setting}).choices[0].steps
         assert [[t["id"] for t in step["tokens"]] for step in steps] == [list(e.token_ids) for e in events]
         hows = [[t["how"] for t in step["tokens"]] for step in steps]
-        proposed = "accepted" if "tau" in knob else "verified"
+        proposed = "accepted" if "tau" in setting else "verified"
         assert all(how == [*[proposed] * (len(how) - 1), "accepted"] for how in hows), hows
         assert any(len(how) > 1 for how in hows)
 
@@ -176,14 +176,14 @@ def test_profiles_are_models_and_stale_ones_are_not(
     shutil.copytree(bundles(MAIN), bundle, ignore=shutil.ignore_patterns(".*"))
     variant = open_bundle(bundle).manifest.variants[0]
     good = Profile(
-        "quick", 0.4, "probability", variant.name, describe(bundle / variant.file).sha256, window="full"
+        "quick", 0.4, "probability", variant.name, describe(bundle / variant.file).sha256, masks="full"
     )
     store(bundle, good)
     store(bundle, replace(good, name="old", variant_sha256="0" * 64))
     service = Service(bundle)
     listed = service.call("/v1/models", None, "GET").json["data"]
     assert [model["id"] for model in listed] == ["board", "board:quick"]
-    wanted = sessions(MAIN).generate(HELLO, GenerationConfig(tau=0.4, window="full", max_new_tokens=12))
+    wanted = sessions(MAIN).generate(HELLO, GenerationConfig(tau=0.4, masks="full", max_new_tokens=12))
     for fields in ({"model": "board:quick"}, {"model": "board", "profile": "quick"}):
         answer = service.call(
             "/v1/chat/completions", json.dumps({"messages": HELLO, "max_tokens": 12, **fields})

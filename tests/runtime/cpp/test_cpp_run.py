@@ -25,9 +25,9 @@ def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("the éclair")
-    options = ("--tau", 0.4, "--window", "full", "--max-new-tokens", 20, "--threads", 1, "--json")
+    options = ("--tau", 0.4, "--masks", "full", "--max-new-tokens", 20, "--threads", 1, "--json")
     chat = [{"role": "user", "content": "the éclair"}]
-    wanted = sessions("llama").generate(chat, GenerationConfig(tau=0.4, max_new_tokens=20, window="full"))
+    wanted = sessions("llama").generate(chat, GenerationConfig(tau=0.4, max_new_tokens=20, masks="full"))
     for prompt, stdin in (
         (("-p", "the éclair"), ""),
         (("--file", tmp_path / "prompt.txt"), ""),
@@ -44,18 +44,24 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         words = [word for word in wanted.stats.to_dict() if word not in PYTHON_ONLY]
         assert list(made["stats"]) == words
         assert made["stats"]["accepted"] == wanted.stats.to_dict()["accepted"]
-    exact = sessions("llama").generate(chat, GenerationConfig(max_new_tokens=20, window="full", lookup=2))
-    for words in ((), ("--exact",), ("--lookup", 2)):
+    exact = sessions("llama").generate(
+        chat, GenerationConfig(max_new_tokens=20, masks="full", prompt_lookup=2)
+    )
+    for words in ((), ("--exact",), ("--prompt-lookup", 2)):
         done = run(bundles("llama"), "-p", "the éclair", *words, "--max-new-tokens", 20, "--json")
         made = json.loads(done.stdout)
         assert made["token_ids"] == list(exact.token_ids)
         assert (made["exact"], made["tau"]) == (True, None)
-        assert made["stats"]["proposed"] == made["stats"]["verified"] + made["stats"]["rejected"] > 0
-    for words, window in (
+        assert (
+            made["stats"]["draft_tokens"]
+            == made["stats"]["accepted_draft_tokens"] + made["stats"]["rejected_draft_tokens"]
+            > 0
+        )
+    for words, masks in (
         (("--seed", 7), "full"),
         (("--temperature", 1), "full"),
-        (("--seed", 7, "--window", "auto"), "auto"),
-        (("--seed", 7, "--window", 2), 2),
+        (("--seed", 7, "--masks", "auto"), "auto"),
+        (("--seed", 7, "--masks", 1), 1),
         ((), "auto"),
     ):
         done = run(
@@ -74,11 +80,11 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         ]
         theirs = CliRunner().invoke(app, [str(word) for word in (*same, *words)])
         made, expected = json.loads(done.stdout), json.loads(theirs.stdout)
-        assert made["window"] == expected["window"] == window, words
-        if window == "full":
+        assert made["masks"] == expected["masks"] == masks, words
+        if masks == "full":
             assert made["token_ids"] == expected["token_ids"], words
     shown = run(
-        bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--window=full", "--max-new-tokens=20"
+        bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--masks=full", "--max-new-tokens=20"
     )
     raw = sessions("llama").generate("the éclair", GenerationConfig(tau=0.4, max_new_tokens=20))
     assert shown.stdout == raw.text + "\n"
@@ -119,14 +125,14 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
             "--exact gives the one-token text whatever is likely, --tau 0.9 accepts",
         ),
         (("a", "--metric", "margin"), 1, "--metric margin says what tau is compared with; give --tau, too"),
-        (("a", "--lookup", "-1"), 2, "--lookup must be 0 or more"),
+        (("a", "--prompt-lookup", "-1"), 2, "--prompt-lookup must be 0 or more"),
         (("a", "--profile", "x", "--tau", "1"), 1, "give either --profile or these options"),
-        (("a", "--profile", "x", "--window", "full"), 1, "give either --profile or these options"),
+        (("a", "--profile", "x", "--masks", "full"), 1, "give either --profile or these options"),
         (("a", "--cache-bytes", "-1"), 2, "--cache-bytes must be 0 or more"),
         (("a", "--min-p", "2", "-p", "x"), 1, "min_p must be a number of 0 to 1"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),
-        (("a", "--window", "0"), 2, "--window must be auto, full or a number of 1 or more, not `0`"),
-        (("a", "--window", "-1"), 2, "--window must be auto, full"),
+        (("a", "--masks", "-1"), 2, "--masks must be auto, full or a number of 0 or more, not `-1`"),
+        (("a", "--masks", "wide"), 2, "--masks must be auto, full"),
         (("a", "--warp", "9"), 2, "no such option: --warp"),
         (("a", "--tau", "-1", "-p", "x"), 1, "tau must be a number of 0 or more"),
         (("/no/such/bundle", "-p", "x"), 1, "no such bundle"),

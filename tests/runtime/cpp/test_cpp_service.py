@@ -24,12 +24,12 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
     }
 
     def ask(tau: float | None) -> None:
-        knob = {"exact": True} if tau is None else {"tau": tau}
-        status, text = post(port, {**ASK, **knob})
+        setting = {"exact": True} if tau is None else {"tau": tau}
+        status, text = post(port, {**ASK, **setting})
         assert status == 200
         assert text_of(text) == wanted[tau].text
         assert json.loads(text)["timings"]["forwards"] == wanted[tau].stats.forwards
-        status, text = post(port, {**ASK, **knob, "stream": True})
+        status, text = post(port, {**ASK, **setting, "stream": True})
         assert text_of(text) == wanted[tau].text
 
     with ThreadPoolExecutor(6) as pool:
@@ -47,7 +47,7 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
         ({"prompt": "a", "max_tokens": 10**6}, 400, "max_tokens must be an integer of 1 to 4096"),
         ({"prompt": "a" * 5000}, 400, "this bundle's context holds"),
         ({"messages": [{"role": "user"}]}, 400, "messages[0].content must be a text"),
-        ({"prompt": "a", "window": ["full"]}, 400, "not a list"),
+        ({"prompt": "a", "masks": ["full"]}, 400, "not a list"),
         ({"prompt": "a", "stop": ["x"] * 17}, 400, "a list of at most 16 texts"),
         ({"prompt": "a", "stop": ["x" * 1_000_000]}, 400, "16 stop strings of at most 256 characters"),
         ({"prompt": "a", "max_tokens": 2**63}, 400, "max_tokens must be an integer, not 9223372036854775808"),

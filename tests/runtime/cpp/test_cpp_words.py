@@ -15,7 +15,7 @@ from support.paths import ROOT
 from mars_export import GenerationConfig
 from mars_export.cli import ALIASES, app
 from mars_export.runtime.decode.prefix import PrefixStats
-from mars_export.runtime.decode.row import FinishReason
+from mars_export.runtime.decode.sequence import FinishReason
 from mars_export.runtime.decode.stats import Stats
 
 GUIDE = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ WRONG: list[tuple[str, Any]] = [
     ("metric", "certainty"),
     ("max_new_tokens", 0),
     ("max_new_tokens", 1.5),
-    ("window", 0),
+    ("masks", -1),
     ("eos_ids", (-1,)),
     ("eos_ids", (1.0,)),
     ("stop", ("",)),

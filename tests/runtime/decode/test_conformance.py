@@ -1,5 +1,5 @@
-"""The acceptance rule, the loops, the choice of tokens and adaptive windows: exactly what the files in
-tests/conformance hold, as the C++ runtime must too.
+"""The acceptance rule, the loops, the choice of tokens and adaptive numbers of masks: exactly what the files
+in tests/conformance hold, as the C++ runtime must too.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from support.makers import cases, maker
 
 from mars_export.runtime.accept import accept
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.pace.cost import Cost, LearnedCost
-from mars_export.runtime.decode.pace.draft import DraftSlots
-from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.pace.split import Forecast, Splitter
-from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import Penalties, choose, uniform
+from mars_export.runtime.decode.sequence import Sequence
+from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
+from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
+from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, Outlook
+from mars_export.runtime.decode.speculation.planner import Planner
 
 RECORD = LearnedCost.record  # all other tests learn nothing
 
 
-def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Row:
+def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Sequence:
     config = GenerationConfig(
         max_new_tokens=wanted["max_new_tokens"],
-        window=wanted["window"] or "full",
+        masks="full" if wanted["masks"] is None else wanted["masks"],
         eos_ids=tuple(wanted["eos_ids"]),
         **settings,
     )
-    return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+    return Sequence(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
 
 
 @pytest.mark.parametrize("case", cases("accept.json"), ids=lambda case: case["name"])
@@ -67,9 +67,9 @@ def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> N
     runs: list[list[list[int]]] = [[] for _ in rows]
     for accepted in loop:
         for event in accepted:
-            runs[event.row].append(list(event.token_ids))
-            row, taus = rows[event.row], case["rows"][event.row]["taus"]
-            row.config = row.config.with_values(tau=taus[min(len(runs[event.row]), len(taus) - 1)])
+            runs[event.seq].append(list(event.token_ids))
+            row, taus = rows[event.seq], case["rows"][event.seq]["taus"]
+            row.config = row.config.with_values(tau=taus[min(len(runs[event.seq]), len(taus) - 1)])
     for row, run, wanted in zip(rows, runs, case["rows"], strict=True):
         made = {
             "runs": run,
@@ -91,7 +91,7 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    parts = ("loops", "windows", "costs", "exact", "prefix", "batcher", "places")
+    parts = ("loops", "masks", "costs", "exact", "prefix", "batcher", "admission")
     for name in ("make", *(f"make_{part}" for part in parts)):
         for path, text in maker(name).files().items():
             assert path.read_text(encoding="utf-8") == text, (
@@ -107,17 +107,17 @@ def test_the_script_s_splitmix64_is_the_published_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("case", cases("windows.json"), ids=lambda case: case["name"])
-def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", cases("masks.json"), ids=lambda case: case["name"])
+def test_adaptive_masks_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
     cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
-    policy = Policy(lambda: cost)
+    planner = Planner(lambda: cost)
     rows = [
-        Row(i, [1], GenerationConfig(window="auto" if row["is_free"] else row["most"] + 1), ())
+        Sequence(i, [1], GenerationConfig(masks="auto" if row["is_free"] else row["most"]), ())
         for i, row in enumerate(case["rows"])
     ]
     made = []
     for step in range(case["steps"]):
-        made.append(policy.masks(rows, [row["most"] for row in case["rows"]]))
+        made.append(planner.masks(rows, [row["most"] for row in case["rows"]]))
         for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
             passed = [c == "1" for c in script["passed"][step][: masks + 1]]
             accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
@@ -137,11 +137,14 @@ def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> Non
         runs = [list(e.token_ids) for events in decode(backend, [row], case["block"], MASK) for e in events]
         expected = wanted["expected"]
         assert (runs, row.finish_reason) == (expected["runs"], expected["finish_reason"])
-        assert (row.stats.proposed, row.stats.verified) == (expected["proposed"], expected["verified"])
+        assert (row.stats.draft_tokens, row.stats.accepted_draft_tokens) == (
+            expected["draft_tokens"],
+            expected["accepted_draft_tokens"],
+        )
         slots = [step.slots for step in backend.steps[row.stats.prefill_forwards :]]
-        assert slots == [sum(feed) for feed in expected["fed"]]
+        assert slots == [sum(plan) for plan in expected["fed"]]
         masks = [int((step.input_ids == MASK).sum()) for step in backend.steps[row.stats.prefill_forwards :]]
-        assert masks == [feed[2] for feed in expected["fed"]]
+        assert masks == [plan[2] for plan in expected["fed"]]
     backend = FakeBackend(lambda known, masks: predict(list(known), masks), *limits)
     together = [row_of(i, wanted) for i, wanted in enumerate(case["rows"])]
     for _ in decode(backend, together, case["block"], MASK):
@@ -161,10 +164,10 @@ def test_learned_costs_are_those_of_the_conformance_file(case: dict[str, Any]) -
 
 @pytest.mark.parametrize("case", cases("splits.json"), ids=lambda case: case["name"])
 def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
-    splitter, cost = Splitter(), Cost(tuple(map(tuple, case["cost"])))
+    exact_planner, cost = ExactPlanner(), Cost(tuple(map(tuple, case["cost"])))
     for step in case["steps"]:
         rows = [
-            Forecast(
+            Outlook(
                 row["pending"],
                 tuple(row["probabilities"]),
                 row["ending"],
@@ -173,5 +176,5 @@ def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
             )
             for row in step["rows"]
         ]
-        feeds = splitter.choose(cost, rows, case["others"], case["floor"])
-        assert [[f.pending, f.proposals, f.masks] for f in feeds] == step["feeds"]
+        plans = exact_planner.choose(cost, rows, case["others"], case["floor"])
+        assert [[f.pending, f.draft_tokens, f.masks] for f in plans] == step["feeds"]

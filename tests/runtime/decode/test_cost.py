@@ -10,7 +10,7 @@ import pytest
 from support.fixtures import Sessions
 
 from mars_export import Batcher, GenerationConfig, Session
-from mars_export.runtime.decode.pace.cost import Cost, Learned, LearnedCost, built_in
+from mars_export.runtime.decode.speculation.cost import Cost, Learned, LearnedCost, built_in
 from mars_export.runtime.session.cost_file import CostFile
 
 RECORD = LearnedCost.record  # all other tests learn nothing

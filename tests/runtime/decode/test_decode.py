@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from support import tiny
-from support.agreement import LOOPS, MAIN, NEW, PROMPTS, agrees, config, window_rule
+from support.agreement import LOOPS, MAIN, NEW, PROMPTS, agrees, cache_block_of, config
 from support.fixtures import Oracles, Sessions
 from support.oracle import generate
 
@@ -28,7 +28,7 @@ def test_every_tau_metric_and_loop_alone_and_in_a_ragged_batch(
     metric: str, tau: float, loop: str, sessions: Sessions, oracles: Oracles
 ) -> None:
     session, oracle, commit = sessions(MAIN), oracles(MAIN), LOOPS[loop]
-    answers = [generate(oracle, p, tau, metric, NEW, cache_block=window_rule(commit)) for p in PROMPTS]
+    answers = [generate(oracle, p, tau, metric, NEW, cache_block=cache_block_of(commit)) for p in PROMPTS]
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         agrees(session.generate(prompt, config(tau, metric), commit=commit), answer)
     for completion, answer in zip(
@@ -53,7 +53,9 @@ def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     commit = LOOPS[loop]
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 8, 14, 15, 50)]
-    answers = [generate(oracles(name), p, 0.6, max_new=NEW, cache_block=window_rule(commit)) for p in prompts]
+    answers = [
+        generate(oracles(name), p, 0.6, max_new=NEW, cache_block=cache_block_of(commit)) for p in prompts
+    ]
     for prompt, answer in zip(prompts, answers, strict=True):
         completion = sessions(name).generate(prompt, config(0.6), commit=commit)
         agrees(completion, answer)

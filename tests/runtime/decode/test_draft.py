@@ -14,15 +14,17 @@ from support.loops import decode
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.backend import Cache, StepOutput
-from mars_export.runtime.decode.pace.draft import DraftSlots
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.sequence import Sequence
+from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
 from mars_export.runtime.session.answer import Answer
 
 VOCAB, LOW, HIGH = 50, 3, 41
 
 
 class DraftBackend(FakeBackend):
-    """Takes draft slots for masks, after it has checked their ids: `owners` are the adapters of its rows."""
+    """Takes draft slots for masks, after it has checked their ids: `owners` are the adapters of its
+    sequences.
+    """
 
     def __init__(self, owners: list[int]) -> None:
         super().__init__(chaotic)
@@ -41,20 +43,20 @@ class DraftBackend(FakeBackend):
         return super().step(cache, first, np.where(input_ids >= VOCAB, MASK, input_ids), kv_length, *rest)
 
 
-def rows(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Row]:
-    made = [Row(i, [4, 1, 1 + i], config, ()) for i in range(len(owners))]
-    for row, owner in zip(made, owners, strict=True):
-        row.draft, row.mask_limit = DraftSlots.of(owner, VOCAB, LOW, HIGH), most
+def seqs(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Sequence]:
+    made = [Sequence(i, [4, 1, 1 + i], config, ()) for i in range(len(owners))]
+    for seq, owner in zip(made, owners, strict=True):
+        seq.draft_slots, seq.mask_limit = DraftSlots.of(owner, VOCAB, LOW, HIGH), most
     return made
 
 
 @pytest.mark.parametrize("owners", [[0], [1, 0, 2]])
 def test_each_row_feeds_its_adapter_s_ids_by_position_and_says_the_one_token_text(owners: list[int]) -> None:
-    plain = rows(owners, GenerationConfig(tau=1.0, max_new_tokens=30))
+    plain = seqs(owners, GenerationConfig(tau=1.0, max_new_tokens=30))
     list(decode(DraftBackend(owners), plain, BLOCK, VOCAB + LOW))
-    backend, drafted = DraftBackend(owners), rows(owners, GenerationConfig(max_new_tokens=30, window="full"))
+    backend, drafted = DraftBackend(owners), seqs(owners, GenerationConfig(max_new_tokens=30, masks="full"))
     list(decode(backend, drafted, BLOCK, VOCAB + LOW))
-    assert [row.tokens for row in drafted] == [row.tokens for row in plain]
+    assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
     assert len(set(backend.fed)) > 10
     assert LOW <= min(backend.fed) <= max(backend.fed) < HIGH
 
@@ -62,9 +64,9 @@ def test_each_row_feeds_its_adapter_s_ids_by_position_and_says_the_one_token_tex
 @pytest.mark.parametrize("most", [0, 1, 2, None])
 def test_no_step_has_more_masks_than_the_bundle_says(most: int | None) -> None:
     backend = FakeBackend(chaotic)
-    [row] = rows([0], GenerationConfig(max_new_tokens=30, window="full"), most)
-    row.draft = None
-    list(decode(backend, [row], BLOCK, MASK))
+    [seq] = seqs([0], GenerationConfig(max_new_tokens=30, masks="full"), most)
+    seq.draft_slots = None
+    list(decode(backend, [seq], BLOCK, MASK))
     masks = [int((step.input_ids == MASK).sum()) for step in backend.steps]
     assert max(masks) == (BLOCK + 1 if most is None else most)
 
@@ -80,7 +82,9 @@ def test_one_forward_makes_the_tokens_of_the_formula_and_more_than_two_do(chance
 
     @cache
     def holds(first: int, position: int) -> int:
-        """How many drafts hold that follow this many known tokens, in the row whose prompt is `first`."""
+        """How many drafts hold that follow this many known tokens, in the sequence whose prompt is
+        `first`.
+        """
         draw = random.Random(f"{first} {position}")
         return next((i for i in range(masks) if draw.random() >= chance), masks)
 
@@ -88,25 +92,25 @@ def test_one_forward_makes_the_tokens_of_the_formula_and_more_than_two_do(chance
         wrong = num > holds(known[0], len(known))
         return (99 if wrong else 1 + (len(known) + num) % 90), 0.9
 
-    config = GenerationConfig(max_new_tokens=NEW, window=masks + 1)
-    one = [Row(i, [i + 1], config, ()) for i in range(PROMPTS)]
+    config = GenerationConfig(max_new_tokens=NEW, masks=masks)
+    one = [Sequence(i, [i + 1], config, ()) for i in range(PROMPTS)]
     list(decode(FakeBackend(predict), one, masks, MASK))
     tokens = two_forwards = 0
-    for row in one:
+    for seq in one:
         position = 1
         while position < 1 + NEW:
-            gained = 2 + holds(row.index + 1, position)
+            gained = 2 + holds(seq.index + 1, position)
             position, tokens, two_forwards = position + gained, tokens + gained, two_forwards + 2
     held = sum(chance**i for i in range(1, masks + 1))
-    measured = PROMPTS * NEW / sum(row.stats.forwards for row in one)
+    measured = PROMPTS * NEW / sum(seq.stats.forwards for seq in one)
     assert measured == pytest.approx((2 + held - chance**masks) / (2 - chance**masks), rel=0.05)
     assert tokens / two_forwards == pytest.approx((2 + held) / 2, rel=0.05)
     assert measured > tokens / two_forwards
 
 
 def test_a_running_answer_takes_no_tau_but_that_of_one_token() -> None:
-    [row] = rows([0], GenerationConfig())
-    answer = Answer(row, None)
+    [seq] = seqs([0], GenerationConfig())
+    answer = Answer(seq, None)
     for change in ({"tau": 0.9}, {"exact": False}):
         with pytest.raises(SessionError, match="trained to be verified") as caught:
             setattr(answer, *next(iter(change.items())))
@@ -115,5 +119,5 @@ def test_a_running_answer_takes_no_tau_but_that_of_one_token() -> None:
     answer.tau = 1.0
     assert answer.tau == 1.0
     answer.exact = True
-    row.draft = None
+    seq.draft_slots = None
     answer.tau = 0.9

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from support.oracle import generate
 from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, StepOutput
-from mars_export.runtime.decode.pace.cost import Cost
-from mars_export.runtime.decode.pace.policy import Policy
-from mars_export.runtime.decode.pace.proposals import MAX_LOOKUP, Lookup, Proposals
-from mars_export.runtime.decode.row import Predictions, Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.sequence import Predictions, Sequence
+from mars_export.runtime.decode.speculation.cost import Cost
+from mars_export.runtime.decode.speculation.draft_tokens import MAX_LOOKUP, DraftTokens, PromptLookup
+from mars_export.runtime.decode.speculation.planner import Planner
 
 Sessions = Callable[[str], Session]
 
@@ -34,7 +35,7 @@ CONFIGS = st.builds(
     GenerationConfig,
     tau=st.sampled_from([None, None, None, 0.5, 1.0]),
     max_new_tokens=st.integers(1, 20),
-    window=st.sampled_from(["auto", "auto", "full", 1, 2, 3]),
+    masks=st.sampled_from(["auto", "auto", "full", 0, 1, 2]),
     eos_ids=st.sampled_from([(), (3,), (1, 7)]),
 )
 ROWS = st.lists(
@@ -42,25 +43,25 @@ ROWS = st.lists(
 )
 
 
-class Guesser(Lookup):
+class Guesser(PromptLookup):
     """Proposes what it likes: right tokens, wrong ones, ends, too many."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(1)
         self.draw = random.Random(seed)
 
-    def propose(self, tokens: Sequence[int], most: int) -> Proposals:
+    def propose(self, tokens: abc.Sequence[int], most: int) -> DraftTokens:
         known, guesses = list(tokens), []
         for _ in range(self.draw.randrange(most + 3)):
             right = chaotic(tuple(known), 0)[0]
             guesses.append(right if self.draw.random() < 0.7 else self.draw.randint(1, 9))
             known.append(guesses[-1])
-        return Proposals(tuple(guesses), tuple(self.draw.random() for _ in guesses), "lookup")
+        return DraftTokens(tuple(guesses), tuple(self.draw.random() for _ in guesses), "prompt_lookup")
 
 
 @settings(max_examples=100)
 @given(
-    rows=ROWS,
+    seqs=ROWS,
     cost=RANDOM_COSTS,
     capacity=st.integers(12, 60),
     chunk=st.integers(1, 6),
@@ -69,8 +70,8 @@ class Guesser(Lookup):
     guessing=st.booleans(),
     max_rows=st.integers(1, 5),
 )
-def test_any_proposals_give_the_one_token_text(
-    rows: list[tuple[list[int], GenerationConfig]],
+def test_any_draft_tokens_give_the_one_token_text(
+    seqs: list[tuple[list[int], GenerationConfig]],
     cost: Cost,
     capacity: int,
     chunk: int,
@@ -80,58 +81,58 @@ def test_any_proposals_give_the_one_token_text(
     max_rows: int,
 ) -> None:
     backend = FakeBackend(chaotic, capacity, most, outputs)
-    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), Policy(lambda: cost))
-    batch = [Row(i, prompt, config, ()) for i, (prompt, config) in enumerate(rows)]
-    for row in batch:
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), Planner(lambda: cost))
+    batch = [Sequence(i, prompt, config, ()) for i, (prompt, config) in enumerate(seqs)]
+    for seq in batch:
         if guessing:
-            row.lookup = Guesser(row.index)
-        schedule.add(row)
-    events: dict[int, list[int]] = {row.index: [] for row in batch}
+            seq.prompt_lookup = Guesser(seq.index)
+        schedule.add(seq)
+    events: dict[int, list[int]] = {seq.index: [] for seq in batch}
     while not schedule.is_idle:
         for event in schedule.iterate():
             assert event.error is None
-            events[event.row] += event.token_ids
+            events[event.seq] += event.token_ids
     assert max(step.slots for step in backend.steps) <= (most or 10**9)
     assert max(step.output_index.shape[1] for step in backend.steps) <= (outputs or 10**9)
-    for row, (prompt, config) in zip(batch, rows, strict=True):
+    for seq, (prompt, config) in zip(batch, seqs, strict=True):
         if not config.exact and config.tau != 1.0:
             continue
         answer = generate(
             ChaoticOracle(), prompt, 1.0, "probability", config.max_new_tokens, config.eos_ids or (),
             capacity=capacity,
         )  # fmt: skip
-        assert row.tokens[len(prompt) :] == answer.tokens == events[row.index]
-        assert row.finish_reason == answer.reason
-        assert 0 <= row.stats.verified <= row.stats.proposed
-        assert row.stats.tokens == row.stats.verified + sum(row.stats.accepted.values())
+        assert seq.tokens[len(prompt) :] == answer.tokens == events[seq.index]
+        assert seq.finish_reason == answer.reason
+        assert 0 <= seq.stats.accepted_draft_tokens <= seq.stats.draft_tokens
+        assert seq.stats.tokens == seq.stats.accepted_draft_tokens + sum(seq.stats.accepted.values())
 
 
-def test_a_stop_string_within_verified_proposals_counts_all_that_stay() -> None:
-    row = Row(0, [1], GenerationConfig(), (), stop=lambda token: token == 6)
-    row.cursor, row.proposals = 1, Proposals((5, 6, 7), (0.9, 0.9, 0.9))
+def test_a_stop_string_within_verified_draft_tokens_counts_all_that_stay() -> None:
+    seq = Sequence(0, [1], GenerationConfig(), (), on_token=lambda token: token == 6)
+    seq.cursor, seq.draft_tokens = 1, DraftTokens((5, 6, 7), (0.9, 0.9, 0.9))
     sure = np.ones(4)
-    event = row.accept(Predictions(np.array([5, 6, 7, 8]), sure, sure, None), 3)
+    event = seq.accept(Predictions(np.array([5, 6, 7, 8]), sure, sure, None), 3)
     assert event is not None
-    assert (event.token_ids, event.finish_reason, event.verified) == ((5, 6), "stop", 2)
-    assert (row.stats.verified, row.cursor) == (2, 2), "the last token is not final"
+    assert (event.token_ids, event.finish_reason, event.accepted_draft_tokens) == ((5, 6), "stop", 2)
+    assert (seq.stats.accepted_draft_tokens, seq.cursor) == (2, 2), "the last token is not final"
 
 
 @settings(max_examples=60)
 @given(switches=st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), min_size=1, max_size=12))
 def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | None]) -> None:
-    row = Row(0, [3, 4], GenerationConfig(max_new_tokens=40), ())
+    seq = Sequence(0, [3, 4], GenerationConfig(max_new_tokens=40), ())
     known = [3, 4]
-    for n, events in enumerate(decode(FakeBackend(chaotic), [row], BLOCK, MASK)):
+    for n, events in enumerate(decode(FakeBackend(chaotic), [seq], BLOCK, MASK)):
         for event in events:
-            if row.config.exact or row.config.one_token:
+            if seq.config.exact or seq.config.one_token:
                 for token in event.token_ids:
                     assert token == chaotic(tuple(known), 0)[0], "what the model says of all that is known"
                     known.append(token)
             else:
                 known += event.token_ids
         tau = switches[n] if n < len(switches) else None
-        row.config = row.config.with_values(**({"exact": True} if tau is None else {"tau": tau}))
-    assert row.tokens == known
+        seq.config = seq.config.with_values(**({"exact": True} if tau is None else {"tau": tau}))
+    assert seq.tokens == known
 
 
 def test_block_commit_refuses_exact_rows_and_says_why(sessions: Sessions) -> None:
@@ -144,20 +145,20 @@ def test_block_commit_refuses_exact_rows_and_says_why(sessions: Sessions) -> Non
 
 @given(
     said=st.lists(st.integers(0, 3), max_size=8),
-    proposals=st.lists(st.integers(0, 3), max_size=8),
+    draft_tokens=st.lists(st.integers(0, 3), max_size=8),
     eos=st.sets(st.integers(0, 3), max_size=1),
     limit=st.integers(0, 9),
 )
 def test_what_stands_is_what_the_model_said_of_its_own_words(
-    said: list[int], proposals: list[int], eos: set[int], limit: int
+    said: list[int], draft_tokens: list[int], eos: set[int], limit: int
 ) -> None:
-    count = verify(said, proposals, eos, limit)
-    assert count <= min(limit, len(said), len(proposals) + 1)
+    count = verify(said, draft_tokens, eos, limit)
+    assert count <= min(limit, len(said), len(draft_tokens) + 1)
     assert (count == 0) == (not said or limit == 0)
-    assert said[: count - 1] == proposals[: count - 1] if count else True
+    assert said[: count - 1] == draft_tokens[: count - 1] if count else True
     assert not set(said[: count - 1]) & eos if count else True
-    if 0 < count < min(limit, len(said), len(proposals) + 1):
-        assert said[count - 1] != proposals[count - 1] or said[count - 1] in eos
+    if 0 < count < min(limit, len(said), len(draft_tokens) + 1):
+        assert said[count - 1] != draft_tokens[count - 1] or said[count - 1] in eos
 
 
 # --- on real graphs ---
@@ -186,12 +187,12 @@ def test_sampled_text_is_that_of_one_token_sampling_with_the_same_seed(
 
 
 def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
-    lookup = Lookup(2)
-    assert lookup.propose([1, 2, 3], 5).token_ids == ()
-    assert lookup.propose([1, 2, 3, 9, 1, 2], 5).token_ids == (3, 9, 1, 2)
-    assert lookup.propose([1, 2, 3, 9, 1, 2, 4, 1, 2], 2).token_ids == (4, 1)
-    assert lookup.propose([7], 2).token_ids == ()
-    long = Lookup(2).propose([i % 500 for i in range(1500)], 1000)
+    prompt_lookup = PromptLookup(2)
+    assert prompt_lookup.propose([1, 2, 3], 5).token_ids == ()
+    assert prompt_lookup.propose([1, 2, 3, 9, 1, 2], 5).token_ids == (3, 9, 1, 2)
+    assert prompt_lookup.propose([1, 2, 3, 9, 1, 2, 4, 1, 2], 2).token_ids == (4, 1)
+    assert prompt_lookup.propose([7], 2).token_ids == ()
+    long = PromptLookup(2).propose([i % 500 for i in range(1500)], 1000)
     assert len(long) == MAX_LOOKUP, "a wider step is not worth its cost, nor the time to choose it"
 
 
@@ -239,24 +240,24 @@ class Speaker(FakeBackend):
         return StepOutput(token_ids, confidence)
 
 
-def seconds(chance: Callable[[int], float], costs: str, rows: int, **changes: object) -> float:
-    """What the steps of some rows cost, from the second of each on."""
+def seconds(chance: Callable[[int], float], costs: str, seqs: int, **changes: object) -> float:
+    """What the steps of some sequences cost, from the second of each on."""
     cost, backend = Cost(COSTS[costs]), Speaker(chance)
     config = GenerationConfig(max_new_tokens=TOKENS, eos_ids=()).with_values(**changes)
-    batch = [Row(i, [spoken(0)], config, ()) for i in range(rows)]
-    for _ in decode(backend, batch, 8, MASK, Policy(lambda: cost)):
+    batch = [Sequence(i, [spoken(0)], config, ()) for i in range(seqs)]
+    for _ in decode(backend, batch, 8, MASK, Planner(lambda: cost)):
         pass
-    assert all(row.tokens == [spoken(i) for i in range(TOKENS + 1)] for row in batch)
-    return sum(cost.of(size) for size in backend.sizes[1 + rows :])
+    assert all(seq.tokens == [spoken(i) for i in range(TOKENS + 1)] for seq in batch)
+    return sum(cost.of(size) for size in backend.sizes[1 + seqs :])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("seqs", [1, 3])
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("sure", [0.0, 0.6, 1.0])
-def test_exact_is_never_much_slower_than_one_token_and_near_the_best_window(
-    sure: float, costs: str, rows: int
+def test_exact_is_never_much_slower_than_one_token_and_near_the_best_masks(
+    sure: float, costs: str, seqs: int
 ) -> None:
     predict = lambda position: sure  # noqa: E731
-    auto = seconds(predict, costs, rows)
-    assert seconds(predict, costs, rows, tau=1.0) / auto >= 0.97
-    assert min(seconds(predict, costs, rows, window=w) for w in (1, 2, 3, 5, 8)) / auto >= 0.93
+    auto = seconds(predict, costs, seqs)
+    assert seconds(predict, costs, seqs, tau=1.0) / auto >= 0.97
+    assert min(seconds(predict, costs, seqs, masks=w) for w in (0, 1, 2, 4, 7)) / auto >= 0.93

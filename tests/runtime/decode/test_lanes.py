@@ -13,15 +13,15 @@ from support.loops import decode
 from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.lanes import MAX_PASSES, Lanes
-from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.sequence import Sequence
 
 ENTRIES = 8 * 512  # of KV memory
 ROWS = 8
 
 
-def row(index: int, tokens: int, prompt: int = 4) -> Row:
-    return Row(index, [1] * prompt, GenerationConfig(tau=1.0, max_new_tokens=tokens), ())
+def row(index: int, tokens: int, prompt: int = 4) -> Sequence:
+    return Sequence(index, [1] * prompt, GenerationConfig(tau=1.0, max_new_tokens=tokens), ())
 
 
 def lanes(entries: int = ENTRIES, **limits: int) -> Lanes:

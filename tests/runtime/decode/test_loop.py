@@ -1,10 +1,10 @@
-"""The two cache loops on a backend without a model: cursors, windows, rows that leave, and what a stale entry
-would do.
+"""The two cache loops on a backend without a model: cursors, masks, sequences that leave, and what a stale
+entry would do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
 import pytest
 from hypothesis import given, settings
@@ -15,16 +15,18 @@ from support.loops import decode, decode_blocks
 from support.oracle import generate
 
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.decode.schedule import run as run_schedule
+from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.errors import SessionError
 
 
-def run(backend: FakeBackend, rows: Sequence[Row], cache_block: int | None = None) -> list[list[Accepted]]:
+def run(
+    backend: FakeBackend, seqs: abc.Sequence[Sequence], cache_block: int | None = None
+) -> list[list[Accepted]]:
     if cache_block is None:
-        return list(decode(backend, rows, BLOCK, MASK))
-    return list(decode_blocks(backend, rows, BLOCK, MASK, cache_block))
+        return list(decode(backend, seqs, BLOCK, MASK))
+    return list(decode_blocks(backend, seqs, BLOCK, MASK, cache_block))
 
 
 ROWS = st.lists(
@@ -34,7 +36,7 @@ ROWS = st.lists(
             GenerationConfig,
             tau=st.sampled_from([0.0, 0.25, 0.5, 0.6, 1.0]),
             max_new_tokens=st.integers(1, 15),
-            window=st.just("full") | st.integers(1, 6),
+            masks=st.just("full") | st.integers(0, 5),
             eos_ids=st.sampled_from([(), (3,), (1, 7)]),
         ),
     ),
@@ -45,24 +47,24 @@ ROWS = st.lists(
 
 @settings(max_examples=300)
 @given(
-    rows=ROWS,
+    seqs=ROWS,
     cache_block=st.none() | st.integers(1, 9),
     capacity=st.integers(12, 40),
     chunk=st.integers(1, 6),
 )
 def test_any_batch_decodes_as_each_row_alone(
-    rows: list[tuple[list[int], GenerationConfig]], cache_block: int | None, capacity: int, chunk: int
+    seqs: list[tuple[list[int], GenerationConfig]], cache_block: int | None, capacity: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", chunk)
         backend = FakeBackend(chaotic, capacity)
-        batch = rows_of([prompt for prompt, _ in rows], [config for _, config in rows])
+        batch = rows_of([prompt for prompt, _ in seqs], [config for _, config in seqs])
         events = run(backend, batch, cache_block)
-    for row, (prompt, config) in zip(batch, rows, strict=True):
+    for seq, (prompt, config) in zip(batch, seqs, strict=True):
         rule = {
             "cache_block": cache_block,
             "capacity": capacity,
-            "window": None if config.window == "full" else config.window,
+            "width": None if config.masks == "full" else config.masks + 1,
         }
         answer = generate(
             ChaoticOracle(),
@@ -73,11 +75,11 @@ def test_any_batch_decodes_as_each_row_alone(
             config.eos_ids or (),
             **rule,
         )
-        mine = [event for step in events for event in step if event.row == row.index]
-        assert row.tokens[len(prompt) :] == answer.tokens
+        mine = [event for step in events for event in step if event.seq == seq.index]
+        assert seq.tokens[len(prompt) :] == answer.tokens
         assert [token for event in mine for token in event.token_ids] == answer.tokens
         assert [len(event.token_ids) for event in mine if event.token_ids] == answer.runs
-        assert row.finish_reason == answer.reason
+        assert seq.finish_reason == answer.reason
         assert [event.finish_reason for event in mine] == [None] * (len(mine) - 1) + [answer.reason]
 
 
@@ -89,17 +91,17 @@ def test_a_copy_that_fails_ends_its_row_and_no_other(nth: int) -> None:
             if len(self.moves) == nth:
                 raise MemoryError
 
-    def rows() -> list[Row]:
+    def seqs() -> list[Sequence]:
         prompts = [[i + 1] * size for i, size in enumerate((9, 2, 7, 1, 4))]
         return rows_of(prompts, [GenerationConfig(tau=1.0, max_new_tokens=n) for n in (3, 9, 6, 2, 5)])
 
-    backend, batch, alone = FakeBackend(chaotic), rows(), rows()
+    backend, batch, alone = FakeBackend(chaotic), seqs(), seqs()
     backend.new_cache = Failing  # type: ignore[method-assign, assignment]
     schedule = Schedule(backend, BLOCK, MASK, Limits(3, prefill_tokens=2))
-    [lost] = [event.row for step in run_schedule(schedule, batch) for event in step if event.error]
+    [lost] = [event.seq for step in run_schedule(schedule, batch) for event in step if event.error]
     list(run_schedule(Schedule(FakeBackend(chaotic), BLOCK, MASK, Limits(3, prefill_tokens=2)), alone))
-    assert [row.tokens for row in batch if row.index != lost] == [
-        row.tokens for row in alone if row.index != lost
+    assert [seq.tokens for seq in batch if seq.index != lost] == [
+        seq.tokens for seq in alone if seq.index != lost
     ]
 
 
@@ -115,8 +117,8 @@ def test_no_mask_is_fed_for_a_token_that_may_not_be_generated() -> None:
 def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
     confidences = [1.0, 0.1, 1.0, 1.0, 1.0, 1.0]
     backend = FakeBackend(scripted([11, 12, 13, 14, 15, 16], confidences, 2))
-    row = rows_of([[1, 2]], [GenerationConfig(tau=0.5, max_new_tokens=6)])[0]
-    events = run(backend, [row], cache_block=3)
+    seq = rows_of([[1, 2]], [GenerationConfig(tau=0.5, max_new_tokens=6)])[0]
+    events = run(backend, [seq], cache_block=3)
     fed = [(step.kv_length.tolist(), step.input_ids[0].tolist()) for step in backend.steps]
     assert fed == [
         ([0], [1, 2]),  # the prompt; predicts 11
@@ -126,29 +128,29 @@ def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
         ([5], [0, 0]),  # accepts 14 15 16
     ]
     assert [event.token_ids for step in events for event in step] == [(11,), (12, 13), (14, 15, 16)]
-    assert row.stats.forwards == 5
+    assert seq.stats.forwards == 5
 
 
 def test_a_row_ended_from_outside_takes_part_in_no_further_step() -> None:
     for cache_block in (None, 4):
         backend = FakeBackend(chaotic)
-        rows = rows_of([[1], [2]], [GenerationConfig(tau=1.0, max_new_tokens=8)] * 2)
+        seqs = rows_of([[1], [2]], [GenerationConfig(tau=1.0, max_new_tokens=8)] * 2)
         steps = (
-            decode(backend, rows, BLOCK, MASK)
+            decode(backend, seqs, BLOCK, MASK)
             if cache_block is None
-            else decode_blocks(backend, rows, BLOCK, MASK, cache_block)
+            else decode_blocks(backend, seqs, BLOCK, MASK, cache_block)
         )
         for n, _ in enumerate(steps):
             if n == 3:
-                rows[0].finish_reason = "cancelled"
+                seqs[0].finish_reason = "cancelled"
                 before = len(backend.steps)
-        assert len(rows[0].tokens) < 1 + 8
-        assert len(rows[1].tokens) == 1 + 8
-        assert all(step.rows == 1 for step in backend.steps[before:])
+        assert len(seqs[0].tokens) < 1 + 8
+        assert len(seqs[1].tokens) == 1 + 8
+        assert all(step.seqs == 1 for step in backend.steps[before:])
 
 
 def test_a_cache_block_beyond_the_slots_is_refused() -> None:
     backend = FakeBackend(chaotic, 60, max_slots=8)
-    rows = [Row(0, [1, 2, 3], GenerationConfig(max_new_tokens=4), ())]
+    seqs = [Sequence(0, [1, 2, 3], GenerationConfig(max_new_tokens=4), ())]
     with pytest.raises(SessionError, match="a cache block of 9 tokens does not fit"):
-        list(decode_blocks(backend, rows, BLOCK, MASK, 9))
+        list(decode_blocks(backend, seqs, BLOCK, MASK, 9))

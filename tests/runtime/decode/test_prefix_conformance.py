@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.fake import FakeCache
 
-from mars_export.runtime.decode.prefix import Prefixes
+from mars_export.runtime.decode.prefix import PrefixCache
 
 CASES = json.loads((Path(__file__).parents[2] / "conformance" / "prefix.json").read_text())
 
@@ -25,7 +25,7 @@ class Small(FakeCache):
         self.entry_bytes = entry_bytes  # type: ignore[misc]
 
 
-def held(store: Prefixes) -> list[tuple[str, int, tuple[int, ...], bool]]:
+def held(store: PrefixCache) -> list[tuple[str, int, tuple[int, ...], bool]]:
     entries = store._entries.values()
     assert all(e.saved.data.tolist() == np.frombuffer(e.key, ">u4").tolist() for e in entries)
     return [(*e.group, tuple(e.saved.data.tolist()), e.fixed) for e in entries]
@@ -33,26 +33,26 @@ def held(store: Prefixes) -> list[tuple[str, int, tuple[int, ...], bool]]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> None:
-    store = Prefixes(case["budget"], case["firm_slots"])
+    store = PrefixCache(case["budget"], case["reproducible_slots"])
     for request in case["requests"]:
         prompt, tokens = request["prompt"], request["prompt"] + request["answer"]
-        cache, stem = Small(case["entry_bytes"]), store.stem(request["salt"], request["marks"])
-        assert stem is not None
-        cursor = stem.recall(cache, 0, prompt, request["piece"], 10**6)
+        cache, prefix_handle = Small(case["entry_bytes"]), store.handle(request["salt"], request["marks"])
+        assert prefix_handle is not None
+        cursor = prefix_handle.lookup(cache, 0, prompt, request["piece"], 10**6)
         assert cursor == request["cached"]
         assert cache.entries[0, :cursor].tolist() == prompt[:cursor]
         for slots, moved, is_piece in request["reads"]:
-            cursor = step(stem, cache, tokens, cursor, slots, moved, is_piece)
-        stem.keep(cache, 0, prompt)
+            cursor = step(prefix_handle, cache, tokens, cursor, slots, moved, is_piece)
+        prefix_handle.store(cache, 0, prompt)
         for slots, moved in request["steps"]:
-            cursor = step(stem, cache, tokens, cursor, slots, moved, False)
+            cursor = step(prefix_handle, cache, tokens, cursor, slots, moved, False)
         if request["steps"]:
-            stem.keep(cache, 0, tokens)
+            prefix_handle.store(cache, 0, tokens)
         wanted = []
         for number, length, fixed in request["entries"]:
             of = case["requests"][number]
-            grain = of["piece"] if case["firm_slots"] is None else 1
-            wanted.append((of["salt"], grain, tuple((of["prompt"] + of["answer"])[:length]), fixed))
+            block_size = of["piece"] if case["reproducible_slots"] is None else 1
+            wanted.append((of["salt"], block_size, tuple((of["prompt"] + of["answer"])[:length]), fixed))
         assert held(store) == wanted
         stats = store.stats
         assert (stats.evicted, stats.saved, stats.failed) == (request["evicted"], request["saved"], 0)
@@ -60,11 +60,11 @@ def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> 
 
 
 def step(
-    stem: Any, cache: Small, tokens: list[int], cursor: int, slots: int, moved: int, is_piece: bool
+    prefix_handle: Any, cache: Small, tokens: list[int], cursor: int, slots: int, moved: int, is_piece: bool
 ) -> int:
     cache.reserve(cursor + slots)
     cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
-    stem.moved(cursor, cursor + moved, slots, is_chunk=is_piece)
+    prefix_handle.moved(cursor, cursor + moved, slots, is_chunk=is_piece)
     return cursor + moved
 
 
@@ -73,4 +73,4 @@ def test_the_cases_show_everything() -> None:
     assert sum(r["cached"] > 0 for _, r in requests) > 150
     assert sum(case["requests"][-1]["evicted"] > 0 for case in CASES) > 10
     assert any(fixed for _, r in requests for _, _, fixed in r["entries"])
-    assert {case["firm_slots"] for case in CASES} == {None, 1, 2, 3}
+    assert {case["reproducible_slots"] for case in CASES} == {None, 1, 2, 3}

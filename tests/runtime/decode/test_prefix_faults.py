@@ -16,24 +16,24 @@ from support.prefixes import PLENTY, SYSTEM, Strict, found, greedy, put, spoken
 
 from mars_export import SessionError
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.decode.prefix import Prefixes
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Limits as Bounds
 from mars_export.runtime.decode.schedule import Schedule, run
+from mars_export.runtime.decode.sequence import Sequence
 
 
-@pytest.mark.parametrize("firm_slots", [1, 2, None])
-def test_a_cancelled_row_leaves_what_is_final(firm_slots: int | None) -> None:
-    store, backend = Prefixes(PLENTY, firm_slots), Strict(firm_slots)
+@pytest.mark.parametrize("reproducible_slots", [1, 2, None])
+def test_a_cancelled_row_leaves_what_is_final(reproducible_slots: int | None) -> None:
+    store, backend = PrefixCache(PLENTY, reproducible_slots), Strict(reproducible_slots)
     schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=8))
-    row = Row(0, SYSTEM, greedy(50), (), stem=store.stem())
+    row = Sequence(0, SYSTEM, greedy(50), (), prefix_handle=store.handle())
     schedule.add(row)
     for _ in range(3):
         schedule.iterate()  # in the middle of its prompt
     row.finish_reason = "cancelled"
     schedule.iterate()
     [again] = spoken(backend, store, [(SYSTEM, greedy(30))])
-    [alone] = spoken(Strict(firm_slots), None, [(SYSTEM, greedy(30))])
+    [alone] = spoken(Strict(reproducible_slots), None, [(SYSTEM, greedy(30))])
     assert again.stats.cached_tokens == 24
     assert again.tokens == alone.tokens
 
@@ -56,8 +56,8 @@ class Failing(Strict):
 
 @pytest.mark.parametrize("nth", [1, 2, 5, 6, 7])
 def test_a_failed_row_leaves_nothing_of_its_last_state(nth: int) -> None:
-    store, backend = Prefixes(PLENTY, 1), Failing(nth)
-    row = Row(0, SYSTEM, greedy(20), (), stem=store.stem())
+    store, backend = PrefixCache(PLENTY, 1), Failing(nth)
+    row = Sequence(0, SYSTEM, greedy(20), (), prefix_handle=store.handle())
     schedule = Schedule(backend, BLOCK, MASK, Bounds(1, prefill_tokens=8))
     errors = [event.error for events in run(schedule, [row]) for event in events if event.error]
     assert len(errors) == 1
@@ -69,7 +69,7 @@ def test_a_failed_row_leaves_nothing_of_its_last_state(nth: int) -> None:
 
 
 def test_a_row_that_can_not_load_reads_its_prompt() -> None:
-    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
+    store, backend = PrefixCache(PLENTY, 1), FakeBackend(chaotic)
     spoken(backend, store, [(SYSTEM, greedy())])
 
     class NoLoad(FakeCache):
@@ -84,7 +84,7 @@ def test_a_row_that_can_not_load_reads_its_prompt() -> None:
 
 
 def test_threads_share_one_store() -> None:
-    store, expected, wrong = Prefixes(8 * 400, 1), {}, []
+    store, expected, wrong = PrefixCache(8 * 400, 1), {}, []
     prompts = [[*SYSTEM[: 10 + 3 * (i % 5)], i % 9 + 1, i % 4 + 1] for i in range(12)]
     for i, prompt in enumerate(prompts):
         expected[i] = spoken(FakeBackend(chaotic), None, [(prompt, greedy(8))])[0].tokens
@@ -112,7 +112,7 @@ def test_threads_share_one_store() -> None:
 
 
 def test_an_entry_that_goes_while_it_is_loaded_is_whole() -> None:
-    store = Prefixes(8 * 60, 1)
+    store = PrefixCache(8 * 60, 1)
     spoken(FakeBackend(chaotic), store, [(SYSTEM, greedy())])
 
     class Evicting(FakeCache):

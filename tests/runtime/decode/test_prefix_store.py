@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.prefixes import GROUP, PLENTY, Ids, found, put
 
-from mars_export.runtime.decode.prefix import Prefixes, Saved
+from mars_export.runtime.decode.prefix import PrefixCache, Saved
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 
@@ -21,7 +21,7 @@ IDS = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
 def test_the_longest_common_beginning_is_found_and_memory_is_bounded(
     steps: list[tuple[Ids, bool, str]], budget: int
 ) -> None:
-    store = Prefixes(budget, 1)
+    store = PrefixCache(budget, 1)
     for ids, fixed, salt in steps:
         put(store, ids, (salt, 1), fixed=fixed)
         held = dict(store._entries)
@@ -47,7 +47,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def test_a_copy_that_fails_is_counted_and_costs_nothing() -> None:
-    store = Prefixes(40, 1)
+    store = PrefixCache(40, 1)
 
     def fails() -> Saved:
         raise MemoryError
@@ -59,7 +59,7 @@ def test_a_copy_that_fails_is_counted_and_costs_nothing() -> None:
 
 
 def test_an_interrupt_of_a_copy_is_not_swallowed_and_gives_its_room_back() -> None:
-    store = Prefixes(40, 1)
+    store = PrefixCache(40, 1)
 
     def stopped() -> Saved:
         raise KeyboardInterrupt
@@ -70,7 +70,7 @@ def test_an_interrupt_of_a_copy_is_not_swallowed_and_gives_its_room_back() -> No
 
 
 def test_forgetting_gives_all_memory_back() -> None:
-    store = Prefixes(PLENTY, 1)
+    store = PrefixCache(PLENTY, 1)
     for i in range(5):
         put(store, [i, i], (str(i), 1))
     store.clear()

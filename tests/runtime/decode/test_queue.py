@@ -12,14 +12,14 @@ from support.unsure import predict
 
 from mars_export import GenerationConfig
 from mars_export.runtime.decode.queue import Queue
-from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.sequence import Sequence
 
 BLOCK = 4
 
 
-def row(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Row:
-    made = Row(
+def seq(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Sequence:
+    made = Sequence(
         index, [1 + index % 50] * prompt, GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=()), ()
     )
     made.client = client
@@ -29,7 +29,7 @@ def row(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Row:
 def queue(clients: str) -> Queue:
     made = Queue()
     for i, client in enumerate(clients):
-        made.add(row(i, client))
+        made.add(seq(i, client))
     return made
 
 
@@ -67,7 +67,7 @@ def test_nobody_starves_whatever_comes() -> None:
                 client = source.choice("aaaaaaabc")
                 if not any(r.client == client for r in waiting):
                     since[client] = Counter()
-                waiting.add(row(i, client))
+                waiting.add(seq(i, client))
             elif waiting:
                 taken = next(iter(waiting))
                 waiting.remove(taken)
@@ -80,8 +80,8 @@ def test_nobody_starves_whatever_comes() -> None:
 
 def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> None:
     schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, max_rows_per_client=2))
-    rows = [row(i, "flood", new=8) for i in range(6)] + [row(6, None, new=8), row(7, None, new=8)]
-    for each in rows:
+    seqs = [seq(i, "flood", new=8) for i in range(6)] + [seq(6, None, new=8), seq(7, None, new=8)]
+    for each in seqs:
         schedule.add(each)
     most: Counter[Hashable] = Counter()
     seen = set()
@@ -93,7 +93,7 @@ def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> 
             most[client] = max(most[client], count)
         assert schedule.num_running <= 4
     assert most == {"flood": 2, None: 2}
-    assert all(r.finish_reason == "length" for r in rows)
+    assert all(r.finish_reason == "length" for r in seqs)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -103,13 +103,13 @@ def test_a_short_prompt_behind_a_long_one_is_answered_first(same: bool) -> None:
     """
     backend = FakeBackend(predict)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
-    running, long = row(0, "a", new=400), row(1, "a", prompt=1000)
+    running, long = seq(0, "a", new=400), seq(1, "a", prompt=1000)
     schedule.add(running)
     schedule.iterate()
     schedule.add(long)
     for _ in range(5):
         schedule.iterate()
-    short = row(2, "a" if same else "b")
+    short = seq(2, "a" if same else "b")
     schedule.add(short)
     read, steps = long.cursor, 0
     while not short.stats.tokens:

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.row import Predictions, Row
+from mars_export.runtime.decode.sequence import Predictions, Sequence
 
 EOS = 2
 
 
-def row_after(steps: list[list[tuple[int, float]]], tau: float = 0.9, metric: str = "probability") -> Row:
+def row_after(
+    steps: list[list[tuple[int, float]]], tau: float = 0.9, metric: str = "probability"
+) -> Sequence:
     """A row after steps with these tokens and confidences."""
-    row = Row(0, [1], GenerationConfig(tau=tau, metric=metric, max_new_tokens=8), [EOS])
+    row = Sequence(0, [1], GenerationConfig(tau=tau, metric=metric, max_new_tokens=8), [EOS])
     for step in steps:
         ids, confidences = np.array([i for i, _ in step]), np.array([c for _, c in step])
         row.accept(Predictions(ids, confidences, confidences, None))
@@ -46,7 +48,7 @@ def test_of_an_entropy_the_lowest_is_the_nearest() -> None:
 
 def test_one_token_mode_and_exact_mode_refuse_nothing() -> None:
     assert row_after([[(5, 0.1)], [(6, 0.1)]], tau=1.0).stats.refused is None
-    row = Row(0, [1], GenerationConfig(), [EOS])
+    row = Sequence(0, [1], GenerationConfig(), [EOS])
     row.accept(Predictions(np.array([5, 6]), *[np.array([0.9, 0.1])] * 2, None))
     assert row.stats.refused is None
     assert "refused" not in row.stats.to_dict()

@@ -111,7 +111,7 @@ def test_penalties_of_a_model_are_those_of_a_plain_loop(
 
 @pytest.mark.parametrize("tau", [None, 0.3])
 def test_asking_for_likely_tokens_changes_nothing(tau: float | None, sessions: Sessions) -> None:
-    settings = GenerationConfig(tau=tau, max_new_tokens=20, eos_ids=(), window="full")
+    settings = GenerationConfig(tau=tau, max_new_tokens=20, eos_ids=(), masks="full")
     without = sessions(MAIN).generate(PROMPT, settings)
     completion = sessions(MAIN).generate(
         PROMPT, settings.with_values(top_logprobs=2, tau=tau, exact=tau is None)
@@ -168,7 +168,7 @@ def test_a_draw_is_that_of_the_whole_sorted_vocabulary(top_k: int, top_p: float,
         assert choose(values, settings, Penalties(settings), 7, allowed)[0] == expected
 
 
-def test_nothing_is_drawn_behind_a_proposal_that_did_not_hold() -> None:
+def test_nothing_is_drawn_behind_a_draft_token_that_did_not_hold() -> None:
     class Rows(list[np.ndarray]):
         def __getitem__(self, index: Any) -> Any:
             assert index < 3, "nobody asks for this one"
@@ -177,8 +177,8 @@ def test_nothing_is_drawn_behind_a_proposal_that_did_not_hold() -> None:
     settings = config(temperature=1.0)
     rows: Any = Rows(logits(i) for i in range(10))
     drawn = Draws(rows, settings, Penalties(settings), len(PROMPT))
-    proposals = [*drawn[:2], 99, 99]
-    assert verify(drawn, proposals, (), 9) == 3
+    draft_tokens = [*drawn[:2], 99, 99]
+    assert verify(drawn, draft_tokens, (), 9) == 3
     assert len(drawn.confidences(3)) == 3
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import binding as module
-from mars_export.runtime.device.ort.binding import LARGEST_SPARE, Binding
+from mars_export.runtime.device.ort.binding import MAX_SPARE_BYTES, Binding
 
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
@@ -69,7 +69,7 @@ def test_what_was_taken_is_never_written_again(binding: Binding) -> None:
 def test_large_memory_is_not_kept_and_little_of_the_small(
     binding: Binding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    binding.write("input_ids", ids(LARGEST_SPARE + 1))
+    binding.write("input_ids", ids(MAX_SPARE_BYTES + 1))
     assert not binding._spare
     monkeypatch.setattr(module, "MAX_SPARE", 4)
     for width in range(1, 20):

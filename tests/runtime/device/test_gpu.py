@@ -49,7 +49,7 @@ def opened(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return both
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 @pytest.mark.parametrize("tau", [1.0, 0.7, 0.3])
 def test_fp32_tokens_are_onnxruntimes(tau: float, layout: str, opened: Opened) -> None:
     gpu, cpu = opened("fp32", layout)
@@ -62,7 +62,7 @@ def test_fp32_tokens_are_onnxruntimes(tau: float, layout: str, opened: Opened) -
         assert one.confidences == pytest.approx(other.confidences, abs=1e-3)
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_fp16_decisions_flip_rarely(layout: str, opened: Opened) -> None:
     gpu, cpu = opened("fp16", layout)
     ids = np.array([[(31 * i) % 250 for i in range(40)]])
@@ -84,7 +84,7 @@ def test_fp16_decisions_flip_rarely(layout: str, opened: Opened) -> None:
     assert flips <= max(1, total // 20), "at most one decision in twenty"
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_the_likeliest_tokens_are_onnxruntimes(layout: str, opened: Opened) -> None:
     ids = np.array([[(31 * i) % 250 for i in range(BLOCK)]] * 2)
     steps = []
@@ -103,7 +103,7 @@ def test_the_likeliest_tokens_are_onnxruntimes(layout: str, opened: Opened) -> N
 
 
 def test_a_step_is_captured_and_says_the_same(opened: Opened) -> None:
-    gpu, _ = opened("fp32", "static")
+    gpu, _ = opened("fp32", "in-place")
     assert isinstance(gpu.backend, TrtBackend)
     first = gpu.generate(PROMPTS[0], config(0.5)).token_ids
     assert all(gpu.generate(PROMPTS[0], config(0.5)).token_ids == first for _ in range(3))
@@ -113,7 +113,7 @@ def test_a_step_is_captured_and_says_the_same(opened: Opened) -> None:
 def test_a_thousand_requests_do_not_grow(opened: Opened) -> None:
     from cuda.bindings import runtime
 
-    gpu, _ = opened("fp16", "static")
+    gpu, _ = opened("fp16", "in-place")
     for _ in range(20):
         gpu.generate(PROMPTS[0], config(0.5, max_new_tokens=8))
     _, before, _ = runtime.cudaMemGetInfo()

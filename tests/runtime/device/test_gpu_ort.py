@@ -32,7 +32,7 @@ HEAVY = {
 Opened = Callable[[str, str], tuple[Session, Session]]
 
 
-def obstacle() -> str | None:
+def reason() -> str | None:
     """Why ONNX Runtime cannot use a GPU here, None if it can."""
     if provider_of(onnxruntime, "cuda") is None:
         return f"this onnxruntime {onnxruntime.__version__} has no CUDAExecutionProvider"
@@ -40,7 +40,7 @@ def obstacle() -> str | None:
     return gpu if isinstance(gpu, str) else None
 
 
-NO_GPU = obstacle()
+NO_GPU = reason()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU is not None, reason=f"{NO_GPU}")]
 
 
@@ -59,7 +59,7 @@ def opened(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return both
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_fp32_tokens_are_the_cpus(loop: str, layout: str, opened: Opened) -> None:
     gpu, cpu = opened("fp32", layout)
@@ -69,7 +69,7 @@ def test_fp32_tokens_are_the_cpus(loop: str, layout: str, opened: Opened) -> Non
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_kv_rows_stay_on_the_gpu_and_nothing_heavy_runs_elsewhere(
     layout: str, precision: str, opened: Opened
 ) -> None:
@@ -81,7 +81,7 @@ def test_kv_rows_stay_on_the_gpu_and_nothing_heavy_runs_elsewhere(
 
 
 def test_fp16_sampling_and_continuous_batching_run(opened: Opened) -> None:
-    gpu, _ = opened("fp16", "static")
+    gpu, _ = opened("fp16", "in-place")
     settings = config(0.3, temperature=0.8, seed=3)
     alone = [gpu.generate(prompt, settings).token_ids for prompt in PROMPTS]
     again = [c.token_ids for c in gpu.generate_each(PROMPTS, settings, batch=2)]
@@ -91,7 +91,7 @@ def test_fp16_sampling_and_continuous_batching_run(opened: Opened) -> None:
 
 
 def test_a_batcher_and_the_prefix_store_give_the_cpus_answers(opened: Opened) -> None:
-    gpu, cpu = opened("fp32", "static")
+    gpu, cpu = opened("fp32", "in-place")
     stored = Session.open(gpu.bundle.path, "cuda", cache_bytes=64 << 20)
     with Batcher(stored, Limits(max_rows=3)) as service:
         answers = [service.submit(prompt, config(None)) for prompt in (*PROMPTS, LONG) * 3]

@@ -30,7 +30,7 @@ Backends = Callable[..., OrtBackend]
 
 @pytest.fixture(scope="module")
 def backends(graphs: Callable[[str, str], Path]) -> Backends:
-    def opened(layout: str = "static", precision: str = "fp32", memory: Any = None) -> OrtBackend:
+    def opened(layout: str = "in-place", precision: str = "fp32", memory: Any = None) -> OrtBackend:
         bundle = open_bundle(graphs(layout, precision))
         v = bundle.manifest.variants[0]
         return OrtBackend(bundle.path / v.file, v, bundle.manifest.model, threads=1, memory=memory)
@@ -73,7 +73,7 @@ class Shortage:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_rows_survive_memory_that_cannot_be_had(
     layout: str, nth: int, backends: Backends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,10 +115,10 @@ def test_a_model_is_opened_where_there_is_room(
 ) -> None:
     monkeypatch.setattr(machine, "available", lambda: 1000)
     with pytest.raises(SessionError, match="opening this model takes .* 0 MB are free; use a smaller model"):
-        Session.open(graphs("static", "fp32"))
+        Session.open(graphs("in-place", "fp32"))
 
 
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 @pytest.mark.parametrize("failing", ["write", "expect", "run"])
 def test_a_step_that_fails_half_bound_leaves_no_binding(
     failing: str, layout: str, backends: Backends, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +147,7 @@ def test_a_step_that_fails_half_bound_leaves_no_binding(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("layout", ["in-place", "appended"])
 def test_rows_on_a_device_give_the_tokens_of_rows_on_the_host(
     layout: str, precision: str, backends: Backends, graphs: Callable[[str, str], Path]
 ) -> None:

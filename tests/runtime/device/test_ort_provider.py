@@ -57,11 +57,11 @@ def test_float32_is_not_rounded_to_tf32(
     graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     asked = on_gpu(monkeypatch, *SMALL_NODES)
-    session = Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0)
+    session = Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0)
     assert session.backend.on_cpu == {"Shape": 1, "Cos": 1, "Add": 1}  # type: ignore[attr-defined]
     assert not recwarn.list, "operators on shapes and positions are small"
-    Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0, options={"use_tf32": "1"})
-    Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0, stream=123)
+    Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, options={"use_tf32": "1"})
+    Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, stream=123)
     assert [settings["use_tf32"] for _, settings in asked] == ["0", "1", "0"]
     assert [settings.get("user_compute_stream") for _, settings in asked] == [None, None, "77"]
 
@@ -73,9 +73,9 @@ def test_operators_on_hidden_states_that_are_left_to_the_cpu_are_told(
     on_gpu(monkeypatch, *SMALL_NODES, node, node)
     words = rf"leaves 2 operators on hidden states to the CPU \(2 {node[0]}\): up to 4 copies"
     with pytest.warns(MarsWarning, match=words):
-        Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0)
+        Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0)
     with pytest.raises(SessionError, match=words):
-        Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0, strict=True)
+        Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_provider_that_does_not_start_is_an_error(
     with pytest.raises(
         SessionError, match="could not start CUDAExecutionProvider and would compute on the CPU"
     ):
-        Session.open(graphs("static", "fp32"), "cuda")
+        Session.open(graphs("in-place", "fp32"), "cuda")
 
 
 def test_doctor_says_what_is_left_to_the_cpu(
     graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = graphs("static", "fp32")
+    bundle = graphs("in-place", "fp32")
     details = [f.detail for f in examine(bundle) if f.subject == "variant model"]
     assert [detail.startswith("opens on cpu and decodes") for detail in details] == [True]
     assert "left to the CPU" not in details[0]

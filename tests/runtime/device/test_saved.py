@@ -11,9 +11,9 @@ from support.fake_cuda import FakeDevice
 from support.fake_trt import BLOCK, build
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.prefix import Prefixes
-from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Limits, Schedule, run
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
@@ -62,23 +62,23 @@ def test_entries_come_from_the_host_and_go_there(kind: str, dtype: Any) -> None:
     rows = KvRows(memory(kind), 4, 2, HEADS, DIM, np.dtype(dtype))
     rows.reserve(128)
     arrays = [draw.standard_normal((HEADS, 2 * 30, DIM)).astype(dtype)[:, ::2] for _ in range(4)]
-    there = rows.bring(arrays)
+    there = rows.upload(arrays)
     rows.load(1, there, 30)
     for array, buffer in zip(arrays, rows.buffers, strict=True):
         now = buffer.read()
         assert np.array_equal(now[1, :, :30], array)
         assert not now[0].any()
-    for array, back in zip(arrays, rows.fetch(rows.save(1, 25)), strict=True):
+    for array, back in zip(arrays, rows.download(rows.save(1, 25)), strict=True):
         assert np.array_equal(back, array[:, :25])
-    for array, back in zip(arrays, rows.fetch(there), strict=True):
+    for array, back in zip(arrays, rows.download(there), strict=True):
         assert np.array_equal(back, array)
 
 
 def spoken(
-    backend: TrtBackend, store: Prefixes | None, prompts: list[list[int]], piece: int = 8
-) -> list[Row]:
+    backend: TrtBackend, store: PrefixCache | None, prompts: list[list[int]], piece: int = 8
+) -> list[Sequence]:
     config = GenerationConfig(tau=0.9, max_new_tokens=8, eos_ids=())
-    rows = [Row(i, p, config, (), stem=store.stem() if store else None) for i, p in enumerate(prompts)]
+    rows = [Sequence(i, p, config, (), stem=store.handle() if store else None) for i, p in enumerate(prompts)]
     for events in run(Schedule(backend, BLOCK, MASK, Limits(3, prefill_tokens=piece)), rows):
         assert all(event.error is None for event in events), events
     return rows
@@ -88,11 +88,11 @@ PROMPTS = [[*range(5, 29), last, 3] for last in (1, 2, 3, 4, 5)]
 
 
 @pytest.mark.parametrize(
-    ("kv_layout", "fixed"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
+    ("kv_layout", "fixed"), [("in-place", False), ("appended", False), ("in-place", True), ("appended", True)]
 )
 def test_an_engine_says_the_same_with_a_store(kv_layout: str, fixed: bool) -> None:
     backend, _, device = build(kv_layout, fixed=fixed)
-    store = Prefixes(1 << 20, backend.firm_slots)
+    store = PrefixCache(1 << 20, backend.reproducible_slots)
     plain = build(kv_layout, fixed=fixed)[0]
     for _ in range(3):
         had, wanted = spoken(backend, store, PROMPTS), spoken(plain, None, PROMPTS)
@@ -109,7 +109,7 @@ def test_an_engine_says_the_same_with_a_store(kv_layout: str, fixed: bool) -> No
 def test_a_gpu_without_room_saves_nothing_and_answers() -> None:
     backend, _, device = build()
     spoken(backend, None, PROMPTS)
-    store, device.left = Prefixes(1 << 20, backend.firm_slots), 0
+    store, device.left = PrefixCache(1 << 20, backend.reproducible_slots), 0
     had = spoken(backend, store, PROMPTS)
     assert [row.tokens for row in had] == [row.tokens for row in spoken(build()[0], None, PROMPTS)]
     assert store.stats.entries == 0

@@ -63,13 +63,13 @@ def test_an_error_that_stays_is_told_each_time() -> None:
 def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
     backend, engine, device = build()
     cache = backend.new_cache(1)
-    feed = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    plan = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
     for _ in range(3):
-        backend.step(cache, 0, *feed)
+        backend.step(cache, 0, *plan)
     engine.breaks = True
     for _ in range(2):
         with pytest.raises(SessionError, match="illegal memory access .* start it again"):
-            backend.step(cache, 0, np.array([[1]]), *feed[1:])
+            backend.step(cache, 0, np.array([[1]]), *plan[1:])
     del cache, backend
     gc.collect()
     assert device.closed == 1, "without a word"
@@ -78,11 +78,11 @@ def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
 def test_a_step_that_failed_leaves_the_next_one_right() -> None:
     backend, engine, _ = build()
     cache = backend.new_cache(1)
-    feed = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
-    expected = backend.step(cache, 0, *feed).token_ids.tolist()
+    plan = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    expected = backend.step(cache, 0, *plan).token_ids.tolist()
     for _ in range(3):
         engine.fails = True
         with pytest.raises(SessionError, match="TensorRT failed"):
-            backend.step(backend.new_cache(1), 0, *feed)
+            backend.step(backend.new_cache(1), 0, *plan)
         engine.fails = False
-        assert backend.step(cache, 0, *feed).token_ids.tolist() == expected
+        assert backend.step(cache, 0, *plan).token_ids.tolist() == expected

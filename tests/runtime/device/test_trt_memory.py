@@ -108,8 +108,8 @@ def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
     backend, _, device = build()
     one = backend.new_cache(1)
     address = one.memory.addresses[0]
-    feeds = [(np.full((1, slots), 4), np.array([0]), np.array([[1]]), False) for slots in (2, PREFILL)]
-    expected = [[backend.step(one, 0, *feed).token_ids.tolist() for _ in range(3)] for feed in feeds]
+    plans = [(np.full((1, slots), 4), np.array([0]), np.array([[1]]), False) for slots in (2, PREFILL)]
+    expected = [[backend.step(one, 0, *plan).token_ids.tolist() for _ in range(3)] for plan in plans]
     del one
     gc.collect()
     three = backend.new_cache(3)
@@ -118,7 +118,7 @@ def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
     again = backend.new_cache(1)
     assert (again.memory.addresses[0], three.memory.num_rows) == (address, 3)
     assert [
-        [backend.step(again, 0, *feed).token_ids.tolist() for _ in range(3)] for feed in feeds
+        [backend.step(again, 0, *plan).token_ids.tolist() for _ in range(3)] for plan in plans
     ] == expected
 
 

@@ -40,7 +40,7 @@ def test_copies_between_rows_are_one_call_each() -> None:
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
 def test_new_entries_are_placed_by_one_copy_a_row(fixed: bool) -> None:
-    backend, _, device = build("delta", fixed=fixed)
+    backend, _, device = build("appended", fixed=fixed)
     cache = backend.new_cache(3)
     lengths = np.zeros(2, np.int64)
     for slots in (1, 3, BLOCK):  # sizes whose tensors would not begin where they may without a gap

@@ -14,7 +14,7 @@ from mars_export import Commit, SessionError
 @pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
 @pytest.mark.parametrize("refuse", [False, True], ids=["graphs", "plain"])
 @pytest.mark.parametrize(
-    ("kv_layout", "fixed"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
+    ("kv_layout", "fixed"), [("in-place", False), ("appended", False), ("in-place", True), ("appended", True)]
 )
 def test_the_loops_accept_what_they_accept_elsewhere(
     kv_layout: str, fixed: bool, refuse: bool, commit: Commit
@@ -55,7 +55,7 @@ def test_of_equally_likely_tokens_the_lowest_id_wins() -> None:
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
-@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+@pytest.mark.parametrize("kv_layout", ["in-place", "appended"])
 def test_the_likeliest_tokens_come_back_for_each_prediction(kv_layout: str, fixed: bool) -> None:
     backend, _, device = build(kv_layout, fixed=fixed, top_k=5)
     cache = backend.new_cache(3)
@@ -100,7 +100,7 @@ def test_ranges_are_chosen_by_shape() -> None:
         step(1, PREFILL + 1)
 
 
-@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+@pytest.mark.parametrize("kv_layout", ["in-place", "appended"])
 @pytest.mark.parametrize("cache_block", [8, 12, PREFILL])
 def test_a_row_near_its_end_fails_no_other_in_wide_blocks(kv_layout: str, cache_block: int) -> None:
     """Blocks may be wider than a decode step: the long row has no room for the slots of its neighbours."""

@@ -78,7 +78,7 @@ def profiled(session: Session, *taus: tuple[str, float]) -> Bundle:
     graph = sha256_of(manifest, variant.file)
     assert graph is not None
     profiles = tuple(
-        Profile(name, tau, "probability", variant.name, graph, window="full") for name, tau in taus
+        Profile(name, tau, "probability", variant.name, graph, masks="full") for name, tau in taus
     )
     stale = Profile("stale", 0.5, "probability", variant.name, "0" * 64)
     return Bundle(session.bundle.path, replace(manifest, profiles=(*profiles, stale)))
@@ -114,7 +114,7 @@ def test_a_profile_is_a_model_name(slow: tuple[Session, Paced]) -> None:
         by_field = server.chat(model="tiny", profile="far@0.02", max_tokens=8)
         for answer in (by_name, by_field):
             mars = answer.json["mars"]
-            assert (mars["profile"], mars["tau"], mars["window"]) == ("far@0.02", 0.3, "full")
+            assert (mars["profile"], mars["tau"], mars["masks"]) == ("far@0.02", 0.3, "full")
         assert by_name.json["model"] == "tiny:far@0.02"
         assert by_name.json["choices"] == by_field.json["choices"]
         assert server.chat(model="tiny:far@0.02", tau=0.5).status == 400
@@ -129,7 +129,7 @@ def test_a_profile_of_a_draft_adapter(bundles: Named, tmp_path: Path) -> None:
     store(path, profile_of(path))
     with serving({"tiny": Session.open(path, threads=1, cache_bytes=0)}) as server:
         asked = {"messages": [{"role": "user", "content": "the apple"}], "max_tokens": 20}
-        chosen = [server.chat(model="tiny", draft=name, window=3, **asked) for name in ("one", "two")]
+        chosen = [server.chat(model="tiny", draft=name, masks=2, **asked) for name in ("one", "two")]
         proposed = [sum(a.json["usage"]["completion_tokens_details"].values()) for a in chosen]
         assert proposed[0] != proposed[1]
         answer = server.chat(model="tiny:words", **asked).json

@@ -22,7 +22,7 @@ from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 
 from mars_export import Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions, options  # noqa: E402
-from mars_export.runtime.serve.ask.request import TABLES  # noqa: E402
+from mars_export.runtime.serve.requests.api_request import TABLES  # noqa: E402
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 QUICK = ServeOptions(
@@ -124,7 +124,7 @@ def test_an_expectation_is_refused_before_the_body(server: Serving) -> None:
 
 
 def test_too_many_connections(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.serve.connection.MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("mars_export.runtime.serve.connection.MAX_CONNECTIONS", 3)
     with serving({"tiny": session}) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
         until(lambda: len(server.server.server_state.connections) == 3)

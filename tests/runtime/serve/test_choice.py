@@ -16,9 +16,9 @@ need("uvicorn", "serve")
 from support import tiny  # noqa: E402
 
 from mars_export import GenerationConfig  # noqa: E402
-from mars_export.runtime.serve.answer.choice import Choice, Piece  # noqa: E402
-from mars_export.runtime.serve.answer.steps import Steps  # noqa: E402
-from mars_export.runtime.serve.ask.request import Ask, Tools  # noqa: E402
+from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # noqa: E402
+from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E402
+from mars_export.runtime.serve.responses.steps import Steps  # noqa: E402
 from mars_export.runtime.session.answer import Event  # noqa: E402
 from mars_export.runtime.text.tokenizer import Text, TextStream  # noqa: E402
 from mars_export.runtime.text.toolcalls import ToolStream  # noqa: E402
@@ -41,14 +41,14 @@ def choice(tools: Tools | None = None) -> tuple[Choice, Requested]:
     session: Any = SimpleNamespace(
         tool_stream=lambda: ToolStream("list"), thinking_stream=lambda _: None, text=None
     )
-    return Choice(0, request, Ask("chat", [], {}, tools=tools), session), request  # type: ignore[arg-type]
+    return Choice(0, request, ApiRequest("chat", [], {}, tools=tools), session), request  # type: ignore[arg-type]
 
 
 def said(text: str, reason: Any = None) -> Event:
     return Event(text, (1,) if text else (), (0.5,) if text else (), reason)
 
 
-def fed(made: Choice, text: str, size: int, reason: str = "eos") -> list[Piece]:
+def fed(made: Choice, text: str, size: int, reason: str = "eos") -> list[Delta]:
     pieces = [made.push(said(text[i : i + size])) for i in range(0, len(text), size)]
     return [*pieces, made.push(said("", reason))]
 
@@ -134,7 +134,7 @@ def test_a_step_waits_for_one_other_at_most(sessions: Sessions, tau: float) -> N
     """The tiny model babbles half characters; a step behind one must not wait for the answer's end."""
     session = sessions(MAIN)
     steps, given, longest, text = Steps(session.text), 0, 0, ""
-    config = GenerationConfig(tau=tau, max_new_tokens=60, eos_ids=(), window="full")
+    config = GenerationConfig(tau=tau, max_new_tokens=60, eos_ids=(), masks="full")
     for number, event in enumerate(session.stream("hi there", config)):
         ready = steps.push(event)
         given += len(ready)

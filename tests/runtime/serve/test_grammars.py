@@ -21,7 +21,7 @@ from mars_export import Limits, Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.structured.grammar import AnswerForm, Grammars  # noqa: E402
 
-MOST_SECONDS = 60
+MAX_SECONDS = 60
 
 
 class Gate:
@@ -34,7 +34,7 @@ class Gate:
         def compile_later(grammars: Grammars, form: AnswerForm) -> Any:
             self.begun += 1
             self.came.set()
-            assert self.open.wait(MOST_SECONDS), "nobody opened the gate"
+            assert self.open.wait(MAX_SECONDS), "nobody opened the gate"
             return compiles(grammars, form)
 
         monkeypatch.setattr(Grammars, "_compile", compile_later)
@@ -62,14 +62,14 @@ def test_others_are_answered_while_a_grammar_compiles(server: Serving, gate: Gat
     schema = {"enum": ["one", "two"]}
     with ThreadPoolExecutor(2) as clients:
         waiting = [clients.submit(server.chat, response_format=form(schema), max_tokens=20) for _ in range(2)]
-        assert gate.came.wait(MOST_SECONDS)
+        assert gate.came.wait(MAX_SECONDS)
         for _ in range(3):
             plain = server.chat(max_tokens=4)
             assert plain.status == 200, plain.data
             assert server.call("/health").status == 200
         assert not any(one.done() for one in waiting)
         gate.open.set()
-        answers = [one.result(MOST_SECONDS) for one in waiting]
+        answers = [one.result(MAX_SECONDS) for one in waiting]
     texts = [answer.json["choices"][0]["message"]["content"] for answer in answers]
     assert texts[0] == texts[1] and texts[0] in ('"one"', '"two"')
     begun = gate.begun

@@ -22,8 +22,8 @@ from support.served import Serving, serving, talking, until  # noqa: E402
 from mars_export import Session  # noqa: E402
 
 COUNTED = (
-    *("mars_prompt_tokens_total", "mars_generation_tokens_total", "mars_proposed_tokens_total"),
-    *("mars_verified_tokens_total", "mars_forced_tokens_total", "mars_forwards_total"),
+    *("mars_prompt_tokens_total", "mars_generation_tokens_total", "mars_draft_tokens_total"),
+    *("mars_accepted_draft_tokens_total", "mars_forced_tokens_total", "mars_forwards_total"),
     *("mars_prefix_cache_queries_total", "mars_prefix_cache_hits_total"),
 )
 TIMED = (
@@ -84,8 +84,8 @@ def test_counters_count_what_was_done(server: Serving) -> None:
     timings = [answers[0].json["timings"], answers[1].chunks[-2]["timings"], answers[2].json["timings"]]
     assert more["mars_forwards_total"] == sum(timing["forwards"] for timing in timings)
     verified = [u["completion_tokens_details"]["accepted_prediction_tokens"] for u in usage]
-    assert more["mars_verified_tokens_total"] == 2 * verified[0] + verified[1]
-    assert more["mars_proposed_tokens_total"] >= more["mars_verified_tokens_total"]
+    assert more["mars_accepted_draft_tokens_total"] == 2 * verified[0] + verified[1]
+    assert more["mars_draft_tokens_total"] >= more["mars_accepted_draft_tokens_total"]
     assert more["mars_time_to_first_token_seconds_count"] == 4
     assert more["mars_request_queue_time_seconds_count"] == 4
     assert more["mars_e2e_request_latency_seconds_count"] == 3

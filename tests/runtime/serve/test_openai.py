@@ -37,7 +37,9 @@ STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": 
 
 
 def fresh(session: Session) -> Session:
-    """One that has learned nothing of how often its proposals hold: the same requests take the same steps."""
+    """One that has learned nothing of how often its draft tokens hold: the same requests take the same
+    steps.
+    """
     return Session(session.bundle, session.variant, session.backend)
 
 
@@ -69,13 +71,13 @@ def test_an_answer_is_the_sessions_own(anew: openai.OpenAI, session: Session) ->
     assert answer.usage.prompt_tokens == alone.stats.prompt_tokens
     assert answer.usage.completion_tokens == alone.stats.tokens == 12
     details = answer.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == alone.stats.verified > 0
-    assert details.rejected_prediction_tokens == alone.stats.rejected
+    assert details.accepted_prediction_tokens == alone.stats.accepted_draft_tokens > 0
+    assert details.rejected_prediction_tokens == alone.stats.rejected_draft_tokens
     assert answer.timings["forwards"] == alone.stats.forwards
 
 
 def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
-    fast = {"tau": 0.3, "window": "full"}
+    fast = {"tau": 0.3, "masks": "full"}
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, extra_body=fast))
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
@@ -87,7 +89,7 @@ def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
     assert len(chunks) - 3 < 12, "several tokens came in one chunk"
 
 
-@pytest.mark.parametrize("setting", [{}, {"tau": 0.3, "window": "full"}])
+@pytest.mark.parametrize("setting", [{}, {"tau": 0.3, "masks": "full"}])
 def test_steps_are_what_the_decoder_did(
     setting: dict[str, Any], anew: openai.OpenAI, session: Session
 ) -> None:
@@ -342,7 +344,7 @@ def _steer(server: Serving, path: str, pace: Paced) -> None:
     pace.let(2)
     until(lambda: pace.is_waiting)
     assert server.call(path, {"exact": True}).json["mars"] == {
-        "exact": True, "tau": None, "metric": "probability", "profile": None, "window": "auto", "level": None,
+        "exact": True, "tau": None, "metric": "probability", "profile": None, "masks": "auto", "level": None,
     }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_the_server_itself(visit: Open, sessions: Sessions) -> None:
         tab = visit(f"{server.url}/")
         tab.get_by_role("button", name="Settings").click()
         tab.get_by_label("Most tokens").fill("90")
-        tab.get_by_label("Window").select_option("full")
+        tab.get_by_label("Masks").select_option("full")
         tab.get_by_role("button", name="Done").click()
         slide(tab, 1)
         write(tab, "hi there")

@@ -22,7 +22,7 @@ from mars_export.runtime.text.tokenizer import Text
 
 PLENTY = 1 << 30
 WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
-CONFIG = GenerationConfig(max_new_tokens=10, window="full")
+CONFIG = GenerationConfig(max_new_tokens=10, masks="full")
 TEXT = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>")
 Open = Callable[..., Session]
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from support import tiny
 from support.agreement import LOOPS, MAIN
-from support.firm import export_firm
 from support.prefixes import PLENTY
+from support.reproducible import export_reproducible
 
 from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.batch import Batch
 
 
 @pytest.fixture(scope="module")
-def firm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def reproducible(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
-    root = tmp_path_factory.mktemp("firm")
-    return cache(lambda kind: export_firm(kind, root))
+    root = tmp_path_factory.mktemp("reproducible")
+    return cache(lambda kind: export_reproducible(kind, root))
 
 
 def twins(path: Path, cache_bytes: int = PLENTY) -> tuple[Session, Session]:
@@ -49,12 +49,14 @@ def asked(seed: int) -> list[tuple[list[int], GenerationConfig]]:
 
 
 @pytest.mark.parametrize("kind", ["fp32", "w8a8", "fp32 own", "w8a8 own"])
-def test_entries_of_firm_steps_have_the_same_bits(kind: str, firm: Callable[[str], Path]) -> None:
+def test_entries_of_reproducible_steps_have_the_same_bits(
+    kind: str, reproducible: Callable[[str], Path]
+) -> None:
     """Read in pieces of any sizes from two slots on, with masks behind or not, beside other rows or not;
     where heads share their keys and where each has its own.
     """
-    backend = Session.open(firm(kind), threads=2, cache_bytes=0).backend
-    assert backend.firm_slots == 2
+    backend = Session.open(reproducible(kind), threads=2, cache_bytes=0).backend
+    assert backend.reproducible_slots == 2
     draw = random.Random(5)
     ids = [draw.randrange(250) for _ in range(150)]
 
@@ -89,10 +91,10 @@ def test_entries_of_firm_steps_have_the_same_bits(kind: str, firm: Callable[[str
 
 
 def test_elsewhere_entries_depend_on_the_pieces(
-    firm: Callable[[str], Path], bundles: Callable[[str], Path]
+    reproducible: Callable[[str], Path], bundles: Callable[[str], Path]
 ) -> None:
-    for path in (firm("int8"), firm("fp16"), bundles(MAIN)):
-        assert Session.open(path, threads=1).backend.firm_slots is None
+    for path in (reproducible("int8"), reproducible("fp16"), bundles(MAIN)):
+        assert Session.open(path, threads=1).backend.reproducible_slots is None
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -103,12 +105,12 @@ def test_answers_are_bit_for_bit_those_without_a_store(
     loop: str,
     kind: str,
     piece: int,
-    firm: Callable[[str], Path],
+    reproducible: Callable[[str], Path],
     bundles: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", piece)
-    one, other = twins(bundles(MAIN) if kind == "narrow" else firm(kind))
+    one, other = twins(bundles(MAIN) if kind == "narrow" else reproducible(kind))
     history: list[int] = []
     for ids, config in asked(seed):
         if loop != "cursor":
@@ -123,8 +125,8 @@ def test_answers_are_bit_for_bit_those_without_a_store(
     assert other.prefix_stats.queries == 0
 
 
-def test_batches_say_the_same_and_share(firm: Callable[[str], Path]) -> None:
-    one, other = twins(firm("fp32"))
+def test_batches_say_the_same_and_share(reproducible: Callable[[str], Path]) -> None:
+    one, other = twins(reproducible("fp32"))
     for seed in range(3):
         jobs = asked(seed)
         prompts, configs = [ids for ids, _ in jobs], [config for _, config in jobs]
@@ -133,8 +135,8 @@ def test_batches_say_the_same_and_share(firm: Callable[[str], Path]) -> None:
         assert sum(c.stats.cached_tokens > 15 for c in had) == 4, "all but the first"
 
 
-def test_stream_generate_and_batcher_share(firm: Callable[[str], Path]) -> None:
-    session, plain = twins(firm("fp32"))
+def test_stream_generate_and_batcher_share(reproducible: Callable[[str], Path]) -> None:
+    session, plain = twins(reproducible("fp32"))
     prompt, config = list(range(1, 80)), GenerationConfig(max_new_tokens=10, eos_ids=())
     wanted = plain.generate(prompt, config).token_ids
     assert session.generate(prompt, config).stats.cached_tokens == 0
@@ -145,7 +147,7 @@ def test_stream_generate_and_batcher_share(firm: Callable[[str], Path]) -> None:
         done = batcher.submit(prompt, config).result()
     assert stream.completion.token_ids == done.token_ids == wanted
     assert (stream.stats.cached_tokens, done.stats.cached_tokens) == (77, 77), (
-        "two are fed: one slot is not firm"
+        "two are fed: one slot is not reproducible"
     )
     assert done.stats.to_dict()["cached_tokens"] == 77
     session.forget_prefixes()
@@ -168,8 +170,8 @@ def test_memory_for_saved_entries_is_a_small_share(
         assert Session.open(bundles(MAIN), threads=1)._prefixes.budget == budget
 
 
-def test_the_system_message_is_an_entry_of_its_own(firm: Callable[[str], Path]) -> None:
-    session, _ = twins(firm("fp32"))
+def test_the_system_message_is_an_entry_of_its_own(reproducible: Callable[[str], Path]) -> None:
+    session, _ = twins(reproducible("fp32"))
     config = GenerationConfig(max_new_tokens=3)
     for question in ("the man", "an error"):
         session.generate(
@@ -182,14 +184,14 @@ def test_the_system_message_is_an_entry_of_its_own(firm: Callable[[str], Path]) 
     assert spelled.endswith("be the inner man<|im_end|>\n<|im_start|>user\n")
 
 
-@pytest.mark.parametrize("firm_slots", [2, None])
+@pytest.mark.parametrize("reproducible_slots", [2, None])
 def test_nothing_behind_the_cursor_is_saved(
-    firm_slots: int | None, firm: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    reproducible_slots: int | None, reproducible: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN everywhere behind the row's cursor before each copy: nothing that was saved has one."""
     monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", 7)
-    one, other = twins(firm("fp32"))
-    one._prefixes.firm_slots = firm_slots
+    one, other = twins(reproducible("fp32"))
+    one._prefixes.reproducible_slots = reproducible_slots
     keep, kept = Batch.keep, 0
 
     def poisoned(self: Batch, place: int) -> None:

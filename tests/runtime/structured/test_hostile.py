@@ -12,7 +12,7 @@ import pytest
 from support.questions import PROMPT, STOP
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.answer_format import MOST_BYTES, MOST_REGEX
+from mars_export.runtime.answer_format import MAX_BYTES, MAX_REGEX
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two at once": ({"regex": "a", "choice": ("b",)}, "exclude each other"),
@@ -20,7 +20,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"schema": "5"}, "must be a JSON schema"),
     "not JSON at all": ({"schema": {"a": {1, 2}}}, "must be a JSON schema"),
     "an endless number": ({"schema": {"const": float("nan")}}, "must be a JSON schema"),
-    "a large schema": ({"schema": {"description": "x" * MOST_BYTES}}, "more than 1000000 characters"),
+    "a large schema": ({"schema": {"description": "x" * MAX_BYTES}}, "more than 1000000 characters"),
     "a deep schema": ({"schema": '{"items":' * 500 + "{}" + "}" * 500}, "nested more than 64"),
     "a very deep schema": ({"schema": "[" * 400_000}, "must be a JSON schema"),
     "an empty choice": ({"choice": ()}, "a list of 1 to 10000 non-empty strings"),
@@ -31,7 +31,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "a list of 1 to 10000 non-empty strings",
     ),
     "an empty regex": ({"regex": ""}, "regex must be a text"),
-    "a megabyte of regex": ({"regex": "a?" * 500_000}, f"1 to {MOST_REGEX}"),
+    "a megabyte of regex": ({"regex": "a?" * 500_000}, f"1 to {MAX_REGEX}"),
     "a long pattern": ({"schema": {"type": "string", "pattern": "a?" * 3000}}, "a pattern has more"),
     "a large divisor": ({"schema": {"multipleOf": 1_000_003}}, "multipleOf is more"),
     "no tools": ({"tools": []}, "1 to 1000 functions"),

@@ -32,9 +32,9 @@ from mars_export.runtime.structured.automaton_file import parse
 from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions
 from mars_export.runtime.structured.catalog import entries, remove, store
 from mars_export.runtime.structured.compiler import compile_grammar, compile_into
+from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
 from mars_export.runtime.structured.grammar import Grammars
-from mars_export.runtime.structured.guide import Guide
-from mars_export.runtime.structured.guided_row import GuidedRow
+from mars_export.runtime.structured.grammar_state import GrammarState
 from mars_export.runtime.structured.matcher import TokenMatcher
 from mars_export.runtime.structured.regular.automaton import Automaton
 from mars_export.runtime.structured.vocabulary import Vocabulary
@@ -166,10 +166,10 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
     )  # fmt: skip
     walk = Transitions(parse(b64decode(GIVEN["files"][case["grammar"]]["file"]), "it"), given_vocabulary)
     matcher = TokenMatcher(AutomatonState(walk), given_vocabulary)
-    guide = Guide(matcher, [GIVEN["end"]], case["logits"], case["block"] - 1)
-    names = ("tau", "max_new_tokens", "window", "lookup")
+    grammar_state = GrammarState(matcher, [GIVEN["end"]], case["logits"], case["block"] - 1)
+    names = ("tau", "max_new_tokens", "masks", "prompt_lookup")
     config = GenerationConfig(**{name: case[name] for name in names})
-    row = GuidedRow(0, GIVEN["prompt"], config, [GIVEN["end"]], guide=guide)
+    row = ConstrainedSequence(0, GIVEN["prompt"], config, [GIVEN["end"]], grammar_state=grammar_state)
     schedule = Schedule(model, case["block"], GIVEN["mask"], Limits.of_rows(1))
     schedule.add(row)
     events = []
@@ -178,7 +178,10 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
     expected = case["expected"]
     assert [str(e.error) for e in events if e.error] == ([expected["error"]] if expected["error"] else [])
     assert [list(event.token_ids) for event in events if event.error is None] == expected["runs"]
-    counts = {name: getattr(row.stats, name) for name in ("forced", "proposed", "verified", "forwards")}
+    counts = {
+        name: getattr(row.stats, name)
+        for name in ("forced", "draft_tokens", "accepted_draft_tokens", "forwards")
+    }
     assert counts == {name: expected[name] for name in counts}
     assert row.finish_reason == expected["finish_reason"]
 

@@ -18,12 +18,12 @@ enum class Metric { probability, margin, entropy };
 /// The metric's name in the manifest and on the command line.
 MARS_API std::string_view to_string(Metric metric);
 
-/// A window is the most predictions made in one step, 1 or more, or one of these.
-constexpr std::int64_t auto_window = 0;  ///< chosen at each step for the highest speed
-constexpr std::int64_t full_window = -1; ///< the bundle's block
+/// The most mask slots of a step: a number of 0 or more, or one of these.
+constexpr std::int64_t auto_masks = -1; ///< chosen at each step for the highest speed
+constexpr std::int64_t all_masks = -2;  ///< as many as the block allows
 
 /// Parse "auto", "full" or a number of 1 or more; no value for other texts.
-MARS_API std::optional<std::int64_t> window_of(std::string_view text);
+MARS_API std::optional<std::int64_t> masks_of(std::string_view text);
 
 constexpr double default_tau = 0.95; ///< from the paper's tables; used if a tau is needed and none is given
 
@@ -47,8 +47,8 @@ struct GenerationConfig {
     std::optional<bool> exact = {};      ///< default: true if no tau is given
     Metric metric = Metric::probability; ///< what tau is compared with: probability, margin (top-2) or entropy (nats)
     std::int64_t max_new_tokens = 256;
-    std::int64_t window = auto_window;                     ///< most predictions of new positions in one step
-    std::int64_t lookup = 0;                               ///< exact only: propose what followed the last `lookup` tokens before; 0 is off
+    std::int64_t masks = auto_masks; ///< most mask slots of a step
+    std::int64_t prompt_lookup = 0;  ///< exact only: propose what followed the last `prompt_lookup` tokens before; 0 is off
     std::optional<std::vector<std::int64_t>> eos_ids = {}; ///< default: the model's own
     std::vector<std::string> stop = {};                    ///< strings that end the text and are not part of it
     double temperature = 0.0;            ///< 0 is greedy; otherwise the drawn token's own probability is compared with tau
@@ -80,11 +80,11 @@ struct GenerationConfig {
     /// Whether every step accepts exactly one token.
     MARS_API bool one_token() const;
 
-    /// This config with a full window if its text would otherwise depend on measured costs: sampling or a seed, at a
-    /// tau, without a window chosen by the user. Exact mode does not depend on windows.
-    MARS_API GenerationConfig repeatable(bool has_window, bool has_seed) const;
+    /// This config with all masks if its text would otherwise depend on measured costs: sampling or a seed, at a
+    /// tau, without masks chosen by the user. Exact mode does not depend on the number of masks.
+    MARS_API GenerationConfig repeatable(bool has_masks, bool has_seed) const;
 
-    /// This config with what a profile sets: tau or exact mode, metric, window, and the draft adapter unless this config
+    /// This config with what a profile sets: tau or exact mode, metric, masks, and the draft adapter unless this config
     /// has one.
     MARS_API GenerationConfig with_profile(const GenerationConfig& profile) const;
 };

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Incremented when programs built against an older header would no longer work. */
-#define MARS_ABI_VERSION 3
+#define MARS_ABI_VERSION 4
 
 /* MARS_ABI_VERSION of the running library, and its version such as "0.1.0". */
 MARS_API uint32_t mars_abi_version(void);
@@ -146,9 +146,9 @@ MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, m
 typedef enum mars_metric { MARS_PROBABILITY = 0, MARS_MARGIN = 1, MARS_ENTROPY = 2 } mars_metric;
 typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_commit;
 
-#define MARS_WINDOW_AUTO 0    /* chosen at each step for the highest speed */
-#define MARS_WINDOW_FULL (-1) /* the bundle's block */
-#define MARS_EXACT (-1.0)     /* instead of a tau: several tokens a step, and the text of one token at a time */
+#define MARS_MASKS_AUTO (-1) /* chosen at each step for the highest speed */
+#define MARS_MASKS_FULL (-2) /* as many as the block allows */
+#define MARS_EXACT (-1.0)    /* instead of a tau: several tokens a step, and the text of one token at a time */
 
 /* Settings of one request. */
 typedef struct mars_config {
@@ -158,7 +158,7 @@ typedef struct mars_config {
     int32_t commit;      /* a mars_commit: the cache loop */
     int64_t cache_block; /* tokens of a block with MARS_COMMIT_BLOCK; default: 32 */
     int64_t max_new_tokens; /* default: 256 */
-    int64_t window;         /* most predictions of new positions in one step: a number, MARS_WINDOW_AUTO (default) or MARS_WINDOW_FULL */
+    int64_t masks;          /* most mask slots of a step: a number of 0 or more, MARS_MASKS_AUTO (default) or MARS_MASKS_FULL */
     const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
     size_t num_eos_ids;
     const char* const* stop; /* strings that end the text and are not part of it */
@@ -168,7 +168,7 @@ typedef struct mars_config {
     double top_p;              /* 1 is off */
     uint64_t seed;             /* draws depend only on it and the position */
     double repetition_penalty; /* 1 is off */
-    int64_t lookup;            /* exact only: propose what followed the last `lookup` tokens before; 0 is off */
+    int64_t prompt_lookup;     /* exact only: propose what followed the last `prompt_lookup` tokens before; 0 is off */
     double min_p;              /* keep tokens at least this likely relative to the likeliest; 0 is off */
     const char* cache_salt;    /* only requests with the same salt share KV entries; NULL: "" */
     double deadline;           /* seconds after which the answer ends; 0: none */
@@ -177,7 +177,7 @@ typedef struct mars_config {
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
-/* Set tau, metric and window from a calibrated profile, and its draft adapter if `config` has none (its name lives as
+/* Set tau, metric and masks from a calibrated profile, and its draft adapter if `config` has none (its name lives as
  * long as the session). A stale profile is an error that says how to renew it. */
 MARS_API mars_status mars_config_of_profile(const mars_session* session, const char* name, mars_config* config, mars_error** error);
 
@@ -236,10 +236,10 @@ typedef struct mars_stats {
     double tokens_per_forward, tokens_per_second;
     const int64_t* accepted; /* accepted[k]: steps that accepted k tokens */
     size_t num_accepted;
-    int64_t proposed, verified, rejected; /* tokens fed as proposals, those accepted, and the others */
-    double queue_time;                    /* until the first forward */
-    int64_t cached_tokens;                /* prompt tokens from the prefix cache */
-    int64_t forced;                       /* tokens that a grammar forced, without a forward */
+    int64_t draft_tokens, accepted_draft_tokens, rejected_draft_tokens; /* tokens fed as draft tokens, those accepted, and the others */
+    double queue_time;                                                  /* until the first forward */
+    int64_t cached_tokens;                                              /* prompt tokens from the prefix cache */
+    int64_t forced;                                                     /* tokens that a grammar forced, without a forward */
 } mars_stats;
 
 MARS_API void mars_stats_init(mars_stats* stats, size_t struct_size);

@@ -65,14 +65,14 @@ struct Completion {
 /// What one step added to one answer. It has no tokens for a prefill piece, or if the answer ended without any.
 ///
 /// Incomplete characters and possible stop strings are held back from `text`. `row`: index of the
-/// prompt in a batch. The first `verified` tokens were verified proposals.
+/// prompt in a batch. The first `accepted_draft_tokens` tokens were verified draft tokens.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
-    std::int64_t verified = 0;
+    std::int64_t accepted_draft_tokens = 0;
     std::vector<std::int64_t> forced = {}; ///< indices of tokens that a grammar forced
 };
 
@@ -160,7 +160,7 @@ class MARS_API Session {
     /// Run one step, so that no request waits for what the first one allocates.
     void warm_up() const;
 
-    /// Set the cost of a step instead of learning it from the steps that run, so that every run has the same windows. `points`: positions of a
+    /// Set the cost of a step instead of learning it from the steps that run, so that every run has the same numbers of masks. `points`: positions of a
     /// step (rows x slots), rising, and its seconds, both above 0. Throws SessionError otherwise.
     void set_cost(std::vector<std::pair<std::int64_t, double>> points) const;
 
@@ -188,7 +188,7 @@ class MARS_API Session {
     /// Properties of the running variant and its model.
     SessionInfo info() const;
 
-    /// The settings of a profile: tau, metric and window, or a draft adapter and its window. Throws SessionError for an
+    /// The settings of a profile: tau, metric and masks, or a draft adapter and its masks. Throws SessionError for an
     /// unknown profile, and for a stale one, which was made for another graph, other weights or another precision.
     GenerationConfig config_of_profile(const std::string& name) const;
 

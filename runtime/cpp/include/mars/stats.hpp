@@ -20,7 +20,7 @@ MARS_API std::string_view to_string(FinishReason reason);
 ///
 /// cached_tokens: prompt tokens from the prefix cache. forwards: steps of this row from the last prefill piece on,
 /// block-commit forwards included; earlier prefill pieces are prefill_forwards. accepted[k]: steps that accepted k
-/// tokens. proposed: tokens fed as proposals; verified: those accepted. forced: tokens that a grammar forced; they
+/// tokens. draft_tokens: tokens fed as draft tokens; accepted_draft_tokens: those accepted. forced: tokens that a grammar forced; they
 /// count in `tokens`, not in `accepted`. Times are seconds from `began`, before tokenization: queue_time until the
 /// first forward, prefill_time from there to the first token, time_to_first_token both together, decode_time after it.
 struct Stats {
@@ -34,14 +34,14 @@ struct Stats {
     double decode_time = 0.0;
     double time_to_first_token = 0.0;
     std::int64_t tokens_after_first = 0;
-    std::int64_t proposed = 0;
-    std::int64_t verified = 0;
+    std::int64_t draft_tokens = 0;
+    std::int64_t accepted_draft_tokens = 0;
     std::int64_t forced = 0;
     std::map<std::int64_t, std::int64_t> accepted;
     std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 
-    /// Proposals that were not verified.
-    std::int64_t rejected() const { return proposed - verified; }
+    /// Draft tokens that were not verified.
+    std::int64_t rejected_draft_tokens() const { return draft_tokens - accepted_draft_tokens; }
 
     /// Tokens a step; 0 before the first step.
     double tokens_per_forward() const { return forwards > 0 ? static_cast<double>(tokens) / static_cast<double>(forwards) : 0.0; }

@@ -9,7 +9,7 @@
 
 #include <mars/batcher.hpp>
 
-#include "batcher/places.hpp"
+#include "batcher/admission_queue.hpp"
 #include "batcher/request.hpp"
 #include "decode/lanes.hpp"
 #include "session/answers.hpp"
@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 using Client = std::optional<std::string>;
 
 constexpr std::int64_t usual_rows = 8;
-constexpr std::int64_t most_places = 1 << 20; // rows, or waiting requests
+constexpr std::int64_t max_places = 1 << 20; // sequences, or waiting requests
 
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
@@ -34,7 +34,7 @@ KvBudget budget_of(const Opened& opened, const Limits& limits) {
     return {limits.rows(), limits.kv_bytes, std::max<std::int64_t>(entry, 1), opened.backend->max_capacity(), opened.runs().is_engine()};
 }
 
-/// `limits` after checking, with a number of rows that this session can run if the caller chose none.
+/// `limits` after checking, with a number of sequences that this session can run if the caller chose none.
 Limits limits_for(const Opened& opened, Limits limits) {
     limits.check();
     const Variant& variant = opened.runs();
@@ -51,8 +51,8 @@ void Limits::check() const {
     };
     const auto place = [&](const char* name, std::int64_t value) {
         positive(name, value);
-        if (value > most_places)
-            add(wrong, std::string(name) + " must be at most " + std::to_string(most_places) + ", not " + std::to_string(value));
+        if (value > max_places)
+            add(wrong, std::string(name) + " must be at most " + std::to_string(max_places) + ", not " + std::to_string(value));
     };
     place("max_rows", rows());
     place("max_waiting", max_waiting);
@@ -86,7 +86,7 @@ std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
         : session(std::move(opened)), limits(limits_for(*session.opened_, given)), budget(budget_of(*session.opened_, limits)),
-          schedule(budget, limits.max_rows_per_client, [this](const KvBudget& part) { return open_schedule(part); }), places(limits) {}
+          schedule(budget, limits.max_rows_per_client, [this](const KvBudget& part) { return open_schedule(part); }), admission(limits) {}
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
 
@@ -101,7 +101,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::mutex mutex; // guards the members below; never held while a step or a callback runs
     std::condition_variable changed;
     Answers answers;
-    Places places;
+    AdmissionQueue admission;
     std::deque<std::shared_ptr<RequestState>> arrivals; // not yet seen by the thread
     std::deque<std::shared_ptr<RequestState>> callers;  // ended answers with pending callbacks
     bool is_closed = false, is_stopped = false, has_ended = false;
@@ -122,12 +122,14 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         if (is_closed) throw SessionError("this batcher is closed; make a new one");
     }
 
-    std::int64_t num_waiting() const { return places.num_entering + static_cast<std::int64_t>(arrivals.size()) + schedule.num_waiting(); }
+    std::int64_t num_waiting() const {
+        return admission.num_admitting + static_cast<std::int64_t>(arrivals.size()) + schedule.num_waiting();
+    }
 
-    std::optional<Overloaded> refusal(const Client& client) const { return places.refusal(client, schedule.num_rows(), num_waiting()); }
+    std::optional<Overloaded> refusal(const Client& client) const { return admission.refusal(client, schedule.num_rows(), num_waiting()); }
 
     /// Wait for a place and take it. Throws if there is none.
-    void enter(const Client& client, std::optional<Clock::time_point> last) {
+    void admit(const Client& client, std::optional<Clock::time_point> last) {
         std::unique_lock<std::mutex> lock(mutex);
         const auto is_decided = [&] { return fault || is_closed || !refusal(client); };
         if (last)
@@ -137,20 +139,20 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         try {
             check_open();
         } catch (const SessionError&) {
-            ++places.counts.refused;
+            ++admission.counts.refused;
             throw;
         }
         if (const auto full = refusal(client)) {
-            ++places.counts.overloaded;
+            ++admission.counts.overloaded;
             throw Overloaded(*full);
         }
-        places.enter(client);
+        admission.admit(client);
     }
 
     /// Give back a place whose request was not accepted.
-    void leave(const Client& client) {
+    void release(const Client& client) {
         const std::lock_guard<std::mutex> lock(mutex);
-        places.leave_in_vain(client);
+        admission.release(client);
         changed.notify_all();
     }
 
@@ -158,9 +160,9 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
                                              Clock::time_point began, std::optional<Clock::time_point> until) {
         limits.check(config);
         const auto& opened = session.opened_;
-        NewRow made = opened->new_row(numbers++, prompt, config, began, std::nullopt, limits.max_prompt_tokens);
-        budget.check(*made.row);
-        made.row->client = entry.client;
+        NewSequence made = opened->new_sequence(numbers++, prompt, config, began, std::nullopt, limits.max_prompt_tokens);
+        budget.check(*made.seq);
+        made.seq->client = entry.client;
         auto end = [own = weak_from_this()](std::int64_t which, FinishReason reason) {
             if (const std::shared_ptr<Service> there = own.lock()) there->end(which, reason);
         };
@@ -171,8 +173,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         const std::lock_guard<std::mutex> lock(mutex);
         check_open();
         arrivals.push_back(answer);
-        answers.emplace(answer->row->index, answer);
-        places.accept();
+        answers.emplace(answer->seq->index, answer);
+        admission.accept();
         changed.notify_all();
     }
 
@@ -184,7 +186,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         conclude(number, reason, nullptr);
     }
 
-    /// End a request: count it, and remove its row before the next step. The lock is held.
+    /// End a request: count it, and remove its sequence before the next step. The lock is held.
     void conclude(std::int64_t number, FinishReason reason, const std::exception_ptr& error) noexcept {
         const auto at = answers.find(number);
         if (at == answers.end()) return;
@@ -192,12 +194,12 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         answers.erase(at);
         reason = answer->last_reason().value_or(reason);
         if (reason == FinishReason::deadline)
-            answer->row->expire();
+            answer->seq->expire();
         else
-            answer->row->cancel();
-        places.forget(answer->client);
+            answer->seq->cancel();
+        admission.forget(answer->client);
         const Completion& done = answer->conclude(reason, error);
-        Counts& counts = places.counts;
+        Counts& counts = admission.counts;
         ++(error                               ? counts.failed
            : reason == FinishReason::cancelled ? counts.cancelled
            : reason == FinishReason::deadline  ? counts.expired
@@ -205,7 +207,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         counts.prompt_tokens += done.stats.prompt_tokens;
         counts.tokens += static_cast<std::int64_t>(done.token_ids.size());
         if (!error && reason != FinishReason::cancelled && reason != FinishReason::deadline)
-            places.took(done.stats.prefill_time + done.stats.decode_time);
+            admission.took(done.stats.prefill_time + done.stats.decode_time);
         callers.push_back(answer);
         changed.notify_all();
     }
@@ -215,7 +217,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void run() {
         try {
             while (next()) step();
-            schedule.iterate([](const Accepted&) {}); // every row is over: frees the KV memory
+            schedule.iterate([](const Accepted&) {}); // every sequence is over: frees the KV memory
         } catch (...) {                               // a fault of the batcher: no request may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
@@ -234,7 +236,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         call_back();
         std::unique_lock<std::mutex> lock(mutex);
         changed.wait(lock, [this] { return is_stopped || !arrivals.empty() || !callers.empty() || !schedule.is_idle(); });
-        for (; !arrivals.empty(); arrivals.pop_front()) schedule.add(std::shared_ptr<Row>(arrivals.front(), arrivals.front()->row.get()));
+        for (; !arrivals.empty(); arrivals.pop_front())
+            schedule.add(std::shared_ptr<Sequence>(arrivals.front(), arrivals.front()->seq.get()));
         std::vector<std::int64_t> overdue;
         for (const auto& [number, answer] : answers)
             if (answer->is_overdue()) overdue.push_back(number);
@@ -248,14 +251,14 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         schedule.iterate([this](const Accepted& event) { deliver(event); });
         step_began = 0;
         const std::lock_guard<std::mutex> lock(mutex);
-        changed.notify_all(); // rows may have started: there may be room for waiting requests
+        changed.notify_all(); // sequences may have started: there may be room for waiting requests
     }
 
     void deliver(const Accepted& event) {
         std::shared_ptr<RequestState> answer;
         {
             const std::lock_guard<std::mutex> lock(mutex);
-            const auto at = answers.find(event.row);
+            const auto at = answers.find(event.seq);
             if (at == answers.end()) return; // it was ended while the forward ran
             answer = at->second;
         }
@@ -270,7 +273,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         }
         if (!error && !event.finish_reason) return;
         const std::lock_guard<std::mutex> lock(mutex);
-        conclude(event.row, event.finish_reason.value_or(FinishReason::cancelled), error);
+        conclude(event.seq, event.finish_reason.value_or(FinishReason::cancelled), error);
     }
 
     /// Tell callbacks about answers that ended outside a step.
@@ -331,13 +334,13 @@ Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, co
         until = began + duration_of(*config.deadline, "deadline"); // other values are refused below
     if (entry.wait) last = began + duration_of(*entry.wait, "wait");
     if (until) last = last ? std::min(*last, *until) : *until;
-    service_->enter(entry.client, last);
+    service_->admit(entry.client, last);
     std::shared_ptr<RequestState> answer;
     try {
         answer = service_->new_answer(prompt, config, entry, began, until);
         service_->start(answer);
     } catch (...) {
-        service_->leave(entry.client);
+        service_->release(entry.client);
         throw;
     }
     return Request(std::move(answer));
@@ -350,7 +353,7 @@ bool Batcher::alive() const {
 
 Counts Batcher::counts() const {
     const std::lock_guard<std::mutex> lock(service_->mutex);
-    return service_->places.counts;
+    return service_->admission.counts;
 }
 
 std::int64_t Batcher::num_running() const { return service_->schedule.num_running(); }

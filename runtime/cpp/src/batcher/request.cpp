@@ -20,11 +20,11 @@ RequestState::Clock::duration duration_of(double seconds, const char* name) {
     return std::chrono::duration_cast<RequestState::Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
 }
 
-RequestState::RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+RequestState::RequestState(std::shared_ptr<const Opened> opened, NewSequence made, End how, std::optional<Clock::time_point> until,
                            std::optional<std::string> of, OnEvent callback)
-    : session(std::move(opened)), text(std::move(made.text)), row(std::move(made.row)), client(std::move(of)), end_(std::move(how)),
+    : session(std::move(opened)), text(std::move(made.text)), seq(std::move(made.seq)), client(std::move(of)), end_(std::move(how)),
       until_(until), callback_(std::move(callback)) {
-    seen_.stats = row->stats;
+    seen_.stats = seq->stats;
 }
 
 /// Wait until `is_enough`, at most until `last`. A reader checks the deadline itself, because the batcher's thread may
@@ -34,7 +34,7 @@ bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<
         const bool has_ended = !is_over() && until_ && Clock::now() >= *until_;
         if (has_ended) {
             lock.unlock();
-            end_(row->index, FinishReason::deadline);
+            end_(seq->index, FinishReason::deadline);
             lock.lock();
             if (is_enough()) return true;
         }
@@ -92,15 +92,15 @@ void RequestState::abandon() noexcept {
 }
 
 void RequestState::deliver(const Accepted& accepted) {
-    Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.verified};
+    Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.accepted_draft_tokens};
     if (text) event.text = accepted.finish_reason ? text->finish() : text->read();
     const std::lock_guard<std::mutex> lock(mutex_);
     if (is_over()) return; // ended while the step ran: too late
     seen_.token_ids.insert(seen_.token_ids.end(), accepted.token_ids.begin(), accepted.token_ids.end());
     seen_.confidences.insert(seen_.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     if (text) seen_.text = text->text();
-    seen_.stats = row->stats;
-    seen_.stats.tokens = static_cast<std::int64_t>(seen_.token_ids.size()); // the row may have those of this step's next event
+    seen_.stats = seq->stats;
+    seen_.stats.tokens = static_cast<std::int64_t>(seen_.token_ids.size()); // the sequence may have those of this step's next event
     shown_ += event.text.size();
     events_.push_back(std::move(event));
     last_ = accepted.finish_reason;
@@ -125,7 +125,7 @@ const Completion& RequestState::conclude(FinishReason reason, std::exception_ptr
     reason_ = reason;
     error_ = std::move(error);
     seen_.finish_reason = reason;
-    if (seen_.stats.queue_time == 0) // it never had a row
+    if (seen_.stats.queue_time == 0) // it never had a sequence
         seen_.stats.queue_time = std::chrono::duration<double>(Clock::now() - seen_.stats.began).count();
     is_told_ = error_ || last_;
     changed_.notify_all();
@@ -154,8 +154,8 @@ void Request::cancel() { answer_->cancel(); }
 Completion Request::completion() const { return answer_->completion(); }
 std::optional<FinishReason> Request::finish_reason() const { return answer_->finish_reason(); }
 bool Request::failed() const { return answer_->failed(); }
-std::optional<double> Request::tau() const { return answer_->row->tau(); }
-void Request::set_tau(double tau) { answer_->row->set_tau(tau); }
-void Request::set_exact(bool exact) { answer_->row->set_exact(exact); }
+std::optional<double> Request::tau() const { return answer_->seq->tau(); }
+void Request::set_tau(double tau) { answer_->seq->set_tau(tau); }
+void Request::set_exact(bool exact) { answer_->seq->set_exact(exact); }
 
 } // namespace mars

@@ -21,19 +21,19 @@ namespace mars {
 /// parameter's name in the message.
 std::chrono::steady_clock::duration duration_of(double seconds, const char* name);
 
-/// Shared by a batcher and the holder of a request. The row and its text belong to the batcher's thread, except for the
-/// row's thread-safe members.
+/// Shared by a batcher and the holder of a request. The sequence and its text belong to the batcher's thread, except for the
+/// sequence's thread-safe members.
 struct RequestState {
     using Clock = std::chrono::steady_clock;
     using End = std::function<void(std::int64_t, FinishReason)>;
 
     /// `how` ends a request by its number; `until` is its deadline, if it has one.
-    RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+    RequestState(std::shared_ptr<const Opened> opened, NewSequence made, End how, std::optional<Clock::time_point> until,
                  std::optional<std::string> of, OnEvent callback);
 
-    const std::shared_ptr<const Opened> session; // first, because the row refers to it
+    const std::shared_ptr<const Opened> session; // first, because the sequence refers to it
     const std::unique_ptr<TextStream> text;
-    const std::unique_ptr<Row> row;
+    const std::unique_ptr<Sequence> seq;
     const std::optional<std::string> client;
 
     // --- for readers, in any thread ---
@@ -43,7 +43,7 @@ struct RequestState {
     Completion completion() const { return locked(seen_); }
     std::optional<FinishReason> finish_reason() const { return locked(reason_); }
     bool failed() const { return locked(error_) != nullptr; }
-    void cancel() const { end_(row->index, FinishReason::cancelled); }
+    void cancel() const { end_(seq->index, FinishReason::cancelled); }
 
     /// The holder is gone: cancel, and call no callback from now on.
     void abandon() noexcept;

@@ -54,7 +54,7 @@ struct Extent {
 };
 
 /// Shapes that an engine accepts: one TensorRT optimization profile (a `Profile` here is a calibrated tau).
-struct Range {
+struct ShapeRange {
     std::string name;
     Extent batch, slots, outputs;
 };
@@ -67,18 +67,18 @@ struct Range {
 struct EngineInfo {
     std::string version, cuda, platform;
     std::vector<std::string> compute_capabilities;
-    std::vector<Range> ranges;
+    std::vector<ShapeRange> ranges;
     std::string graph;
 
     /// Index of the first range that accepts this shape, or no value.
     std::optional<std::size_t> range_for(std::int64_t rows, std::int64_t slots, std::int64_t outputs) const;
 
-    std::int64_t max_rows() const { return largest(&Range::batch); }
-    std::int64_t max_slots() const { return largest(&Range::slots); }
-    std::int64_t max_outputs() const { return largest(&Range::outputs); }
+    std::int64_t max_rows() const { return largest(&ShapeRange::batch); }
+    std::int64_t max_slots() const { return largest(&ShapeRange::slots); }
+    std::int64_t max_outputs() const { return largest(&ShapeRange::outputs); }
 
   private:
-    std::int64_t largest(Extent Range::* dimension) const;
+    std::int64_t largest(Extent ShapeRange::* dimension) const;
 };
 
 /// One executable form of the model. `batch`, `slots` and `capacity` have no value if they are symbolic in the graph.
@@ -107,7 +107,7 @@ struct Profile {
     std::string name;
     std::optional<double> tau; ///< no value: `draft` in exact mode
     Metric metric = Metric::probability;
-    std::int64_t window = full_window;
+    std::int64_t masks = all_masks;
     std::string variant, variant_sha256;
     std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; no value: unknown
     std::optional<std::int64_t> accuracy_level = std::nullopt;

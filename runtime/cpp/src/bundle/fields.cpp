@@ -32,7 +32,7 @@ bool is_within(const Json& value, std::int64_t low, std::int64_t high) {
 }
 
 constexpr int max_depth = 100;
-constexpr std::size_t longest_list = 20; // problems shown
+constexpr std::size_t max_list = 20; // problems shown
 
 /// Whether lists and objects are nested too deep; checked before anything is parsed.
 bool is_too_deep(std::string_view text) {
@@ -74,7 +74,7 @@ Json parse_json(std::string_view text, const std::string& where, bool has_unique
 
 void fail(const std::vector<std::string>& problems, const std::string& what, const std::string& advice) {
     std::string text = std::to_string(problems.size()) + " problems in the " + what + ":";
-    for (std::size_t i = 0; i < std::min(problems.size(), longest_list); ++i) text += "\n  " + problems[i];
+    for (std::size_t i = 0; i < std::min(problems.size(), max_list); ++i) text += "\n  " + problems[i];
     throw BundleError(text + (advice.empty() ? "" : "\n  " + advice));
 }
 
@@ -105,13 +105,13 @@ double Fields::number(const std::string& name) {
     return 0.0;
 }
 
-std::int64_t Fields::window(const std::string& name) {
+std::int64_t Fields::masks(const std::string& name) {
     const Json* value = find(name);
     const bool is_word = value != nullptr && (*value == Json("auto") || *value == Json("full"));
-    if (is_word) return *window_of(value->get_ref<const std::string&>());
-    if (value != nullptr && is_within(*value, 1, std::int64_t{1} << 53)) return value->get<std::int64_t>();
-    wrong(name, "auto, full or an integer of 1 or more is expected, not " + kind(value));
-    return full_window;
+    if (is_word) return *masks_of(value->get_ref<const std::string&>());
+    if (value != nullptr && is_within(*value, 0, std::int64_t{1} << 53)) return value->get<std::int64_t>();
+    wrong(name, "auto, full or an integer of 0 or more is expected, not " + kind(value));
+    return all_masks;
 }
 
 bool Fields::flag(const std::string& name) {
@@ -178,7 +178,7 @@ std::vector<Fields> Fields::objects(const std::string& name, std::size_t most) {
 
 std::vector<std::string> Fields::names() {
     std::vector<std::string> all;
-    if (value_ == nullptr || !is_short("", *value_, most_entries)) return all;
+    if (value_ == nullptr || !is_short("", *value_, max_entries_kept)) return all;
     for (const auto& field : value_->items()) all.push_back(field.key());
     return all;
 }

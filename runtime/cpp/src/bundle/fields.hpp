@@ -24,7 +24,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where, bool 
 /// Throws one BundleError for all `problems` of `what`. It lists some of them, then `advice`.
 [[noreturn]] void fail(const std::vector<std::string>& problems, const std::string& what, const std::string& advice = "");
 
-constexpr std::size_t most_entries = 100000; // of a list or object for which the format has no other limit
+constexpr std::size_t max_entries_kept = 100000; // of a list or object for which the format has no other limit
 
 /// One JSON object at `where`, such as `manifest.json.model`. Getters return a harmless value after recording a
 /// problem. Lists and objects have at most `most` entries.
@@ -41,16 +41,16 @@ class Fields {
     std::optional<std::int64_t> optional_integer(const std::string& name, std::int64_t low = 0, std::int64_t high = std::int64_t{1} << 53);
     double number(const std::string& name);
     /// "auto", "full", or an integer of 1 or more.
-    std::int64_t window(const std::string& name);
+    std::int64_t masks(const std::string& name);
     bool flag(const std::string& name);
     std::string text(const std::string& name, const std::vector<std::string>& choices = {});
     std::optional<std::string> optional_text(const std::string& name);
-    std::vector<std::int64_t> integers(const std::string& name, std::int64_t high, std::size_t most = most_entries);
-    std::vector<std::string> texts(const std::string& name, std::size_t most = most_entries);
+    std::vector<std::int64_t> integers(const std::string& name, std::int64_t high, std::size_t most = max_entries_kept);
+    std::vector<std::string> texts(const std::string& name, std::size_t most = max_entries_kept);
     /// An object with string values, which may be empty.
     std::map<std::string, std::string> named_texts(const std::string& name);
     Fields object(const std::string& name);
-    std::vector<Fields> objects(const std::string& name, std::size_t most = most_entries);
+    std::vector<Fields> objects(const std::string& name, std::size_t most = max_entries_kept);
 
     /// The names of all fields; none if there are too many.
     std::vector<std::string> names();

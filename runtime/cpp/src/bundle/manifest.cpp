@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <set>
 
 #include <mars/errors.hpp>
@@ -15,20 +17,51 @@ namespace {
 using Json = nlohmann::json;
 
 // Entries of lists (docs/format.md).
-constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256,
+constexpr std::size_t max_outputs_of_range = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256,
                       most_ranges = 64, most_adapters = 64;
-constexpr std::int64_t longest_extent = std::int64_t{1} << 20;
+constexpr std::int64_t max_extent = std::int64_t{1} << 20;
 
-void check_version(const Json& top, const std::string& where) {
+/// Returns the minor version. Throws BundleError for another major one.
+std::int64_t check_version(const Json& top, const std::string& where) {
     const auto at = top.is_object() ? top.find("format_version") : top.end();
     const std::string version = top.is_object() && at != top.end() && at->is_string() ? at->get<std::string>() : "";
     std::string major = version.substr(0, version.find('.'));
     if (major.empty() || major.find_first_not_of("0123456789") != std::string::npos)
         throw BundleError(where + ": no `format_version`; this is not a mars-export bundle");
     major.erase(0, std::min(major.find_first_not_of('0'), major.size() - 1));
-    if (major == "1") return;
+    if (major == "1") {
+        std::int64_t minor = 0;
+        if (const auto dot = version.find('.'); dot != std::string::npos)
+            std::from_chars(version.data() + dot + 1, version.data() + version.size(), minor);
+        return minor;
+    }
     const std::string side = major == "0" ? "export the bundle again with this mars-export" : "update mars-export";
     throw BundleError(where + ": bundle format " + version.substr(0, 60) + ", this runtime reads 1.x: " + side);
+}
+
+/// Give a manifest of format 1.0 to 1.3 the names of 1.4 (runtime/bundle/upgrade.py). Wrong values stay as they are.
+void upgrade(Json& top) {
+    const auto each = [&](const char* list, const auto& change) {
+        if (const auto found = top.find(list); found != top.end() && found->is_array())
+            for (Json& entry : *found)
+                if (entry.is_object()) change(entry);
+    };
+    each("variants", [](Json& variant) {
+        const auto layout = variant.find("kv_layout");
+        if (layout == variant.end()) return;
+        if (*layout == "static")
+            *layout = "in-place";
+        else if (*layout == "delta")
+            *layout = "appended";
+    });
+    each("profiles", [](Json& profile) {
+        const auto window = profile.find("window");
+        if (window == profile.end()) return;
+        // It counted the predictions of a step, one more than its masks.
+        const bool is_number = window->is_number_integer() && *window > std::numeric_limits<std::int64_t>::min();
+        profile["masks"] = is_number ? Json(window->get<std::int64_t>() - 1) : *window;
+        profile.erase("window");
+    });
 }
 
 ModelInfo read_model(Fields fields) {
@@ -60,8 +93,7 @@ TextInfo read_text(Fields fields) {
 }
 
 Extent read_extent(Fields fields) {
-    const Extent extent{fields.integer("min", 1, longest_extent), fields.integer("opt", 1, longest_extent),
-                        fields.integer("max", 1, longest_extent)};
+    const Extent extent{fields.integer("min", 1, max_extent), fields.integer("opt", 1, max_extent), fields.integer("max", 1, max_extent)};
     if (extent.min > extent.opt || extent.opt > extent.max)
         fields.wrong("", "min " + std::to_string(extent.min) + ", opt " + std::to_string(extent.opt) + ", max " +
                              std::to_string(extent.max) + " are not in order");
@@ -85,7 +117,7 @@ EngineInfo read_engine(Fields fields) {
 Variant read_variant(Fields& fields) {
     static const std::vector<std::string> outputs{"token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits"};
     Variant variant;
-    variant.outputs = fields.texts("outputs", most_outputs);
+    variant.outputs = fields.texts("outputs", max_outputs_of_range);
     const auto has = [&](const std::string& name) { return std::count(variant.outputs.begin(), variant.outputs.end(), name) > 0; };
     const auto is_known = [&](const std::string& name) { return std::count(outputs.begin(), outputs.end(), name) > 0; };
     if (!has("token_ids") || !has("confidence") || !std::all_of(variant.outputs.begin(), variant.outputs.end(), is_known))
@@ -99,7 +131,7 @@ Variant read_variant(Fields& fields) {
     variant.weights = fields.optional_text("weights");
     variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});
     variant.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16"});
-    variant.kv_layout = fields.text("kv_layout", {"static", "delta"});
+    variant.kv_layout = fields.text("kv_layout", {"in-place", "appended"});
     variant.batch = fields.optional_integer("batch", 1);
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
@@ -120,8 +152,8 @@ Profile read_profile(Fields& fields) {
         fields.wrong("tau", "a finite number is expected, or null and the name of a draft adapter in `draft`");
     const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
     profile.metric = metric == "margin" ? Metric::margin : metric == "entropy" ? Metric::entropy : Metric::probability;
-    // Profiles of format 1.1 and older omit the window if it is full.
-    if (fields.has("window")) profile.window = fields.window("window");
+    // Profiles of format 1.1 and older omit the masks if they are all.
+    if (fields.has("masks")) profile.masks = fields.masks("masks");
     profile.variant = fields.text("variant");
     profile.variant_sha256 = fields.text("variant_sha256");
     profile.weights_sha256 = fields.optional_text("weights_sha256");
@@ -192,10 +224,10 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
 } // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
-    const Json value = parse_json(text, where, true);
+    Json value = parse_json(text, where, true);
+    if (check_version(value, where) < 4) upgrade(value);
     std::vector<std::string> problems;
     Fields top(&value, where, problems);
-    check_version(value, where);
     Manifest manifest = read_manifest(top);
     if (problems.empty()) problems = contradictions(manifest, where);
     if (problems.empty()) return manifest;

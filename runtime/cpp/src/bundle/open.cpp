@@ -46,9 +46,9 @@ std::optional<std::size_t> EngineInfo::range_for(std::int64_t rows, std::int64_t
     return std::nullopt;
 }
 
-std::int64_t EngineInfo::largest(Extent Range::* dimension) const {
+std::int64_t EngineInfo::largest(Extent ShapeRange::* dimension) const {
     std::int64_t most = 0;
-    for (const Range& range : ranges) most = std::max(most, (range.*dimension).max);
+    for (const ShapeRange& range : ranges) most = std::max(most, (range.*dimension).max);
     return most;
 }
 

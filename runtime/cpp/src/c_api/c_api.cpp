@@ -154,7 +154,7 @@ mars_status mars_config_of_profile(const mars_session* session, const char* name
         mars_config values = known(&needed(config, "config"), default_config(), "config");
         values.tau = found.is_exact() ? MARS_EXACT : found.bound();
         values.metric = static_cast<int32_t>(found.metric);
-        values.window = found.window;
+        values.masks = found.masks;
         const auto& own = opened.draft_adapters;
         if (values.draft == nullptr)
             if (const auto at = std::find(own.begin(), own.end(), found.draft); at != own.end()) values.draft = *at;
@@ -221,9 +221,9 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
         values.tokens_per_second = own.tokens_per_second();
         values.accepted = accepted.data();
         values.num_accepted = accepted.size();
-        values.proposed = own.proposed;
-        values.verified = own.verified;
-        values.rejected = own.rejected();
+        values.draft_tokens = own.draft_tokens;
+        values.accepted_draft_tokens = own.accepted_draft_tokens;
+        values.rejected_draft_tokens = own.rejected_draft_tokens();
         values.queue_time = own.queue_time;
         values.cached_tokens = own.cached_tokens;
         values.forced = own.forced;

@@ -12,7 +12,7 @@ namespace mars::c {
 namespace {
 
 // Enumerations of both interfaces have the same values, so that a cast converts them.
-static_assert(MARS_WINDOW_AUTO == auto_window && MARS_WINDOW_FULL == full_window);
+static_assert(MARS_MASKS_AUTO == auto_masks && MARS_MASKS_FULL == all_masks);
 static_assert(MARS_VERIFY_ALWAYS == static_cast<int>(Verify::always) && MARS_VERIFY_NEVER == static_cast<int>(Verify::never));
 static_assert(MARS_LOG_DEBUG == static_cast<int>(LogLevel::debug) && MARS_LOG_ERROR == static_cast<int>(LogLevel::error));
 static_assert(MARS_MARGIN == static_cast<int>(Metric::margin) && MARS_ENTROPY == static_cast<int>(Metric::entropy));
@@ -62,13 +62,13 @@ mars_config default_config() {
     values.tau = MARS_EXACT;
     values.cache_block = commit.cache_block;
     values.max_new_tokens = config.max_new_tokens;
-    values.window = config.window;
+    values.masks = config.masks;
     values.temperature = config.temperature;
     values.top_k = config.top_k;
     values.top_p = config.top_p;
     values.seed = config.seed;
     values.repetition_penalty = config.repetition_penalty;
-    values.lookup = config.lookup;
+    values.prompt_lookup = config.prompt_lookup;
     values.min_p = config.min_p;
     return values;
 }
@@ -81,10 +81,10 @@ Request request_of(const mars_config* given) {
     if (config.num_stop > 0 && config.stop == nullptr) throw ArgumentError("config: num_stop without stop");
     Request request;
     if (config.tau != MARS_EXACT) request.config.tau = config.tau;
-    request.config.lookup = config.lookup;
+    request.config.prompt_lookup = config.prompt_lookup;
     request.config.metric = static_cast<Metric>(config.metric);
     request.config.max_new_tokens = config.max_new_tokens;
-    request.config.window = config.window;
+    request.config.masks = config.masks;
     if (config.eos_ids != nullptr) request.config.eos_ids.emplace(config.eos_ids, config.eos_ids + config.num_eos_ids);
     for (std::size_t i = 0; i < config.num_stop; ++i) request.config.stop.emplace_back(&needed(config.stop[i], "config: a stop string"));
     request.config.temperature = config.temperature;

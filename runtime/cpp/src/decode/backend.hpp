@@ -80,7 +80,7 @@ class Backend {
 
     /// From this many slots on, a KV entry has the same bits whichever step of whichever row wrote it. No value:
     /// entries depend on the size of the step, so only equal steps write equal entries.
-    virtual std::optional<std::int64_t> firm_slots() const { return std::nullopt; }
+    virtual std::optional<std::int64_t> reproducible_slots() const { return std::nullopt; }
 
     /// Free bytes where KV rows are stored; no value if unknown.
     virtual std::optional<std::int64_t> free_memory() const { return std::nullopt; }

@@ -14,19 +14,19 @@ std::string_view to_string(Metric metric) {
     return metric == Metric::margin ? "margin" : metric == Metric::entropy ? "entropy" : "probability";
 }
 
-std::optional<std::int64_t> window_of(std::string_view text) {
-    if (text == "auto") return auto_window;
-    if (text == "full") return full_window;
+std::optional<std::int64_t> masks_of(std::string_view text) {
+    if (text == "auto") return auto_masks;
+    if (text == "full") return all_masks;
     std::int64_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && end == text.data() + text.size() && number >= 1 ? std::optional(number) : std::nullopt;
+    return error == std::errc() && end == text.data() + text.size() && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
 bool GenerationConfig::one_token() const { return !is_exact() && is_one_token(bound(), metric); }
 
-GenerationConfig GenerationConfig::repeatable(bool has_window, bool has_seed) const {
+GenerationConfig GenerationConfig::repeatable(bool has_masks, bool has_seed) const {
     GenerationConfig same = *this;
-    if (!is_exact() && !one_token() && !has_window && (has_seed || !is_greedy())) same.window = full_window;
+    if (!is_exact() && !one_token() && !has_masks && (has_seed || !is_greedy())) same.masks = all_masks;
     return same;
 }
 
@@ -35,7 +35,7 @@ GenerationConfig GenerationConfig::with_profile(const GenerationConfig& profile)
     set.tau = profile.tau;
     set.exact = profile.exact;
     set.metric = profile.metric;
-    set.window = profile.window;
+    set.masks = profile.masks;
     if (draft.empty()) set.draft = profile.draft;
     return set;
 }
@@ -50,8 +50,8 @@ void GenerationConfig::check() const {
     const bool good_stop = std::none_of(stop.begin(), stop.end(), [](const std::string& s) { return s.empty(); });
     check("tau", !tau || from_zero(*tau), "a number of 0 or more", bound());
     check("max_new_tokens", max_new_tokens >= 1, "an integer of 1 or more", max_new_tokens);
-    check("window", window >= full_window, "auto, full or an integer of 1 or more", window);
-    check("lookup", lookup >= 0, "an integer of 0 or more", lookup);
+    check("masks", masks >= all_masks, "auto, full or an integer of 0 or more", masks);
+    check("prompt_lookup", prompt_lookup >= 0, "an integer of 0 or more", prompt_lookup);
     check("eos_ids", good_eos, "token ids", "negative numbers");
     check("stop", good_stop, "non-empty strings", "an empty one");
     check("temperature", from_zero(temperature), "a number of 0 or more", temperature);

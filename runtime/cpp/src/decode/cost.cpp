@@ -1,4 +1,4 @@
-// Same order of operations as runtime/decode/pace/cost.py, so that doubles are rounded alike.
+// Same order of operations as runtime/decode/speculation/cost.py, so that doubles are rounded alike.
 #include "decode/cost.hpp"
 
 #include <algorithm>

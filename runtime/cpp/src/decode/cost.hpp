@@ -1,5 +1,5 @@
 // The cost of a step on this machine by its size: a built-in curve, corrected by the steps that run
-// (runtime/decode/pace/cost.py).
+// (runtime/decode/speculation/cost.py).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Same constants and order of operations as runtime/decode/pace/estimates.py, so that doubles are rounded alike;
-// tests/conformance/windows.json and exact.json compare them.
+// Same constants and order of operations as runtime/decode/speculation/estimates.py, so that doubles are rounded alike;
+// tests/conformance/masks.json and exact.json compare them.
 #include "decode/estimates.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr double pass_keep = 0.98; // weight of an older observation of the next
 constexpr double missed = 0.7;     // factor for a position that was predicted in the previous step and did not pass
 
 constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // classes of confidence
-constexpr double confidence_weight = 16.0;                                     // of the confidence itself, in verified proposals
+constexpr double confidence_weight = 16.0;                                     // of the confidence itself, in verified draft tokens
 constexpr double count_keep = 0.99;                                            // factor for all counts at each verifying step
 
 double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
@@ -73,24 +73,24 @@ double AcceptanceRates::probability(Source source, double confidence) const {
     return (accepted + confidence_weight * std::min(number(confidence), 1.0)) / (tried + confidence_weight);
 }
 
-std::vector<double> AcceptanceRates::probabilities(const Proposals& proposals) const {
+std::vector<double> AcceptanceRates::probabilities(const DraftTokens& draft_tokens) const {
     std::vector<double> probabilities;
-    for (std::int64_t i = 0; i < proposals.size(); ++i)
-        probabilities.push_back(proposals.is_forced(i) ? 1.0
-                                                       : probability(proposals.source, proposals.confidences[static_cast<std::size_t>(i)]));
+    for (std::int64_t i = 0; i < draft_tokens.size(); ++i)
+        probabilities.push_back(
+            draft_tokens.is_forced(i) ? 1.0 : probability(draft_tokens.source, draft_tokens.confidences[static_cast<std::size_t>(i)]));
     return probabilities;
 }
 
-void AcceptanceRates::record(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_verified) {
-    if (num_fed == proposals.num_forced(num_fed)) return;
+void AcceptanceRates::record(const DraftTokens& draft_tokens, std::int64_t num_fed, std::int64_t num_verified) {
+    if (num_fed == draft_tokens.num_forced(num_fed)) return;
     const std::lock_guard<std::mutex> guard(lock_);
     for (auto& classes : counts_) {
         for (Count& count : classes) count = {count.tried * count_keep, count.accepted * count_keep};
     }
     for (std::int64_t i = 0; i < std::min(num_verified + 1, num_fed); ++i) {
-        if (proposals.is_forced(i)) continue;
-        const double confidence = proposals.confidences[static_cast<std::size_t>(i)];
-        Count& count = counts_[static_cast<std::size_t>(proposals.source)][class_of(confidence)];
+        if (draft_tokens.is_forced(i)) continue;
+        const double confidence = draft_tokens.confidences[static_cast<std::size_t>(i)];
+        Count& count = counts_[static_cast<std::size_t>(draft_tokens.source)][class_of(confidence)];
         count.tried += 1.0;
         count.accepted += i < num_verified ? 1.0 : 0.0;
     }

@@ -1,4 +1,4 @@
-// Estimates of what a step will accept, from what earlier steps accepted (runtime/decode/pace/estimates.py).
+// Estimates of what a step will accept, from what earlier steps accepted (runtime/decode/speculation/estimates.py).
 #pragma once
 
 #include <array>
@@ -6,14 +6,14 @@
 #include <mutex>
 #include <vector>
 
-#include "decode/proposals.hpp"
+#include "decode/draft_tokens.hpp"
 
 namespace mars {
 
 /// `first` plus the expected length of the run of successes in the first 0, 1, ... of `probabilities`.
 std::vector<double> expected_run(const std::vector<double>& probabilities, double first = 0.0);
 
-/// How likely the predictions of a row's first mask, second mask, ... are right if those before are.
+/// How likely the predictions of a sequence's first mask, second mask, ... are right if those before are.
 ///
 /// An observation fades with newer ones of the same mask, not with time, so that a mask that is not fed is not forgotten.
 /// The mean over all masks counts as one observation of each mask.
@@ -37,7 +37,7 @@ class MaskRates {
 
 /// How often the prediction of the next token and those of the masks passed tau.
 ///
-/// Predictions after the first that did not pass count too, so that one full window shows whether the model can predict
+/// Predictions after the first that did not pass count too, so that one all masks shows whether the model can predict
 /// this text.
 class PassRates {
   public:
@@ -57,21 +57,21 @@ class PassRates {
     std::vector<bool> last_passed_; // of the last step, from the next step's first mask on
 };
 
-/// The acceptance probability of a proposal, if all before it are accepted: its confidence, corrected by how often
-/// proposals of similar confidence were accepted.
+/// The acceptance probability of a draft token, if all before it are accepted: its confidence, corrected by how often
+/// draft tokens of similar confidence were accepted.
 ///
-/// Shared by the rows of a session, so that a new row starts with what earlier rows have shown. Thread-safe.
+/// Shared by the sequences of a session, so that a new sequence starts with what earlier sequences have shown. Thread-safe.
 class AcceptanceRates {
   public:
     /// 0 to 1; NaN counts as 0.
     double probability(Source source, double confidence) const;
 
-    /// The acceptance probability of each proposal.
-    std::vector<double> probabilities(const Proposals& proposals) const;
+    /// The acceptance probability of each draft token.
+    std::vector<double> probabilities(const DraftTokens& draft_tokens) const;
 
-    /// Record that the first `num_verified` of `num_fed` proposals were accepted. Nothing is known about proposals after
+    /// Record that the first `num_verified` of `num_fed` draft tokens were accepted. Nothing is known about draft tokens after
     /// the next one.
-    void record(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_verified);
+    void record(const DraftTokens& draft_tokens, std::int64_t num_fed, std::int64_t num_verified);
 
   private:
     struct Count {

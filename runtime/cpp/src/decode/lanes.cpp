@@ -6,7 +6,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t max_passes = 4; // times the rows that may run: rows that may pass one that waits for memory
+constexpr std::int64_t max_passes = 4; // times the sequences that may run: sequences that may pass one that waits for memory
 
 } // namespace
 
@@ -19,19 +19,19 @@ Lanes::Lanes(KvBudget budget, std::optional<std::int64_t> max_rows_per_client, O
     publish();
 }
 
-void Lanes::add(std::shared_ptr<Row> row) {
+void Lanes::add(std::shared_ptr<Sequence> seq) {
     if (!budget_.num_bytes) {
-        lanes_.front().schedule->add(std::move(row));
+        lanes_.front().schedule->add(std::move(seq));
     } else {
-        Row* const added = row.get();
-        own_.emplace(added, std::move(row));
+        Sequence* const added = seq.get();
+        own_.emplace(added, std::move(seq));
         waiting_.add(added);
     }
     publish();
 }
 
 void Lanes::iterate(const std::function<void(const Accepted&)>& deliver) {
-    waiting_.drop_finished([this](const Row* row) { own_.erase(row); });
+    waiting_.drop_finished([this](const Sequence* seq) { own_.erase(seq); });
     if (budget_.num_bytes) start_rows();
     publish();
     for (const Lane& lane : lanes_) lane.schedule->iterate(deliver);
@@ -40,35 +40,35 @@ void Lanes::iterate(const std::function<void(const Accepted&)>& deliver) {
     publish();
 }
 
-/// Give a place to each waiting row that has one, in the order of their turns.
+/// Give a place to each waiting sequence that has one, in the order of their turns.
 void Lanes::start_rows() {
-    std::vector<const Row*> passed;
-    const Row* blocked = nullptr;
+    std::vector<const Sequence*> passed;
+    const Sequence* blocked = nullptr;
     while (num_rows_of_all() < budget_.max_rows) {
-        Row* const row = waiting_.first(
-            [&](const Row& each) { return is_welcome(each) && std::find(passed.begin(), passed.end(), &each) == passed.end(); });
-        if (row == nullptr) break;
-        Lane* const lane = lane_for(*row, budget_.max_rows - num_rows_of_all());
+        Sequence* const seq = waiting_.first(
+            [&](const Sequence& each) { return is_welcome(each) && std::find(passed.begin(), passed.end(), &each) == passed.end(); });
+        if (seq == nullptr) break;
+        Lane* const lane = lane_for(*seq, budget_.max_rows - num_rows_of_all());
         if (lane == nullptr) {
             if (blocked == nullptr) {
-                blocked = row;
+                blocked = seq;
                 if (blocked_ != blocked) num_passes_ = 0;
                 blocked_ = blocked;
             }
-            passed.push_back(row);
+            passed.push_back(seq);
             continue;
         }
         if (blocked != nullptr && num_passes_++ >= max_passes * budget_.max_rows) return;
-        waiting_.remove(row);
-        lane->schedule->add(std::move(own_.extract(row).mapped()));
+        waiting_.remove(seq);
+        lane->schedule->add(std::move(own_.extract(seq).mapped()));
     }
     if (blocked == nullptr && num_rows_of_all() < budget_.max_rows) blocked_ = nullptr;
 }
 
-/// A batch with a free row for `row`: the one with the shortest rows, or a new one; null if memory is short. `places`: rows
+/// A batch with a free sequence for `seq`: the one with the shortest sequences, or a new one; null if memory is short. `places`: sequences
 /// that may still start.
-Lanes::Lane* Lanes::lane_for(const Row& row, std::int64_t places) {
-    const std::int64_t need = budget_.row_bytes(row), limit = budget_.short_bytes(), free = left();
+Lanes::Lane* Lanes::lane_for(const Sequence& seq, std::int64_t places) {
+    const std::int64_t need = budget_.row_bytes(seq), limit = budget_.short_bytes(), free = left();
     Lane* best = nullptr;
     for (Lane& lane : lanes_)
         if (lane.row_bytes >= need && lane.used() < lane.num_rows && (best == nullptr || lane.row_bytes < best->row_bytes)) best = &lane;
@@ -86,11 +86,11 @@ Lanes::Lane* Lanes::open(std::int64_t num_rows, std::int64_t row_bytes) {
     return &lanes_.back();
 }
 
-/// Whether the row's client has fewer rows than it may have.
-bool Lanes::is_welcome(const Row& row) const {
-    if (!max_rows_per_client_ || !row.client) return true;
+/// Whether the sequence's client has fewer sequences than it may have.
+bool Lanes::is_welcome(const Sequence& seq) const {
+    if (!max_rows_per_client_ || !seq.client) return true;
     std::int64_t count = 0;
-    for (const Lane& lane : lanes_) count += lane.schedule->num_rows_of(*row.client);
+    for (const Lane& lane : lanes_) count += lane.schedule->num_rows_of(*seq.client);
     return count < *max_rows_per_client_;
 }
 
@@ -107,14 +107,14 @@ std::int64_t Lanes::num_rows_of_all() const {
 }
 
 void Lanes::publish() {
-    std::int64_t running = 0, waiting = static_cast<std::int64_t>(waiting_.size()), entries = 0, rows = 0;
+    std::int64_t running = 0, waiting = static_cast<std::int64_t>(waiting_.size()), entries = 0, seqs = 0;
     for (const Lane& lane : lanes_) {
         running += lane.used(); // those that have a place start in this iteration or read their prompts after another
         entries += lane.schedule->num_entries();
-        rows += lane.num_rows;
+        seqs += lane.num_rows;
     }
-    if (budget_.num_bytes) rows += left() / std::max<std::int64_t>(1, budget_.short_bytes());
-    num_rows_ = blocked_ != nullptr ? running : std::min(rows, budget_.max_rows);
+    if (budget_.num_bytes) seqs += left() / std::max<std::int64_t>(1, budget_.short_bytes());
+    num_rows_ = blocked_ != nullptr ? running : std::min(seqs, budget_.max_rows);
     num_running_ = running;
     num_waiting_ = waiting;
     num_entries_ = entries;

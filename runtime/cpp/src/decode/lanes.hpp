@@ -13,11 +13,11 @@
 
 namespace mars {
 
-/// A schedule within a KV budget, whose rows join by the memory that each of them needs.
+/// A schedule within a KV budget, whose sequences join by the memory that each of them needs.
 ///
-/// The rows of a batch are all as long as the longest. So a row joins a batch whose rows are long enough, or it opens one
-/// in the memory that is left. Rows that need at most half of an equal share get one batch of as many rows as possible. A
-/// batch of longer rows takes at most half of the memory that is left, but at least one row. Four times as many rows as
+/// The sequences of a batch are all as long as the longest. So a sequence joins a batch whose sequences are long enough, or it opens one
+/// in the memory that is left. Sequences that need at most half of an equal share get one batch of as many sequences as possible. A
+/// batch of longer sequences takes at most half of the memory that is left, but at least one sequence. Four times as many sequences as
 /// may run pass one that waits for memory; then the others wait until it has started. Each batch takes a step of its own.
 /// Without a limit of bytes there is one batch. One thread owns it, except where noted.
 class Lanes {
@@ -26,23 +26,23 @@ class Lanes {
 
     Lanes(KvBudget budget, std::optional<std::int64_t> max_rows_per_client, Open open);
 
-    /// Queue a row, as Schedule::add.
-    void add(std::shared_ptr<Row> row);
+    /// Queue a sequence, as Schedule::add.
+    void add(std::shared_ptr<Sequence> seq);
 
     /// One iteration of each batch, with each event delivered as soon as its forward has run.
     void iterate(const std::function<void(const Accepted&)>& deliver);
 
     bool is_idle() const { return waiting_.empty() && num_rows_of_all() == 0; }
 
-    /// From any thread, as of the last iteration: rows that new requests can use (only those that run while one waits for
-    /// memory), rows in batches, waiting rows, and KV entries in use.
+    /// From any thread, as of the last iteration: sequences that new requests can use (only those that run while one waits for
+    /// memory), sequences in batches, waiting sequences, and KV entries in use.
     std::int64_t num_rows() const { return num_rows_; }
     std::int64_t num_running() const { return only_ != nullptr ? only_->num_running() : num_running_.load(); }
     std::int64_t num_waiting() const { return only_ != nullptr ? only_->num_waiting() : num_waiting_.load(); }
     std::int64_t num_entries() const { return only_ != nullptr ? only_->num_entries() : num_entries_.load(); }
 
   private:
-    /// A batch of `num_rows` rows, each of at most `row_bytes` of KV memory.
+    /// A batch of `num_rows` sequences, each of at most `row_bytes` of KV memory.
     struct Lane {
         std::unique_ptr<Schedule> schedule;
         std::int64_t num_rows = 0, row_bytes = 0;
@@ -51,9 +51,9 @@ class Lanes {
     };
 
     void start_rows();
-    Lane* lane_for(const Row& row, std::int64_t places);
+    Lane* lane_for(const Sequence& seq, std::int64_t places);
     Lane* open(std::int64_t num_rows, std::int64_t row_bytes);
-    bool is_welcome(const Row& row) const;
+    bool is_welcome(const Sequence& seq) const;
     std::int64_t left() const;
     std::int64_t num_rows_of_all() const;
     void publish();
@@ -62,10 +62,10 @@ class Lanes {
     const std::optional<std::int64_t> max_rows_per_client_;
     const Open open_;
     Queue waiting_;
-    std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting rows
+    std::unordered_map<const Sequence*, std::shared_ptr<Sequence>> own_; // waiting sequences
     std::vector<Lane> lanes_;
-    const Schedule* only_ = nullptr; // without a limit of bytes
-    const Row* blocked_ = nullptr;   // the first row that waits for memory
+    const Schedule* only_ = nullptr;    // without a limit of bytes
+    const Sequence* blocked_ = nullptr; // the first sequence that waits for memory
     std::int64_t num_passes_ = 0;
 
     std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};

@@ -34,9 +34,9 @@ std::int64_t num_common(const Ids& one, const Ids& other) {
     return std::mismatch(one.begin(), end, other.begin()).first - one.begin();
 }
 
-Prefixes::Prefixes(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), firm_slots(slots) {}
+PrefixCache::PrefixCache(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), reproducible_slots(slots) {}
 
-PrefixStats Prefixes::stats() const {
+PrefixStats PrefixCache::stats() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     PrefixStats now = counts_;
     now.entries = static_cast<std::int64_t>(order_.size());
@@ -44,16 +44,16 @@ PrefixStats Prefixes::stats() const {
     return now;
 }
 
-std::shared_ptr<Stem> Prefixes::stem(std::string salt, std::vector<std::int64_t> marks) {
-    return budget > 0 ? std::make_shared<Stem>(*this, std::move(salt), std::move(marks)) : nullptr;
+std::shared_ptr<PrefixHandle> PrefixCache::handle(std::string salt, std::vector<std::int64_t> marks) {
+    return budget > 0 ? std::make_shared<PrefixHandle>(*this, std::move(salt), std::move(marks)) : nullptr;
 }
 
-void Prefixes::clear() {
+void PrefixCache::clear() {
     const std::lock_guard<std::mutex> lock(mutex_);
     while (!order_.empty()) drop(*order_.front().group, *order_.front().key);
 }
 
-void Prefixes::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
+void PrefixCache::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++counts_.queries;
     counts_.hits += hit_tokens > 0;
@@ -61,7 +61,7 @@ void Prefixes::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
     counts_.hit_tokens += hit_tokens;
 }
 
-std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
+std::optional<PrefixCache::Match> PrefixCache::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto of_group = groups_.find(group);
     if (of_group == groups_.end()) return std::nullopt;
@@ -77,15 +77,15 @@ std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& id
     return Match{best->second.saved, length};
 }
 
-std::vector<std::tuple<Group, Ids, bool>> Prefixes::held() const {
+std::vector<std::tuple<Group, Ids, bool>> PrefixCache::held() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<std::tuple<Group, Ids, bool>> all;
     for (const Place& at : order_) all.emplace_back(*at.group, *at.key, groups_.at(*at.group).at(*at.key).fixed);
     return all;
 }
 
-void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, const std::function<std::shared_ptr<const Saved>()>& copy,
-                    bool fixed) {
+void PrefixCache::save(const Group& group, const Ids& ids, std::int64_t num_bytes,
+                       const std::function<std::shared_ptr<const Saved>()>& copy, bool fixed) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (ids.empty() || num_bytes > budget || is_there(group, ids, fixed)) return;
@@ -94,7 +94,7 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, 
             drop(*order_.front().group, *order_.front().key);
             ++counts_.evicted;
         }
-        if (num_bytes_ + num_bytes > budget) return; // other rows are copying
+        if (num_bytes_ + num_bytes > budget) return; // other sequences are copying
         num_bytes_ += num_bytes;
     }
     std::shared_ptr<const Saved> saved;
@@ -106,7 +106,7 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, 
     num_bytes_ -= num_bytes;
     if (!saved) {
         ++counts_.failed;
-    } else if (!is_there(group, ids, fixed)) { // another row may have saved it meanwhile
+    } else if (!is_there(group, ids, fixed)) { // another sequence may have saved it meanwhile
         drop_beginning(group, ids);
         const auto of = groups_.try_emplace(group).first;
         const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, {}}).first;
@@ -116,7 +116,7 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, 
     }
 }
 
-bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
+bool PrefixCache::is_there(const Group& group, const Ids& key, bool fixed) {
     const auto of_group = groups_.find(group);
     if (of_group == groups_.end()) return false;
     const auto at = of_group->second.lower_bound(key); // the next entry, if any, that begins with `key`
@@ -127,7 +127,7 @@ bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
 }
 
 /// Drop the entry that `key` begins with. It is the previous entry, since all entries in between begin with it too.
-void Prefixes::drop_beginning(const Group& group, const Ids& key) {
+void PrefixCache::drop_beginning(const Group& group, const Ids& key) {
     const auto of_group = groups_.find(group);
     if (of_group == groups_.end()) return;
     const auto at = of_group->second.lower_bound(key);
@@ -136,7 +136,7 @@ void Prefixes::drop_beginning(const Group& group, const Ids& key) {
     if (begins_with(key, before->first) && !before->second.fixed) drop(of_group->first, before->first);
 }
 
-void Prefixes::drop(const Group& group, const Ids& key) {
+void PrefixCache::drop(const Group& group, const Ids& key) {
     const auto of_group = groups_.find(group);
     const auto at = of_group->second.find(key);
     num_bytes_ -= at->second.num_bytes;
@@ -145,22 +145,22 @@ void Prefixes::drop(const Group& group, const Ids& key) {
     if (of_group->second.empty()) groups_.erase(of_group);
 }
 
-std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
-                          std::optional<std::int64_t> max_entries) {
-    const std::optional<std::int64_t> firm_slots = store_.firm_slots;
-    if (firm_slots && chunk < *firm_slots) return 0; // its steps compute other bits than the saved entries have
-    const std::int64_t grain = firm_slots ? 1 : chunk;
-    group_ = Group{salt_, grain};
-    for (std::int64_t& mark : marks_) mark = mark / grain * grain;
+std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
+                                  std::optional<std::int64_t> max_entries) {
+    const std::optional<std::int64_t> reproducible_slots = prefixes_.reproducible_slots;
+    if (reproducible_slots && chunk < *reproducible_slots) return 0; // its steps compute other bits than the saved entries have
+    const std::int64_t block_size = reproducible_slots ? 1 : chunk;
+    group_ = Group{salt_, block_size};
+    for (std::int64_t& mark : marks_) mark = mark / block_size * block_size;
     const auto size = static_cast<std::int64_t>(tokens.size());
     const std::int64_t last = (size - 1) / chunk * chunk; // where the last chunk begins
-    const std::int64_t most = firm_slots ? std::max(last, size - *firm_slots) : last;
-    if (const auto match = store_.match(*group_, first(tokens, most), marks_)) {
+    const std::int64_t most = reproducible_slots ? std::max(last, size - *reproducible_slots) : last;
+    if (const auto match = prefixes_.match(*group_, first(tokens, most), marks_)) {
         std::int64_t length = match->length;
-        if (!firm_slots)
+        if (!reproducible_slots)
             length -= length % chunk;
-        else if (length < last) // the step to the end of the chunk must be firm
-            length -= std::max(std::int64_t{0}, *firm_slots - (chunk - length % chunk));
+        else if (length < last) // the step to the end of the chunk must be reproducible
+            length -= std::max(std::int64_t{0}, *reproducible_slots - (chunk - length % chunk));
         try {
             if (length > 0) {
                 const Saved& saved = *match->saved;
@@ -169,33 +169,33 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
                 if (!is_wide || !max_entries || bucket(saved.length, present) <= *max_entries) {
                     cache.reserve(std::max(saved.length, own));
                     cache.load(place, saved, length);
-                    firm_ = length;
+                    num_reproducible_ = length;
                 }
             }
-        } catch (const std::exception&) { // out of memory, for example: the row then reads its whole prompt
+        } catch (const std::exception&) { // out of memory, for example: the sequence then reads its whole prompt
         }
     }
-    store_.count(size, firm_);
-    return firm_;
+    prefixes_.count(size, num_reproducible_);
+    return num_reproducible_;
 }
 
-void Stem::feeds(std::int64_t cursor, std::int64_t slots, bool is_chunk) {
-    is_firm_ = cursor == firm_ && (store_.firm_slots ? slots >= *store_.firm_slots : is_chunk);
+void PrefixHandle::begin_step(std::int64_t cursor, std::int64_t slots, bool is_chunk) {
+    is_reproducible_ = cursor == num_reproducible_ && (prefixes_.reproducible_slots ? slots >= *prefixes_.reproducible_slots : is_chunk);
 }
 
-void Stem::moved(std::int64_t cursor) {
-    if (is_firm_) firm_ = cursor;
-    is_firm_ = false;
+void PrefixHandle::moved(std::int64_t cursor) {
+    if (is_reproducible_) num_reproducible_ = cursor;
+    is_reproducible_ = false;
 }
 
-void Stem::keep(Cache& cache, std::int64_t place, const Ids& tokens) {
+void PrefixHandle::store(Cache& cache, std::int64_t place, const Ids& tokens) {
     if (!group_) return;
     const auto give = [&](std::int64_t length, bool fixed) {
-        if (length < 1 || length > firm_) return;
-        store_.save(*group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
+        if (length < 1 || length > num_reproducible_) return;
+        prefixes_.save(*group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
     };
     for (const std::int64_t mark : marks_) give(mark, true);
-    give(firm_, false);
+    give(num_reproducible_, false);
 }
 
 } // namespace mars

@@ -26,28 +26,28 @@ using Ids = std::vector<std::int64_t>;
 /// Length of the common beginning of two lists.
 std::int64_t num_common(const Ids& one, const Ids& other);
 
-class Stem;
+class PrefixHandle;
 
 /// Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 ///
-/// `firm_slots` is the backend's. An evicted entry lives on while it is being copied.
-class Prefixes {
+/// `reproducible_slots` is the backend's. An evicted entry lives on while it is being copied.
+class PrefixCache {
   public:
     struct Match {
         std::shared_ptr<const Saved> saved;
         std::int64_t length = 0;
     };
 
-    Prefixes(std::int64_t budget, std::optional<std::int64_t> firm_slots);
+    PrefixCache(std::int64_t budget, std::optional<std::int64_t> reproducible_slots);
 
     const std::int64_t budget;
-    const std::optional<std::int64_t> firm_slots;
+    const std::optional<std::int64_t> reproducible_slots;
 
     PrefixStats stats() const;
 
-    /// A row's access to the cache; null without a budget. `marks`: lengths of its prompt that other prompts may begin
+    /// A sequence's access to the cache; null without a budget. `marks`: lengths of its prompt that other prompts may begin
     /// with. The cache must outlive it.
-    std::shared_ptr<Stem> stem(std::string salt = "", std::vector<std::int64_t> marks = {});
+    std::shared_ptr<PrefixHandle> handle(std::string salt = "", std::vector<std::int64_t> marks = {});
     void clear();
     void count(std::int64_t query_tokens, std::int64_t hit_tokens);
 
@@ -90,40 +90,40 @@ class Prefixes {
     PrefixStats counts_;
 };
 
-/// What one row loads from the prefix cache and gives to it. Used by the thread that runs the row.
+/// What one sequence loads from the prefix cache and gives to it. Used by the thread that runs the sequence.
 ///
-/// `firm` counts the row's leading entries whose bits equal those of any other row with these tokens. Only they are
-/// given. They never reach past the row's cursor.
-class Stem {
+/// `num_reproducible` counts the sequence's leading entries whose bits equal those of any other sequence with these tokens. Only they are
+/// given. They never reach past the sequence's cursor.
+class PrefixHandle {
   public:
-    Stem(Prefixes& store, std::string salt, std::vector<std::int64_t> marks)
-        : store_(store), salt_(std::move(salt)), marks_(std::move(marks)) {}
+    PrefixHandle(PrefixCache& prefixes, std::string salt, std::vector<std::int64_t> marks)
+        : prefixes_(prefixes), salt_(std::move(salt)), marks_(std::move(marks)) {}
 
     /// Load the saved entries of `tokens` and return how many. At least one token is always left to feed.
     ///
-    /// The rest takes exactly the steps, or firm ones, of a row that begins at 0 and reads by `chunk`. A long entry is
-    /// not loaded if rows that wide would exceed `max_entries`.
-    std::int64_t recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
+    /// The rest takes exactly the steps, or reproducible ones, of a sequence that begins at 0 and reads by `chunk`. A long entry is
+    /// not loaded if sequences that wide would exceed `max_entries`.
+    std::int64_t lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
                         std::optional<std::int64_t> max_entries = std::nullopt);
 
     /// A step of `slots` slots is about to run; `is_chunk`: it reads a whole chunk of a prompt.
-    void feeds(std::int64_t cursor, std::int64_t slots, bool is_chunk);
+    void begin_step(std::int64_t cursor, std::int64_t slots, bool is_chunk);
 
-    /// The step is done, and the row's cursor has moved.
+    /// The step is done, and the sequence's cursor has moved.
     void moved(std::int64_t cursor);
 
-    /// Give the cache the row's firm entries, and the marked beginnings as entries of their own.
-    void keep(Cache& cache, std::int64_t place, const Ids& tokens);
+    /// Give the cache the sequence's reproducible entries, and the marked beginnings as entries of their own.
+    void store(Cache& cache, std::int64_t place, const Ids& tokens);
 
-    std::int64_t firm() const { return firm_; }
+    std::int64_t num_reproducible() const { return num_reproducible_; }
 
   private:
-    Prefixes& store_;
+    PrefixCache& prefixes_;
     std::string salt_;
     std::vector<std::int64_t> marks_;
-    std::optional<Group> group_; // set when the row begins
-    std::int64_t firm_ = 0;
-    bool is_firm_ = false; // the running step extends the firm entries
+    std::optional<Group> group_; // set when the sequence begins
+    std::int64_t num_reproducible_ = 0;
+    bool is_reproducible_ = false; // the running step extends the reproducible entries
 };
 
 } // namespace mars

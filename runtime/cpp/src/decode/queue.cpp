@@ -4,51 +4,51 @@
 
 namespace mars {
 
-void Queue::add(Row* row) {
-    const auto [at, is_new] = of_.try_emplace(row->client, lines_.end());
-    if (is_new) at->second = lines_.insert(lines_.end(), Line{row->client, {}});
-    at->second->rows.push_back(row);
+void Queue::add(Sequence* seq) {
+    const auto [at, is_new] = of_.try_emplace(seq->client, lines_.end());
+    if (is_new) at->second = lines_.insert(lines_.end(), Line{seq->client, {}});
+    at->second->seqs.push_back(seq);
     ++size_;
 }
 
-Row* Queue::first(const std::function<bool(const Row&)>& good) const {
+Sequence* Queue::first(const std::function<bool(const Sequence&)>& good) const {
     bool is_left = true;
     for (std::size_t round = 0; is_left; ++round) {
         is_left = false;
         for (const Line& line : lines_) {
-            if (round >= line.rows.size()) continue;
+            if (round >= line.seqs.size()) continue;
             is_left = true;
-            if (good(*line.rows[round])) return line.rows[round];
+            if (good(*line.seqs[round])) return line.seqs[round];
         }
     }
     return nullptr;
 }
 
-void Queue::remove(const Row* row) {
-    const auto line = of_.at(row->client);
-    line->rows.erase(std::find(line->rows.begin(), line->rows.end(), row));
+void Queue::remove(const Sequence* seq) {
+    const auto line = of_.at(seq->client);
+    line->seqs.erase(std::find(line->seqs.begin(), line->seqs.end(), seq));
     --size_;
-    if (line->rows.empty())
+    if (line->seqs.empty())
         close(line);
     else
         lines_.splice(lines_.end(), lines_, line);
 }
 
-void Queue::drop_finished(const std::function<void(Row*)>& gone) {
+void Queue::drop_finished(const std::function<void(Sequence*)>& gone) {
     for (auto line = lines_.begin(); line != lines_.end();) {
-        for (auto at = line->rows.begin(); at != line->rows.end();) {
-            Row* const row = *at;
-            row->refresh();
-            if (!row->finish_reason) {
+        for (auto at = line->seqs.begin(); at != line->seqs.end();) {
+            Sequence* const seq = *at;
+            seq->refresh();
+            if (!seq->finish_reason) {
                 ++at;
                 continue;
             }
-            at = line->rows.erase(at);
+            at = line->seqs.erase(at);
             --size_;
-            gone(row);
+            gone(seq);
         }
         const auto passed = line++;
-        if (passed->rows.empty()) close(passed);
+        if (passed->seqs.empty()) close(passed);
     }
 }
 

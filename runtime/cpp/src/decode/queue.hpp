@@ -1,4 +1,4 @@
-// The queue of rows: clients take turns, and each client's rows keep their order (runtime/decode/queue.py).
+// The queue of sequences: clients take turns, and each client's sequences keep their order (runtime/decode/queue.py).
 #pragma once
 
 #include <cstddef>
@@ -9,33 +9,33 @@
 #include <string>
 #include <unordered_map>
 
-#include "decode/row.hpp"
+#include "decode/sequence.hpp"
 
 namespace mars {
 
-/// Order: the first row of each client, then the second of each, and so on. A client whose row was taken goes to the
+/// Order: the first sequence of each client, then the second of each, and so on. A client whose sequence was taken goes to the
 /// end.
 ///
-/// So a client that sends a hundred requests at once delays only itself. Rows without a client name share one line.
+/// So a client that sends a hundred requests at once delays only itself. Sequences without a client name share one line.
 class Queue {
   public:
     bool empty() const { return lines_.empty(); }
     std::size_t size() const { return size_; }
-    void add(Row* row);
+    void add(Sequence* seq);
 
-    /// The first row that `good` accepts, in order of turns; null if none.
-    Row* first(const std::function<bool(const Row&)>& good) const;
+    /// The first sequence that `good` accepts, in order of turns; null if none.
+    Sequence* first(const std::function<bool(const Sequence&)>& good) const;
 
-    /// Remove a row that gets its place; its client goes to the end.
-    void remove(const Row* row);
+    /// Remove a sequence that gets its place; its client goes to the end.
+    void remove(const Sequence* seq);
 
-    /// Remove rows that ended while waiting and call `gone` for each. The order of clients does not change.
-    void drop_finished(const std::function<void(Row*)>& gone);
+    /// Remove sequences that ended while waiting and call `gone` for each. The order of clients does not change.
+    void drop_finished(const std::function<void(Sequence*)>& gone);
 
   private:
     struct Line {
         std::optional<std::string> client;
-        std::deque<Row*> rows;
+        std::deque<Sequence*> seqs;
     };
     using Lines = std::list<Line>;
 

@@ -11,20 +11,20 @@
 #include <vector>
 
 #include "decode/batch.hpp"
-#include "decode/policy.hpp"
+#include "decode/planner.hpp"
 #include "decode/queue.hpp"
 
 namespace mars {
 
-/// Running rows in neighbouring KV rows: first the decoding ones, then those whose prompts are being read, shorter before
+/// Running sequences in neighbouring KV rows: first the decoding ones, then those whose prompts are being read, shorter before
 /// longer ones.
 ///
-/// A decode step feeds [pending | proposals | masks] from each row's own cursor: the pending tokens' KV become final in
-/// the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache management").
-/// The last chunk of a prompt carries masks too, so the first step already accepts a run. Between two forwards a row's tau
-/// and exact may change, and a row may be cancelled. At most `prefill_tokens` prompt tokens are read between two decode
-/// steps. `cost` is needed for rows with an automatic window; without it they get full windows. `max_rows_per_client`:
-/// rows of one client in the batch; no value means no limit. `record` gets each decode step. One thread owns a schedule, except where noted.
+/// A decode step feeds [pending | draft tokens | masks] from each sequence's own cursor: the pending tokens' KV become final in
+/// the same forward that verifies the draft tokens and makes the next predictions (paper: "cursor-based cache management").
+/// The last chunk of a prompt carries masks too, so the first step already accepts a run. Between two forwards a sequence's tau
+/// and exact may change, and a sequence may be cancelled. At most `prefill_tokens` prompt tokens are read between two decode
+/// steps. `cost` is needed for sequences with an automatic number of masks; without it they get all masks. `max_rows_per_client`:
+/// sequences of one client in the batch; no value means no limit. `record` gets each decode step. One thread owns a schedule, except where noted.
 class Schedule {
   public:
     Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
@@ -34,14 +34,14 @@ class Schedule {
     Schedule(const Schedule&) = delete;
     Schedule& operator=(const Schedule&) = delete;
 
-    /// Queue a row. Clients take turns; a client's rows keep their order. While a long prompt is being read, a shorter
+    /// Queue a sequence. Clients take turns; a client's sequences keep their order. While a long prompt is being read, a shorter
     /// one may be admitted first.
-    void add(std::shared_ptr<Row> row);
+    void add(std::shared_ptr<Sequence> seq);
 
-    /// One iteration: prompt chunks within the budget, then one step of all decoding rows. Returns what each row got, or
+    /// One iteration: prompt chunks within the budget, then one step of all decoding sequences. Returns what each sequence got, or
     /// why it failed.
     ///
-    /// Rows that were asked to end leave first, without an event.
+    /// Sequences that were asked to end leave first, without an event.
     std::vector<Accepted> iterate();
 
     /// The same, with each event delivered as soon as its forward has run.
@@ -55,33 +55,33 @@ class Schedule {
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
 
-    /// Running and waiting rows of a client.
+    /// Running and waiting sequences of a client.
     std::int64_t num_rows_of(const std::string& client) const;
 
-    /// From any thread, as of the last iteration: rows in the batch, waiting rows, and KV entries in use.
+    /// From any thread, as of the last iteration: sequences in the batch, waiting sequences, and KV entries in use.
     std::int64_t num_running() const { return num_running_; }
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
 
   protected:
     using Events = std::vector<Accepted>;
-    using OutputHandler = std::function<std::optional<Accepted>(Row&, const Predictions&, const Feed&)>;
+    using OutputHandler = std::function<std::optional<Accepted>(Sequence&, const Predictions&, const StepPlan&)>;
 
     /// What the last chunk of a prompt feeds, and what its predictions give.
-    virtual Feed first_feed(Row& row);
-    virtual std::optional<Accepted> finish_prompt(Row& row, const Predictions& predictions, const Feed& feed) {
-        return commit_and_accept(row, predictions, feed);
+    virtual StepPlan first_plan(Sequence& seq);
+    virtual std::optional<Accepted> finish_prompt(Sequence& seq, const Predictions& predictions, const StepPlan& plan) {
+        return commit_and_accept(seq, predictions, plan);
     }
-    virtual void decode(std::vector<Row*> rows, Events& events);
+    virtual void decode(std::vector<Sequence*> seqs, Events& events);
 
     /// Make the fed pending tokens final, and accept predictions.
-    static std::optional<Accepted> commit_and_accept(Row& row, const Predictions& predictions, const Feed& feed);
+    static std::optional<Accepted> commit_and_accept(Sequence& seq, const Predictions& predictions, const StepPlan& plan);
 
-    /// Run one forward over neighbouring rows. A failure ends only the rows that it concerns. False if the forward failed.
-    bool run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, const OutputHandler& handle, Events& events);
+    /// Run one forward over neighbouring sequences. A failure ends only the sequences that it concerns. False if the forward failed.
+    bool run(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans, const OutputHandler& handle, Events& events);
 
     void drop_finished(Events& events);
-    std::vector<Row*> decoding() const;
+    std::vector<Sequence*> decoding() const;
 
     Backend& backend_;
     const std::int64_t block_;
@@ -91,23 +91,23 @@ class Schedule {
 
     bool read_prompt(Events& events);
     bool read_forced(Events& events);
-    void feed(Row& row, std::int64_t num_tokens, bool is_chunk, Events& events);
-    Row* reading(Events& events);
+    void run_chunk(Sequence& seq, std::int64_t num_tokens, bool is_chunk, Events& events);
+    Sequence* reading(Events& events);
     void admit(Events& events);
-    bool is_welcome(const Row& row) const;
+    bool is_welcome(const Sequence& seq) const;
     void move(std::int64_t source, std::int64_t target, Events& events);
     void renew(std::int64_t num_rows);
     void publish();
-    std::int64_t next_chunk(const Row& row) const;
-    std::int64_t num_chunks(const Row& row) const;
+    std::int64_t next_chunk(const Sequence& seq) const;
+    std::int64_t num_chunks(const Sequence& seq) const;
 
     const std::int64_t mask_id_, prefill_tokens_;
     const KvBudget budget_;
-    std::optional<Policy> policy_;
+    std::optional<Planner> planner_;
     const StepRecorder record_;
     const std::optional<std::int64_t> max_rows_per_client_;
     Queue waiting_;
-    std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting and running rows
+    std::unordered_map<const Sequence*, std::shared_ptr<Sequence>> own_; // waiting and running sequences
     std::unique_ptr<Batch> batch_;
     std::int64_t num_decoding_ = 0;
     Phase phase_ = Phase::begin; // of the current iteration
@@ -118,31 +118,31 @@ class Schedule {
     std::atomic<std::int64_t> num_running_{0}, num_waiting_{0}, num_entries_{0};
 };
 
-/// Decodes a fixed set of rows side by side until all have ended.
+/// Decodes a fixed set of sequences side by side until all have ended.
 class Run {
   public:
-    /// The rows must outlive this.
-    Run(std::unique_ptr<Schedule> schedule, const std::vector<Row*>& rows);
+    /// The sequences must outlive this.
+    Run(std::unique_ptr<Schedule> schedule, const std::vector<Sequence*>& seqs);
 
-    /// What the next forward gave: nothing for a prompt's chunk but the last; no value when all rows have ended. Throws
-    /// SessionError if a row fails.
+    /// What the next forward gave: nothing for a prompt's chunk but the last; no value when all sequences have ended. Throws
+    /// SessionError if a sequence fails.
     std::optional<std::vector<Accepted>> next();
 
   private:
     std::unique_ptr<Schedule> schedule_;
 };
 
-/// Decode `rows` with cursor commit. `backend` and `rows` must outlive the result.
-std::unique_ptr<Run> decode(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id,
+/// Decode `seqs` with cursor commit. `backend` and `seqs` must outlive the result.
+std::unique_ptr<Run> decode(Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t block, std::int64_t mask_id,
                             CostSource cost = nullptr, StepRecorder record = nullptr);
 
-/// Decode `rows` with block commit, the paper's cache loop: rows wait for each other at block boundaries. `backend` and `rows` must outlive the result. Throws SessionError if a block does
-/// not fit a step, and for exact rows.
+/// Decode `seqs` with block commit, the paper's cache loop: sequences wait for each other at block boundaries. `backend` and `seqs` must outlive the result. Throws SessionError if a block does
+/// not fit a step, and for exact sequences.
 ///
 /// The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block's accepted tokens and then masks
-/// against the frozen cache; masks never reach past the block's end. When every row's block is full, one more forward
+/// against the frozen cache; masks never reach past the block's end. When every sequence's block is full, one more forward
 /// writes the blocks into the cache; its last output predicts the first token of the next block.
-std::unique_ptr<Run> decode_blocks(Backend& backend, const std::vector<Row*>& rows, std::int64_t block, std::int64_t mask_id,
+std::unique_ptr<Run> decode_blocks(Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t block, std::int64_t mask_id,
                                    std::int64_t cache_block);
 
 } // namespace mars

@@ -28,7 +28,7 @@ bool is_same_version(const std::string& one, const std::string& other) {
     return common > 0 ? std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(common), b.begin()) : one == other;
 }
 
-std::vector<std::string> engine_obstacles(const Variant& variant, const Here& here) {
+std::vector<std::string> engine_mismatches(const Variant& variant, const Here& here) {
     if (!variant.engine || !variant.capacity)
         return {"the manifest does not say what it was built for; build it again with `mars-export trt`"};
     const EngineInfo& info = *variant.engine;
@@ -72,7 +72,7 @@ std::optional<std::string> why_not(const Variant& variant, const std::string& de
     }
     if (!runs_engines(device)) return "made for " + variant.backend + ": an engine runs on a GPU; give the device cuda";
     if (here == nullptr) return std::nullopt;
-    const std::vector<std::string> reasons = engine_obstacles(variant, *here);
+    const std::vector<std::string> reasons = engine_mismatches(variant, *here);
     return reasons.empty() ? std::nullopt : std::optional(joined(reasons, "; "));
 }
 

@@ -15,30 +15,30 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
         throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
     if (commit.cache_block < 1) throw SessionError("cache_block must be 1 or more, not " + std::to_string(commit.cache_block));
     const Manifest& manifest = session_->bundle.manifest;
-    std::vector<Row*> rows;
+    std::vector<Sequence*> seqs;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-        NewRow request = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
+        NewSequence request = session_->new_sequence(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
         if (!configs[i].grammar.empty() && commit.kind == Commit::Kind::block)
             throw SessionError("a grammar needs cursor commit; leave block commit out");
-        rows.push_back(request.row.get());
+        seqs.push_back(request.seq.get());
         std::optional<Clock::time_point> until;
         if (const auto seconds = configs[i].deadline)
             until = began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(*seconds, 1e9)));
-        answers_.push_back({std::move(request.text), std::move(request.row), until, {}});
+        answers_.push_back({std::move(request.text), std::move(request.seq), until, {}});
     }
     Backend& backend = *session_->backend;
     const std::int64_t block = manifest.block, mask = manifest.mask_id();
     if (commit.kind == Commit::Kind::block) {
-        run_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
+        run_ = decode_blocks(backend, seqs, block, mask, commit.cache_block);
         return;
     }
-    run_ = decode(backend, rows, block, mask, session_->cost_source(), session_->step_recorder());
+    run_ = decode(backend, seqs, block, mask, session_->cost_source(), session_->step_recorder());
 }
 
 std::optional<std::vector<Event>> Answers::next() {
     if (!run_) return std::nullopt;
     for (const Answer& answer : answers_)
-        if (answer.until && Clock::now() >= *answer.until) answer.row->expire();
+        if (answer.until && Clock::now() >= *answer.until) answer.seq->expire();
     // A loop that failed or is done is never used again; its KV memory is freed now.
     std::unique_ptr<Run> run = std::move(run_);
     failed_ = true; // until this step succeeds
@@ -52,17 +52,17 @@ std::optional<std::vector<Event>> Answers::next() {
 }
 
 Event Answers::event(Accepted accepted) {
-    Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];
+    Answer& answer = answers_[static_cast<std::size_t>(accepted.seq)];
     answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     std::string text;
     if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
-    return {std::move(text),   std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row,
-            accepted.verified, std::move(accepted.forced)};
+    return {std::move(text), std::move(accepted.token_ids),  std::move(accepted.confidences), accepted.finish_reason,
+            accepted.seq,    accepted.accepted_draft_tokens, std::move(accepted.forced)};
 }
 
 Completion Answers::completion(std::size_t i) const {
     const Answer& answer = answers_[i];
-    const Row& own = *answer.row;
+    const Sequence& own = *answer.seq;
     Completion done;
     if (answer.text) {
         if (own.finish_reason) answer.text->finish();
@@ -92,9 +92,9 @@ std::optional<Event> Stream::next() {
     return events->empty() ? Event{} : std::move(events->front());
 }
 
-std::optional<double> Stream::tau() const { return answers_->row(0).tau(); }
-void Stream::set_tau(double tau) { answers_->row(0).set_tau(tau); }
-void Stream::set_exact(bool exact) { answers_->row(0).set_exact(exact); }
+std::optional<double> Stream::tau() const { return answers_->seq(0).tau(); }
+void Stream::set_tau(double tau) { answers_->seq(0).set_tau(tau); }
+void Stream::set_exact(bool exact) { answers_->seq(0).set_exact(exact); }
 void Stream::cancel() { answers_->cancel(0); }
 
 void Stream::close() {
@@ -103,9 +103,9 @@ void Stream::close() {
     }
 }
 
-bool Stream::is_over() const { return failed() || answers_->row(0).finish_reason.has_value(); }
+bool Stream::is_over() const { return failed() || answers_->seq(0).finish_reason.has_value(); }
 bool Stream::failed() const { return answers_->failed(); }
-const Stats& Stream::stats() const { return answers_->row(0).stats; }
+const Stats& Stream::stats() const { return answers_->seq(0).stats; }
 Completion Stream::completion() const { return answers_->completion(0); }
 
 } // namespace mars

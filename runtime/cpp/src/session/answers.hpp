@@ -1,4 +1,4 @@
-// The shared part of streams and batches: rows, their texts, and the loop that decodes them.
+// The shared part of streams and batches: sequences, their texts, and the loop that decodes them.
 #pragma once
 
 #include <chrono>
@@ -18,13 +18,13 @@ struct Answers {
     Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
             const Commit& commit, const std::optional<std::string>& system = std::nullopt);
 
-    /// The next step's events, none for a prefill piece; no value when all rows are done.
+    /// The next step's events, none for a prefill piece; no value when all sequences are done.
     std::optional<std::vector<Event>> next();
 
-    void cancel(std::int64_t row) { answers_[static_cast<std::size_t>(row)].row->cancel(); }
+    void cancel(std::int64_t seq) { answers_[static_cast<std::size_t>(seq)].seq->cancel(); }
     bool failed() const { return failed_; }
-    Row& row(std::size_t i) { return *answers_[i].row; }
-    const Row& row(std::size_t i) const { return *answers_[i].row; }
+    Sequence& seq(std::size_t i) { return *answers_[i].seq; }
+    const Sequence& seq(std::size_t i) const { return *answers_[i].seq; }
     Completion completion(std::size_t i) const;
     std::vector<Completion> completions() const;
 
@@ -32,7 +32,7 @@ struct Answers {
     using Clock = std::chrono::steady_clock;
     struct Answer {
         std::unique_ptr<TextStream> text;
-        std::unique_ptr<Row> row;
+        std::unique_ptr<Sequence> seq;
         std::optional<Clock::time_point> until; // its deadline
         std::vector<double> confidences;
     };

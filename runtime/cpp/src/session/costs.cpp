@@ -80,9 +80,9 @@ std::shared_ptr<const Cost> Costs::get() {
     return fixed_ ? fixed_ : learned_.cost();
 }
 
-void Costs::record(std::int64_t rows, std::int64_t slots, double seconds) {
+void Costs::record(std::int64_t seqs, std::int64_t slots, double seconds) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (learned_.record(rows, slots, seconds) && file_) write(*file_, learned_.learned());
+    if (learned_.record(seqs, slots, seconds) && file_) write(*file_, learned_.learned());
 }
 
 void Costs::set(Cost cost) {

@@ -27,9 +27,9 @@ class Costs {
     std::shared_ptr<const Cost> get();
 
     /// Learn from a step, and write what was learned now and then.
-    void record(std::int64_t rows, std::int64_t slots, double seconds);
+    void record(std::int64_t seqs, std::int64_t slots, double seconds);
 
-    /// Use this cost instead, so that every run has the same windows.
+    /// Use this cost instead, so that every run has the same numbers of masks.
     void set(Cost cost);
 
   private:

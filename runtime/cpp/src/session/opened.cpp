@@ -12,19 +12,19 @@
 #include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"
-#include "structured/guided_row.hpp"
+#include "structured/constrained_sequence.hpp"
 
 namespace mars {
 
 namespace {
 
-constexpr std::size_t most_openings = 16;                  // system messages whose tokens are remembered
-constexpr std::int64_t cache_share = 16;                   // the prefix cache gets this fraction of the free memory,
-constexpr std::int64_t most_cache = std::int64_t{1} << 30; // but at most this many bytes
+constexpr std::size_t max_openings = 16;                  // system messages whose tokens are remembered
+constexpr std::int64_t cache_share = 16;                  // the prefix cache gets this fraction of the free memory,
+constexpr std::int64_t max_cache = std::int64_t{1} << 30; // but at most this many bytes
 
 /// Default size of the prefix cache.
 std::int64_t share(const Backend& backend) {
-    return std::clamp(backend.free_memory().value_or(0) / cache_share, std::int64_t{0}, most_cache);
+    return std::clamp(backend.free_memory().value_or(0) / cache_share, std::int64_t{0}, max_cache);
 }
 
 std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
@@ -68,8 +68,8 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device,
                                                OrtSettings{options.threads, options.options, options.on_log, options.cuda_stream});
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
-    opened.prefixes =
-        std::make_unique<Prefixes>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend), opened.backend->firm_slots());
+    opened.prefixes = std::make_unique<PrefixCache>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend),
+                                                    opened.backend->reproducible_slots());
     const Variant& runs = opened.runs();
     opened.costs = std::make_unique<Costs>(built_in_cost(runs.precision, device.kind == "cpu"),
                                            cost_file(opened.bundle, runs, opened.device, options.threads, options.options));
@@ -86,7 +86,7 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
 Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
     Opened opened{std::move(bundle), std::move(backend), std::move(text), "", "", ""};
     opened.variant = opened.bundle.manifest.variants.front().name;
-    opened.prefixes = std::make_unique<Prefixes>(cache_bytes, opened.backend->firm_slots());
+    opened.prefixes = std::make_unique<PrefixCache>(cache_bytes, opened.backend->reproducible_slots());
     return Session(std::make_shared<Opened>(std::move(opened)));
 }
 
@@ -101,7 +101,7 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
     throw MemoryError(path.string() + ": not enough memory to open this bundle; use a model of fewer or smaller weights, or free memory");
 }
 
-Guide Opened::new_guide(const GenerationConfig& config) const {
+GrammarState Opened::new_grammar_state(const GenerationConfig& config) const {
     Matcher matcher = grammars->matcher(bundle, needs_text().tokenizer, config.grammar);
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
@@ -111,20 +111,20 @@ Guide Opened::new_guide(const GenerationConfig& config) const {
     return {std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"), bundle.manifest.block - 1};
 }
 
-std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
-                                       const std::optional<std::string>& system) const {
+std::shared_ptr<PrefixHandle> Opened::new_prefix_handle(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                                        const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
     if (const auto* messages = prompt.messages(); messages && !messages->empty() && messages->front().role == "system")
         opening = &messages->front().content;
-    if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
-    return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
+    if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->handle(salt);
+    return prefixes->handle(salt, {openings->length(*text, *opening, ids)});
 }
 
 std::int64_t Openings::length(const Text& text, const std::string& system, const Ids& ids) {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto at = known_.find(system);
     if (at == known_.end()) {
-        if (known_.size() >= most_openings) known_.clear();
+        if (known_.size() >= max_openings) known_.clear();
         at = known_.emplace(system, Ids()).first;
         try { // a prompt that shares only its system message with others
             at->second = text.encode({{"system", system}, {"user", ""}});
@@ -148,11 +148,11 @@ const Text& Opened::needs_text() const {
     return *text;
 }
 
-NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
-                       std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
-                       std::optional<std::int64_t> most) const try {
+NewSequence Opened::new_sequence(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                                 std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
+                                 std::optional<std::int64_t> most) const try {
     check(config);
-    NewRow request;
+    NewSequence request;
     std::function<bool(std::int64_t)> stop;
     if (text) {
         request.text = std::make_unique<TextStream>(*text, config.stop);
@@ -161,13 +161,14 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
     const Ids ids = encode(prompt, most);
     const std::vector<std::int64_t>& eos = bundle.manifest.tokens.eos;
     if (config.grammar.empty())
-        request.row = std::make_unique<Row>(index, ids, config, eos, std::move(stop), acceptance_rates);
+        request.seq = std::make_unique<Sequence>(index, ids, config, eos, std::move(stop), acceptance_rates);
     else
-        request.row = std::make_unique<GuidedRow>(index, ids, config, eos, new_guide(config), std::move(stop), acceptance_rates);
-    request.row->draft = draft_slots(config.draft);
-    request.row->mask_limit = bundle.manifest.masks;
-    request.row->stats.began = began;
-    request.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+        request.seq =
+            std::make_unique<ConstrainedSequence>(index, ids, config, eos, new_grammar_state(config), std::move(stop), acceptance_rates);
+    request.seq->draft_slots = draft_slots(config.draft);
+    request.seq->mask_limit = bundle.manifest.masks;
+    request.seq->stats.began = began;
+    request.seq->prefix_handle = new_prefix_handle(prompt, ids, config.cache_salt, system);
     return request;
 } catch (const std::bad_alloc&) {
     throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
@@ -209,7 +210,7 @@ void Opened::check(const GenerationConfig& config) const {
     if (draft && !config.is_exact()) check_tau(config.bound(), config.metric);
     if (!draft && !bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
         throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
-                           "mode, and set lookup for several tokens a step");
+                           "mode, and set prompt_lookup for several tokens a step");
     if (!config.draft.empty() && (!draft || std::count(draft->adapters.begin(), draft->adapters.end(), config.draft) == 0))
         throw SessionError("this bundle has no draft adapter '" + config.draft.substr(0, 60) + "'; it has " +
                            (draft ? joined(draft->adapters) : "none (docs/families.md)"));

@@ -1,4 +1,4 @@
-// An opened bundle as its sessions and streams share it: the variant that runs, its text, and new rows for requests.
+// An opened bundle as its sessions and streams share it: the variant that runs, its text, and new sequences for requests.
 #pragma once
 
 #include <chrono>
@@ -12,11 +12,11 @@
 #include <mars/session.hpp>
 
 #include "bundle/bundle.hpp"
-#include "decode/policy.hpp"
+#include "decode/planner.hpp"
 #include "decode/prefix.hpp"
-#include "decode/row.hpp"
+#include "decode/sequence.hpp"
 #include "session/costs.hpp"
-#include "structured/guide.hpp"
+#include "structured/grammar_state.hpp"
 #include "text/text.hpp"
 
 namespace mars {
@@ -32,10 +32,10 @@ class Openings {
     std::map<std::string, Ids> known_;
 };
 
-/// A row, and the text stream that its stop condition feeds (null for a bundle without a tokenizer).
-struct NewRow {
+/// A sequence, and the text stream that its stop condition feeds (null for a bundle without a tokenizer).
+struct NewSequence {
     std::unique_ptr<TextStream> text;
-    std::unique_ptr<Row> row;
+    std::unique_ptr<Sequence> seq;
 };
 
 /// The opened bundle, shared by a session and its streams. Immutable, except for members that lock themselves.
@@ -49,7 +49,7 @@ struct Opened {
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
-    std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
+    std::unique_ptr<PrefixCache> prefixes = std::make_unique<PrefixCache>(0, std::nullopt);
     std::shared_ptr<AcceptanceRates> acceptance_rates = std::make_shared<AcceptanceRates>(); // guards itself
 
     /// A session on any backend, such as a fake one; `bundle.path` need not exist.
@@ -63,13 +63,13 @@ struct Opened {
         return [this] { return costs->get(); };
     }
     StepRecorder step_recorder() const {
-        return [this](std::int64_t rows, std::int64_t slots, double seconds) { costs->record(rows, slots, seconds); };
+        return [this](std::int64_t seqs, std::int64_t slots, double seconds) { costs->record(seqs, slots, seconds); };
     }
-    Guide new_guide(const GenerationConfig& config) const;
+    GrammarState new_grammar_state(const GenerationConfig& config) const;
 
-    /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.
-    std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
-                                   const std::optional<std::string>& system) const;
+    /// A sequence's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.
+    std::shared_ptr<PrefixHandle> new_prefix_handle(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                                    const std::optional<std::string>& system) const;
 
     /// The draft slots of the adapter with this name, which the bundle has; no value without adapters.
     std::optional<DraftSlots> draft_slots(const std::string& name) const;
@@ -79,10 +79,11 @@ struct Opened {
     /// Token ids of a prompt that may have at most `most` tokens and must fit the context.
     std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
 
-    /// A row for a prompt of at most `most` tokens, with its text stream. `began`: when the request's clock started.
+    /// A sequence for a prompt of at most `most` tokens, with its text stream. `began`: when the request's clock started.
     /// Throws SessionError as encode and check do.
-    NewRow new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config, std::chrono::steady_clock::time_point began,
-                   const std::optional<std::string>& system = std::nullopt, std::optional<std::int64_t> most = std::nullopt) const;
+    NewSequence new_sequence(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                             std::chrono::steady_clock::time_point began, const std::optional<std::string>& system = std::nullopt,
+                             std::optional<std::int64_t> most = std::nullopt) const;
 
     /// Throws SessionError for values out of range, and if this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;

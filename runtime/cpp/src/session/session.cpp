@@ -91,7 +91,7 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
     GenerationConfig config;
     config.tau = profile.tau;
     config.metric = profile.metric;
-    config.window = profile.window;
+    config.masks = profile.masks;
     config.draft = profile.draft.value_or("");
     opened_->check(config);
     return config;

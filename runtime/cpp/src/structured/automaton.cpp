@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view magic = "MARSDFA";
 constexpr unsigned char table_version = 1;
-constexpr std::uint64_t most_states = 1U << 17U, most_edges = 1U << 20U, header = 16;
+constexpr std::uint64_t max_states = 1U << 17U, most_edges = 1U << 20U, header = 16;
 
 std::vector<std::uint32_t> numbers(std::string_view data, std::size_t at, std::size_t count) {
     std::vector<std::uint32_t> all(count);
@@ -74,7 +74,7 @@ std::optional<std::uint32_t> Automaton::only(std::int32_t state) const {
 }
 
 Automaton read_automaton(const Bundle& bundle, const std::string& file) {
-    constexpr std::size_t limit = header + 4 * (most_states + 1) + 6 * most_edges + most_states / 8 + 1;
+    constexpr std::size_t limit = header + 4 * (max_states + 1) + 6 * most_edges + max_states / 8 + 1;
     const std::filesystem::path path = bundle.path / file;
     const std::optional<std::string> content = read_file(path, limit);
     if (!content) throw BundleError(path.string() + ": not readable; copy or export the bundle again");
@@ -90,8 +90,8 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
         fail("written as version " + std::to_string(file_version) + ", this runtime reads " + std::to_string(table_version));
     const std::size_t states = numbers(content, 8, 1).front(), edges = numbers(content, 12, 1).front();
     const std::string sizes = std::to_string(states) + " states and " + std::to_string(edges) + " edges";
-    if (states < 1 || states > most_states || edges > most_edges)
-        fail(sizes + ", more than " + std::to_string(most_states) + " and " + std::to_string(most_edges) + ", or none");
+    if (states < 1 || states > max_states || edges > most_edges)
+        fail(sizes + ", more than " + std::to_string(max_states) + " and " + std::to_string(most_edges) + ", or none");
     if (content.size() != header + 4 * (states + 1) + 6 * edges + (states + 7) / 8)
         fail(std::to_string(content.size()) + " bytes are not " + sizes);
     Automaton automaton;

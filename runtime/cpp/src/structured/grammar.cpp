@@ -13,14 +13,14 @@ namespace {
 
 using Tokens = std::vector<std::int64_t>;
 
-constexpr std::size_t most_forced = 256;             // tokens forced at once; the rest follows in the next run
-constexpr std::size_t most_bytes = 16 * most_forced; // of a forced text whose continuations are tried
-constexpr std::int64_t per_byte = 4;                 // tried continuations that begin with the same byte
-constexpr std::size_t look_back = 4;                 // forced tokens at the end that a longer token may replace
-constexpr std::size_t remembered = 4096;             // cached results of each kind, and
-constexpr std::int64_t most_mask_bytes = 8 << 20;    // of an automaton's masks
-constexpr std::size_t most_open = 16;                // automata
-constexpr std::int64_t most_certain = 4096;          // tokens: a longer forced text counts as a choice
+constexpr std::size_t max_forced = 256;             // tokens forced at once; the rest follows in the next run
+constexpr std::size_t most_bytes = 16 * max_forced; // of a forced text whose continuations are tried
+constexpr std::int64_t per_byte = 4;                // tried continuations that begin with the same byte
+constexpr std::size_t look_back = 4;                // forced tokens at the end that a longer token may replace
+constexpr std::size_t remembered = 4096;            // cached results of each kind, and
+constexpr std::int64_t most_mask_bytes = 8 << 20;   // of an automaton's masks
+constexpr std::size_t most_open = 16;               // automata
+constexpr std::int64_t max_certain = 4096;          // tokens: a longer forced text counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
 
 } // namespace
@@ -108,7 +108,7 @@ Walk::Forced Walk::compute_forced(std::int32_t state, std::int64_t last) {
     const auto [data, end] = forced_bytes(state);
     Tokens tokens = spell(data, end, last);
     if (tokens.empty()) return {};
-    if (tokens.size() > most_forced) return {{tokens.begin(), tokens.begin() + most_forced}, {}};
+    if (tokens.size() > max_forced) return {{tokens.begin(), tokens.begin() + max_forced}, {}};
     if (const std::size_t valid = num_valid(tokens, state); valid < tokens.size()) {
         // The name of a special token, such as <|mask|>, is plain text here: spell it by the longest tokens.
         tokens.resize(valid);
@@ -260,7 +260,7 @@ Matcher Grammars::matcher(const Bundle& bundle, const Tokenizer& tokenizer, cons
 }
 
 bool leaves_a_choice(Matcher matcher) {
-    std::int64_t left = most_certain;
+    std::int64_t left = max_certain;
     while (left > 0) {
         const Tokens forced = matcher.forced();
         if (forced.empty()) break;

@@ -11,7 +11,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t most_stops = 16, longest_stop = 256; // stop strings, and characters of each
+constexpr std::size_t max_stop_strings = 16, longest_stop = 256; // stop strings, and characters of each
 
 } // namespace
 
@@ -31,8 +31,8 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop)
         const auto continues = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; };
         characters = std::max(characters, word.size() - static_cast<std::size_t>(std::count_if(word.begin(), word.end(), continues)));
     }
-    if (stop_.size() > most_stops || characters > longest_stop)
-        throw SessionError("at most " + std::to_string(most_stops) + " stop strings of at most " + std::to_string(longest_stop) +
+    if (stop_.size() > max_stop_strings || characters > longest_stop)
+        throw SessionError("at most " + std::to_string(max_stop_strings) + " stop strings of at most " + std::to_string(longest_stop) +
                            " characters are taken, not " + std::to_string(stop_.size()) + " of up to " + std::to_string(characters) +
                            "; give fewer or shorter ones");
 }

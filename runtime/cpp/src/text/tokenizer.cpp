@@ -14,7 +14,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t longest_text = std::size_t{1} << 30; // bytes; positions in a word have 32 bits
+constexpr std::size_t max_text = std::size_t{1} << 30; // bytes; positions in a word have 32 bits
 
 /// Encodes one text. Owns the memory that its pieces share.
 class Encoder {
@@ -144,7 +144,7 @@ Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(stat
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens, const Spans& plain) const {
     if (const std::size_t good = utf8::valid_prefix(text); good != text.size())
         throw SessionError("the text is not valid UTF-8 at byte " + std::to_string(good) + "; pass UTF-8");
-    if (text.size() > longest_text) throw SessionError("the text has more than " + std::to_string(longest_text) + " bytes; shorten it");
+    if (text.size() > max_text) throw SessionError("the text has more than " + std::to_string(max_text) + " bytes; shorten it");
     std::vector<std::int64_t> ids;
     if (add_special_tokens) ids = state_->before;
     Encoder(*state_, ids).encode(text, plain);
@@ -154,7 +154,7 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_spec
 
 std::vector<std::int64_t> Tokenizer::encode_within(std::string_view text) const {
     std::vector<std::int64_t> ids;
-    if (utf8::is_valid(text) && text.size() <= longest_text) Encoder(*state_, ids, true).encode(text);
+    if (utf8::is_valid(text) && text.size() <= max_text) Encoder(*state_, ids, true).encode(text);
     return ids;
 }
 

@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t size_limit = 64'000'000;   // bytes
 constexpr std::int64_t id_limit = (1 << 24) - 1; // as the manifest's vocab_size
-constexpr std::size_t most_added = 1 << 20;      // added tokens
+constexpr std::size_t max_added = 1 << 20;       // added tokens
 
 /// Reads the parts of one file into a state and collects problems.
 class Reader {
@@ -250,7 +250,7 @@ class Reader {
         std::vector<std::pair<std::string, std::int64_t>> verbatim, normalized;
         std::unordered_set<std::string> seen;
         std::int64_t next = static_cast<std::int64_t>(num_model_tokens_);
-        for (Fields& fields : top_.objects("added_tokens", most_added)) {
+        for (Fields& fields : top_.objects("added_tokens", max_added)) {
             const std::size_t before = problems_.size();
             const std::string content = fields.text("content");
             const std::int64_t id = fields.integer("id", 0, id_limit);

@@ -33,8 +33,8 @@ void check_memory(const Bundle& bundle, const Variant& variant) {
 
 /// The type of KV entries. Throws SessionError for variants that ONNX Runtime does not run.
 ONNXTensorElementDataType kv_type_of(const Variant& variant) {
-    if (variant.kv_layout == "static" && variant.kv_dtype == "float32") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-    if (variant.kv_layout == "static" && variant.kv_dtype == "float16") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    if (variant.kv_layout == "in-place" && variant.kv_dtype == "float32") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    if (variant.kv_layout == "in-place" && variant.kv_dtype == "float16") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
     throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
                        " does not run on ONNX Runtime");
 }

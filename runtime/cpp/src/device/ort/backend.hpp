@@ -34,7 +34,7 @@ class OrtBackend : public Backend {
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
     std::int64_t max_capacity() const override { return model_.context_length; }
-    std::optional<std::int64_t> firm_slots() const override { return is_firm_ ? std::optional<std::int64_t>(2) : std::nullopt; }
+    std::optional<std::int64_t> reproducible_slots() const override { return is_firm_ ? std::optional<std::int64_t>(2) : std::nullopt; }
     std::optional<std::int64_t> free_memory() const override { return memory_->available(); }
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;

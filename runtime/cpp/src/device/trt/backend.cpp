@@ -13,7 +13,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t most_contexts = 32;      // also bounded by a share of the memory that is free when an engine is opened
+constexpr std::size_t max_contexts = 32;       // also bounded by a share of the memory that is free when an engine is opened
 constexpr std::int64_t context_share = 8;      // contexts take at most this fraction of it
 constexpr std::size_t context_size = 32 << 20; // bytes that must be free for one; its real size is known only afterwards
 
@@ -29,7 +29,7 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
 /// Whether an output has several values for each prediction.
 bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
 
-std::string sizes_of(const Range& range) {
+std::string sizes_of(const ShapeRange& range) {
     const auto extent = [](const Extent& size) { return std::to_string(size.min) + "-" + std::to_string(size.max); };
     return range.name + ": " + extent(range.batch) + " x " + extent(range.slots);
 }
@@ -43,7 +43,7 @@ std::string sizes_of(const Range& range) {
 
 TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const EngineOptions& options)
     : outputs_(variant.outputs), info_(variant.engine.value()), model_(bundle.manifest.model), capacity_(variant.capacity.value()),
-      in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>(options)) {
+      in_place_(variant.kv_layout == "in-place"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>(options)) {
     const KvPool::Turn turn(*pool_);
     engine_.emplace(bundle, variant, options.on_log);
     const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
@@ -51,7 +51,7 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
     // row. In other engines the rows of a batch share the widest row's slots, so a row near its end writes further.
     std::int64_t spare = is_exact_ ? slots : 0;
     if (!is_exact_ && rows > 1)
-        for (const Range& range : info_.ranges)
+        for (const ShapeRange& range : info_.ranges)
             if (range.name == "decode") spare = std::max(spare, range.slots.max - 1);
     max_capacity_ = std::min(model_.context_length, capacity_ - spare);
     if (max_capacity_ < 1) throw SessionError("variant " + variant.name + ": its capacity is less than one step; build it again");
@@ -66,7 +66,7 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
     // As many rows as any request can have; padding rows come after the last.
     pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
     pool_->forget = [this](Address memory) { forget(memory); };
-    filling_.emplace(info_, capacity_, is_exact_);
+    shape_bucket_.emplace(info_, capacity_, is_exact_);
     io_ = StepIO(pool_->device, rows, slots, outputs, std::move(widths));
     if (!in_place_) {
         const auto entry = bytes({pool_->layout.entry_bytes}), gap = alignment / std::gcd(alignment, entry) - 1;
@@ -160,7 +160,7 @@ std::unique_ptr<Cache> TrtBackend::new_cache(std::int64_t num_rows) {
 
 void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
     const KvMemory& memory = dynamic_cast<TrtCache&>(cache).memory();
-    const std::optional<StepInput> filled = filling_->filled(input);
+    const std::optional<StepInput> filled = shape_bucket_->filled(input);
     const StepInput& fed = filled ? *filled : input;
     output.outputs = input.outputs;
     output.vocab_size = model_.vocab_size;
@@ -195,7 +195,7 @@ std::list<TrtBackend::Step>::iterator TrtBackend::add_context(std::size_t range,
     if (before) step.num_bytes = std::max(std::int64_t{0}, *before - device.free_memory().value_or(*before));
     context_bytes_ += step.num_bytes;
     steps_.push_front(std::move(step));
-    while (steps_.size() > 1 && (steps_.size() > most_contexts || context_bytes_ > most_context_bytes_)) {
+    while (steps_.size() > 1 && (steps_.size() > max_contexts || context_bytes_ > most_context_bytes_)) {
         context_bytes_ -= steps_.back().num_bytes;
         steps_.pop_back();
     }
@@ -206,7 +206,7 @@ std::list<TrtBackend::Step>::iterator TrtBackend::add_context(std::size_t range,
 /// during an answer.
 void TrtBackend::add_common_contexts() {
     for (std::size_t range = 0; range < info_.ranges.size(); ++range) {
-        const Range& sizes = info_.ranges[range];
+        const ShapeRange& sizes = info_.ranges[range];
         if (!is_decode(range)) {
             add_context(range, 0, 0);
             continue;
@@ -292,13 +292,13 @@ void TrtBackend::run(Step& step) {
     ++step.runs;
 }
 
-/// Where a `delta` engine writes a step's new entries: the slots of each head, row and tensor.
+/// Where a `appended` engine writes a step's new entries: the slots of each head, row and tensor.
 Runs TrtBackend::fresh_runs(const Shape& shape) const {
     const std::size_t run = bytes({shape.slots, pool_->layout.entry_bytes});
     return {fresh_, run, per_slice(bytes({shape.rows, model_.num_kv_heads}), run)};
 }
 
-/// Copy a `delta` engine's new entries to each row's cursor: one copy a row for all tensors.
+/// Copy a `appended` engine's new entries to each row's cursor: one copy a row for all tensors.
 void TrtBackend::place(const KvMemory& memory, const Shape& shape, const std::vector<std::int64_t>& kv_length) {
     Runs fresh = fresh_runs(shape);
     for (std::size_t row = 0; row < kv_length.size(); ++row) {

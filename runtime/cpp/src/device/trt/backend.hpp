@@ -12,7 +12,7 @@
 
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
-#include "device/filling.hpp"
+#include "device/shape_bucket.hpp"
 #include "device/trt/engine.hpp"
 #include "device/trt/kv_pool.hpp"
 #include "device/trt/step_io.hpp"
@@ -81,9 +81,9 @@ class TrtBackend : public Backend {
     bool in_place_, is_exact_;
     std::shared_ptr<KvPool> pool_;
     std::optional<LoadedEngine> engine_;
-    std::optional<Filling> filling_;
+    std::optional<ShapeBucket> shape_bucket_;
     StepIO io_;
-    Address fresh_ = 0; // new entries of a `delta` engine, one tensor after the other
+    Address fresh_ = 0; // new entries of a `appended` engine, one tensor after the other
     Address scratch_ = 0;
     std::list<Step> steps_; // most recently used first
     std::int64_t context_bytes_ = 0, most_context_bytes_ = std::numeric_limits<std::int64_t>::max();

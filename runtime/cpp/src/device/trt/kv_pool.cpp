@@ -30,7 +30,7 @@ KvMemory KvPool::laid_out(std::int64_t num_rows) const {
     return memory;
 }
 
-KvMemory KvPool::take(std::int64_t num_rows) {
+KvMemory KvPool::acquire(std::int64_t num_rows) {
     const auto num_bytes = [&](const KvMemory& memory) {
         return bytes({static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), layout.capacity,
                       layout.entry_bytes});
@@ -87,7 +87,7 @@ TrtCache::~TrtCache() {
     if (!memory_) return;
     try {
         const KvPool::Turn turn(*pool_);
-        pool_->give_back(std::move(*memory_));
+        pool_->release(std::move(*memory_));
     } catch (const SessionError&) { // the device has failed; its memory goes with it
     }
 }
@@ -95,7 +95,7 @@ TrtCache::~TrtCache() {
 const KvMemory& TrtCache::memory() {
     if (!memory_) {
         const KvPool::Turn turn(*pool_);
-        memory_ = pool_->take(num_rows_);
+        memory_ = pool_->acquire(num_rows_);
     }
     return *memory_;
 }

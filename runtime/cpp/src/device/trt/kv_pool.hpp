@@ -69,10 +69,10 @@ class KvPool {
 
     /// Zeroed memory of at least `num_rows` rows; reuses returned memory if it fits, so that captured steps stay valid.
     /// The caller has its turn. Throws MemoryError that says how much was needed.
-    KvMemory take(std::int64_t num_rows);
+    KvMemory acquire(std::int64_t num_rows);
 
     /// Return memory to the pool. The caller has its turn.
-    void give_back(KvMemory memory) { idle_.push_back(std::move(memory)); }
+    void release(KvMemory memory) { idle_.push_back(std::move(memory)); }
 
   private:
     KvMemory laid_out(std::int64_t num_rows) const;

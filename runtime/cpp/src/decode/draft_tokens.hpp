@@ -1,0 +1,38 @@
+// DraftTokens for the next tokens, from masks and from the sequence's own text (runtime/decode/speculation/draft_tokens.py).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace mars {
+
+enum class Source { masks, prompt_lookup };
+
+/// Tokens for the positions after a sequence's last pending one. `confidences[i]` is the source's own, 0 to 1. `forced`:
+/// indices, in order, of draft tokens that are accepted whenever all before them are.
+struct DraftTokens {
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences;
+    Source source = Source::masks;
+    std::vector<std::int64_t> forced = {};
+
+    std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
+
+    bool is_forced(std::int64_t i) const { return std::binary_search(forced.begin(), forced.end(), i); }
+    std::int64_t num_forced(std::int64_t most) const { return std::lower_bound(forced.begin(), forced.end(), most) - forced.begin(); }
+};
+
+/// Proposes what followed the last `length` tokens at their latest earlier occurrence in the prompt or answer.
+class PromptLookup {
+  public:
+    explicit PromptLookup(std::int64_t length) : length_(length) {}
+    DraftTokens propose(const std::vector<std::int64_t>& tokens, std::int64_t most);
+
+  private:
+    std::int64_t length_, indexed_ = 0;
+    std::map<std::vector<std::int64_t>, std::int64_t> after_; // the position after the latest such tokens
+};
+
+} // namespace mars

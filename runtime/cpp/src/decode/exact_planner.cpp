@@ -1,0 +1,159 @@
+// Same order of operations as runtime/decode/speculation/exact_planner.py, so that doubles are rounded alike; tests/conformance/splits.json
+// compares them.
+#include "decode/exact_planner.hpp"
+
+#include <algorithm>
+
+namespace mars {
+
+namespace {
+
+constexpr double trials = 0.015; // share of the time that may be spent on more masks than seem to pay
+constexpr double lowest = -1e300;
+
+// Values are tokens. `speed` (tokens per second) converts seconds to tokens, so the value of a step is the tokens it is
+// expected to bring minus speed x its seconds, compared with going on at that speed.
+
+struct Option {
+    double value; // tokens
+    StepPlan plan;
+};
+
+double number(std::int64_t count) { return static_cast<double>(count); }
+
+/// Expected number of accepted draft tokens of that many masks.
+double expected_of(const Outlook& outlook, std::int64_t masks) { return outlook.expected[static_cast<std::size_t>(masks)]; }
+
+/// The probability that all draft tokens of that many masks are accepted.
+double all_accepted(const Outlook& outlook, std::int64_t masks) {
+    return masks > 0 ? expected_of(outlook, masks) - expected_of(outlook, masks - 1) : 1.0;
+}
+
+/// The best tokens per second that `num` sequences can keep up, over all constant numbers of masks.
+///
+/// A step that feeds m masks also feeds the last step's draft tokens, of which expected(m) are accepted, and one token
+/// more. With the probability `failing` one of them is wrong; the next step then has no draft tokens and accepts one token. So
+/// 1 + failing steps accept 1 + expected(m) + failing tokens. A step has 1 + m + accepted slots a sequence.
+double speed_of(const Cost& cost, const std::vector<Outlook>& outlooks, double num, std::int64_t others) {
+    std::int64_t most = 0;
+    for (const Outlook& outlook : outlooks) most = std::max(most, outlook.max_masks());
+    double best = 0.0;
+    for (std::int64_t masks = 0; masks <= most; ++masks) {
+        double tokens = number(others), accepted = 0.0;
+        for (const Outlook& outlook : outlooks) {
+            const std::int64_t m = std::min(masks, outlook.max_masks());
+            const double failing = 1.0 - all_accepted(outlook, m);
+            tokens += (1.0 + expected_of(outlook, m) + failing) / (1.0 + failing);
+            accepted = std::max(accepted, expected_of(outlook, m));
+        }
+        best = std::max(best, tokens / cost.of(num * (1.0 + number(masks) + accepted)));
+    }
+    return best;
+}
+
+/// The value of m = 0, 1, ... masks in the next step: the tokens that their draft tokens bring, minus what feeding these
+/// draft tokens costs. If one is wrong, the step after that has no draft tokens, so the gain spreads over 2 - all_accepted
+/// steps.
+std::vector<double> mask_values(const Outlook& outlook, const Cost& cost, double speed, double num) {
+    const double one = cost.of(num);
+    std::vector<double> values{0.0};
+    for (std::int64_t m = 1; m <= outlook.max_masks(); ++m) {
+        const double extra = speed * (cost.of(num * (1.0 + number(m))) - one) / num;
+        values.push_back((expected_of(outlook, m) - extra) / (2.0 - all_accepted(outlook, m)));
+    }
+    return values;
+}
+
+/// For each width of the step, the best feed of this sequence and its value.
+///
+/// p draft tokens bring 1 + the sum of the probabilities that the first 1, 2, ... p are accepted. If all p are, which has the
+/// probability all_accepted[p], the masks after them count; or if an end of sequence was proposed (`ending`), the draft tokens that
+/// were left out, which another step has to feed.
+std::vector<Option> options_of(const Outlook& outlook, std::int64_t widest, const Cost& cost, double speed, double num) {
+    const std::vector<double> later = mask_values(outlook, cost, speed, num);
+    std::vector<std::int64_t> best_masks{0}; // by space: the number of masks with the highest value
+    for (std::int64_t m = 1; m <= outlook.max_masks(); ++m) {
+        const std::int64_t before = best_masks.back();
+        best_masks.push_back(later[static_cast<std::size_t>(m)] > later[static_cast<std::size_t>(before)] ? m : before);
+    }
+    std::vector<double> all_accepted{1.0}, tokens{1.0};
+    for (const double probability : outlook.probabilities) {
+        all_accepted.push_back(all_accepted.back() * probability);
+        tokens.push_back(tokens.back() + all_accepted.back());
+    }
+    const double ending = outlook.ending.value_or(0.0);
+    std::vector<double> accepted{0.0}; // expected number of accepted draft tokens among the last 0, 1, ...
+    for (auto at = outlook.probabilities.rbegin(); at != outlook.probabilities.rend(); ++at)
+        accepted.push_back(*at * (1.0 + accepted.back()));
+    const auto left_out = [&](std::int64_t left) {
+        return left > 0 ? accepted[static_cast<std::size_t>(left)] - speed * cost.of(num * (1.0 + number(left))) / num : 0.0;
+    };
+    std::vector<Option> best;
+    for (std::int64_t width = 0; width <= widest; ++width) {
+        const std::int64_t space = std::min(width - outlook.pending, outlook.room);
+        Option option{space <= 0 ? tokens.front() : lowest, {outlook.pending, 0, 0}};
+        for (std::int64_t p = 0; space > 0 && p <= std::min(space, outlook.num_draft_tokens()); ++p) {
+            const std::int64_t m = best_masks[static_cast<std::size_t>(std::min(space - p, outlook.max_masks()))];
+            const double future = (1.0 - ending) * later[static_cast<std::size_t>(m)] + ending * left_out(outlook.num_draft_tokens() - p);
+            const double value = tokens[static_cast<std::size_t>(p)] + all_accepted[static_cast<std::size_t>(p)] * future;
+            if (value > option.value) option = {value, {outlook.pending, p, m}};
+        }
+        best.push_back(option);
+    }
+    return best;
+}
+
+/// The same feed with about twice the masks.
+StepPlan wider(const Outlook& outlook, const StepPlan& plan) {
+    if (outlook.ending) return plan;
+    const std::int64_t masks = std::min({2 * plan.masks + 1, outlook.max_masks(), outlook.room - plan.draft_tokens});
+    return {plan.pending, plan.draft_tokens, std::max(masks, plan.masks)};
+}
+
+std::int64_t width_of(const std::vector<StepPlan>& plans, std::int64_t floor) {
+    for (const StepPlan& plan : plans) floor = std::max(floor, plan.slots());
+    return floor;
+}
+
+} // namespace
+
+std::vector<StepPlan> ExactPlanner::choose(const Cost& cost, const std::vector<Outlook>& outlooks, std::int64_t others,
+                                           std::int64_t floor) {
+    const double num = number(static_cast<std::int64_t>(outlooks.size()) + others);
+    const auto price = [&](std::int64_t width) { return cost.of(num * number(std::max(width, floor))); };
+    std::int64_t least = 0, widest = 0;
+    for (const Outlook& outlook : outlooks) {
+        least = std::max(least, outlook.pending);
+        widest =
+            std::max({widest, outlook.pending, outlook.pending + std::min(outlook.room, outlook.num_draft_tokens() + outlook.max_masks())});
+    }
+    const double speed = speed_of(cost, outlooks, num, others);
+    std::vector<std::vector<Option>> options;
+    for (const Outlook& outlook : outlooks) options.push_back(options_of(outlook, widest, cost, speed, num));
+    std::int64_t best = least;
+    double best_value = lowest;
+    for (std::int64_t width = least; width <= widest; ++width) {
+        double value = 0.0;
+        for (const auto& of_row : options) value += of_row[static_cast<std::size_t>(width)].value;
+        value -= speed * price(width);
+        if (value > best_value) {
+            best = width;
+            best_value = value;
+        }
+    }
+    saved_ = std::min(saved_ + trials * price(best), price(widest));
+    std::vector<StepPlan> plans, wide;
+    bool is_wider = false;
+    for (std::size_t i = 0; i < outlooks.size(); ++i) {
+        plans.push_back(options[i][static_cast<std::size_t>(best)].plan);
+        wide.push_back(wider(outlooks[i], plans[i]));
+        is_wider = is_wider || wide[i].masks != plans[i].masks;
+    }
+    // Try more masks if the time set aside pays for it, because masks that are not fed teach nothing.
+    const double lost = price(width_of(wide, floor)) - price(width_of(plans, floor));
+    if (!is_wider || lost > saved_) return plans;
+    saved_ -= lost;
+    return wide;
+}
+
+} // namespace mars

@@ -1,0 +1,52 @@
+// How a verifying step is split: how many draft tokens it feeds, and how many masks after them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "decode/cost.hpp"
+
+namespace mars {
+
+/// What one sequence feeds into a step, from its cursor on: `pending` tokens, then `draft_tokens`, then `masks`.
+///
+/// Outputs are requested for the last pending token, every draft token and every mask, in this order.
+struct StepPlan {
+    std::int64_t pending = 0, draft_tokens = 0, masks = 0;
+
+    std::int64_t slots() const { return pending + draft_tokens + masks; }
+    std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
+};
+
+/// What one sequence may feed, and what it may expect of it.
+///
+/// pending: tokens that are fed in any case. probabilities[i]: the acceptance probability of draft token i if those before it
+/// are accepted. ending: the same for an end-of-sequence token proposed right after them, if one was. expected[m]: expected
+/// number of accepted draft tokens of m masks, for 0, 1, ... as many as may be fed. room: slots after the pending tokens.
+struct Outlook {
+    std::int64_t pending = 0;
+    std::vector<double> probabilities;
+    std::optional<double> ending;
+    std::vector<double> expected;
+    std::int64_t room = 0;
+
+    std::int64_t num_draft_tokens() const { return static_cast<std::int64_t>(probabilities.size()); }
+    std::int64_t max_masks() const { return static_cast<std::int64_t>(expected.size()) - 1; }
+};
+
+/// Chooses the plans of sequences that verify, step by step; all sequences share a width, because a step is a rectangle.
+///
+/// The choice maximizes what is expected of this step and of the masks' draft tokens in the next one, against what the slots cost at the
+/// speed that the sequences have shown (the relative value of an average-reward decision process).
+class ExactPlanner {
+  public:
+    /// Feeds for `outlooks` (at least one). `others` more sequences take part in the step, which is at least `floor` slots wide.
+    std::vector<StepPlan> choose(const Cost& cost, const std::vector<Outlook>& outlooks, std::int64_t others = 0, std::int64_t floor = 0);
+
+  private:
+    double saved_ = 0.0; // seconds set aside for trials
+};
+
+} // namespace mars

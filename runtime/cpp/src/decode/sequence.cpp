@@ -1,0 +1,243 @@
+#include "decode/sequence.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include <mars/errors.hpp>
+
+#include "accept.hpp"
+#include "decode/prefix.hpp"
+#include "decode/sample.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr double lookup_below = 3.0; // nothing is looked up if this many draft tokens will probably be accepted
+constexpr double exact_mode = -1.0;  // instead of a tau
+
+double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
+
+template <typename T>
+void append(std::vector<T>& target, const std::vector<T>& source) {
+    target.insert(target.end(), source.begin(), source.end());
+}
+
+} // namespace
+
+std::int64_t DraftSlots::id(std::int64_t position) const {
+    const auto offset = splitmix64(0, static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(high - low);
+    return first + low + static_cast<std::int64_t>(offset);
+}
+
+void check_tau(double tau, Metric metric) {
+    if (!is_one_token(tau, metric))
+        throw SessionError("this bundle is a stock model with a draft adapter: its drafts were trained to be verified, so that the text is "
+                           "the stock model's. Leave out tau; tau 1 is one token a step");
+}
+
+std::string_view to_string(FinishReason reason) {
+    constexpr const char* names[] = {"eos", "stop", "length", "capacity", "cancelled", "deadline"};
+    return names[static_cast<std::size_t>(reason)];
+}
+
+Predictions Predictions::of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric) {
+    const auto& values = metric == Metric::margin ? output.margin : metric == Metric::entropy ? output.entropy : output.confidence;
+    const auto first = seq * output.outputs, last = first + count;
+    assert(last <= static_cast<std::int64_t>(values.size()) && "the session checks first that a metric was exported");
+    Predictions predictions;
+    predictions.token_ids.assign(output.token_ids.begin() + first, output.token_ids.begin() + last);
+    predictions.confidences.assign(values.begin() + first, values.begin() + last);
+    predictions.probabilities.assign(output.confidence.begin() + first, output.confidence.begin() + last);
+    predictions.vocab_size = output.vocab_size;
+    if (!output.logits.empty())
+        predictions.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
+    predictions.top_k = output.top_k;
+    if (output.top_k > 0) {
+        predictions.topk_ids.assign(output.topk_ids.begin() + first * output.top_k, output.topk_ids.begin() + last * output.top_k);
+        predictions.topk_logprobs.assign(output.topk_logprobs.begin() + first * output.top_k,
+                                         output.topk_logprobs.begin() + last * output.top_k);
+    }
+    return predictions;
+}
+
+Predictions Predictions::then(const Predictions& later) const {
+    Predictions joined = *this;
+    append(joined.token_ids, later.token_ids);
+    append(joined.confidences, later.confidences);
+    append(joined.probabilities, later.probabilities);
+    append(joined.logits, later.logits);
+    return joined;
+}
+
+Sequence::Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
+                   std::function<bool(std::int64_t)> on_token, std::shared_ptr<AcceptanceRates> acceptance_rates)
+    : index(number), tokens(std::move(prompt)), config_(std::move(config)), eos_ids_(config_.eos_ids.value_or(std::move(eos_ids))),
+      on_token_(std::move(on_token)),
+      acceptance_rates_(acceptance_rates ? std::move(acceptance_rates) : std::make_shared<AcceptanceRates>()), wanted_(wanted_of(config_)) {
+    stats.prompt_tokens = num_tokens();
+    if (config_.prompt_lookup > 0) prompt_lookup_.emplace(config_.prompt_lookup);
+}
+
+Sequence::~Sequence() = default;
+
+bool Sequence::ends_at(std::int64_t i) const {
+    return i < draft_tokens.size() && is_one_of(draft_tokens.token_ids[static_cast<std::size_t>(i)], eos_ids_);
+}
+
+std::int64_t Sequence::num_draft_tokens() const {
+    if (!feeds_draft_tokens()) return 0;
+    std::int64_t end = 0;
+    while (end < draft_tokens.size() && !ends_at(end)) ++end;
+    return std::max(std::int64_t{0}, std::min(end, remaining() - 1));
+}
+
+std::int64_t Sequence::max_masks(std::int64_t block) const {
+    if (config_.one_token()) return 0;
+    // Two more than the model was trained for cost their slots and no quality, and are often accepted.
+    std::int64_t most = feeds_draft_tokens() && block > 1 ? block + 1 : block - 1;
+    if (config_.masks >= 0) most = std::min(most, config_.masks);
+    if (mask_limit) most = std::min(most, *mask_limit);
+    return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
+}
+
+std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::int64_t num_draft_tokens) {
+    Predictions chosen = config_.needs_logits() ? candidates(predictions) : predictions;
+    const bool verifies = config_.is_exact();
+    std::int64_t count = 0;
+    if (verifies) {
+        const std::vector<std::int64_t> fed(draft_tokens.token_ids.begin(), draft_tokens.token_ids.begin() + num_draft_tokens);
+        count = verify(chosen.token_ids, fed, eos_ids_, remaining());
+    } else {
+        count = mars::accept(chosen.token_ids, chosen.confidences, config_.bound(), config_.metric, eos_ids_, remaining());
+    }
+    std::int64_t num_verified = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        push(chosen.token_ids[static_cast<std::size_t>(i)]);
+        if (finish_reason) count = i + 1;
+    }
+    num_verified = std::min(num_verified, count);
+    if (verifies) {
+        advance(chosen.token_ids, predictions.probabilities, count, num_verified, num_draft_tokens);
+    } else {
+        draft_tokens = {};
+        // If something other than tau ended the run, the sequence is over.
+        std::vector<bool> passed;
+        for (const double confidence : chosen.confidences) passed.push_back(passes(confidence, config_.bound(), config_.metric));
+        pass_rates.record(count, passed);
+    }
+    stats.count(count);
+    if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
+    chosen.token_ids.resize(static_cast<std::size_t>(count));
+    chosen.confidences.resize(static_cast<std::size_t>(count));
+    return Accepted{index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_verified};
+}
+
+void Sequence::push(std::int64_t token) {
+    tokens.push_back(token);
+    if (is_one_of(token, eos_ids_))
+        finish_reason = FinishReason::eos;
+    else if (on_token_ && on_token_(token))
+        finish_reason = FinishReason::stop;
+}
+
+/// Verified draft tokens become final like pending tokens; the predictions after them are proposed next.
+void Sequence::advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                       std::int64_t num_verified, std::int64_t num_fed) {
+    cursor = std::min(cursor + num_verified, num_tokens() - 1);
+    count_draft_tokens(num_fed, num_verified);
+    // Predictions after a wrong token are void: new masks are better guesses.
+    if (num_verified < num_fed || finish_reason) {
+        draft_tokens = {};
+        return;
+    }
+    draft_tokens = {{token_ids.begin() + count, token_ids.end()}, {probabilities.begin() + count, probabilities.end()}, Source::masks};
+    see_masks(draft_tokens.confidences);
+}
+
+void Sequence::count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified) {
+    stats.draft_tokens += num_fed - draft_tokens.num_forced(num_fed);
+    stats.accepted_draft_tokens += num_verified - draft_tokens.num_forced(num_verified);
+    // At the end of a sequence, more may have been right than were needed.
+    if (!finish_reason) acceptance_rates_->record(draft_tokens, num_fed, num_verified);
+}
+
+void Sequence::see_masks(const std::vector<double>& probabilities) {
+    std::vector<double> accepted;
+    for (const double probability : probabilities) accepted.push_back(acceptance_rates_->probability(Source::masks, probability));
+    mask_rates_.record(accepted);
+}
+
+void Sequence::consult_prompt_lookup(std::int64_t most) {
+    if (!prompt_lookup_ || !config_.is_exact() || most < 1) return;
+    const double expected = expected_accepted(draft_tokens);
+    if (expected >= lookup_below) return;
+    DraftTokens others = filter_draft(prompt_lookup_->propose(tokens, most));
+    if (expected_accepted(others) > expected) draft_tokens = std::move(others);
+}
+
+double Sequence::expected_accepted(const DraftTokens& those) const { return expected_run(acceptance_rates_->probabilities(those)).back(); }
+
+Outlook Sequence::outlook(std::int64_t block, std::int64_t room) const {
+    const std::int64_t num = num_draft_tokens();
+    std::vector<double> probabilities = acceptance_rates_->probabilities(draft_tokens);
+    Outlook result{num_pending(), {}, std::nullopt, mask_rates_.expected(max_masks(block)), room};
+    if (ends_at(num)) result.ending = probabilities[static_cast<std::size_t>(num)];
+    probabilities.resize(static_cast<std::size_t>(num));
+    result.probabilities = std::move(probabilities);
+    return result;
+}
+
+void Sequence::set_tau(double tau) {
+    if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
+    if (draft_slots) check_tau(tau, config_.metric);
+    wanted_.store(tau);
+}
+
+void Sequence::set_exact(bool exact) {
+    if (exact)
+        wanted_.store(exact_mode);
+    else if (wanted_.load() == exact_mode)
+        set_tau(default_tau);
+}
+
+std::optional<double> Sequence::tau() const {
+    const double wanted = wanted_.load();
+    return wanted == exact_mode ? std::nullopt : std::optional(wanted);
+}
+
+Accepted Sequence::finish(FinishReason reason) {
+    finish_reason = reason;
+    return {index, {}, {}, reason};
+}
+
+Accepted Sequence::fail(std::exception_ptr error) {
+    if (!finish_reason) finish_reason = FinishReason::cancelled;
+    prefix_handle = nullptr;
+    return {index, {}, {}, finish_reason, 0, std::move(error)};
+}
+
+void Sequence::refresh() {
+    config_.tau = tau();
+    config_.exact = !config_.tau;
+    if (const int reason = told_.load(); reason != untold && !finish_reason) finish_reason = static_cast<FinishReason>(reason);
+}
+
+Predictions Sequence::candidates(const Predictions& predictions, std::int64_t first) const {
+    const auto size = static_cast<std::int64_t>(predictions.token_ids.size());
+    assert(static_cast<std::int64_t>(predictions.logits.size()) == size * predictions.vocab_size && "the session checks this first");
+    Predictions chosen;
+    // A later candidate counts only if all earlier ones are accepted, so they are part of what it has seen.
+    std::vector<std::int64_t> seen = tokens;
+    for (std::int64_t i = first; i < size; ++i) {
+        const float* logits = predictions.logits.data() + i * predictions.vocab_size;
+        const Choice choice = choose(logits, predictions.vocab_size, config_, seen, static_cast<std::int64_t>(seen.size()));
+        seen.push_back(choice.token);
+        chosen.token_ids.push_back(choice.token);
+        chosen.confidences.push_back(choice.confidence);
+    }
+    return chosen;
+}
+
+} // namespace mars

@@ -1,0 +1,191 @@
+// One sequence of a batch: its tokens, its cursor, its settings and how it ended.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <mars/config.hpp>
+#include <mars/stats.hpp>
+
+#include "decode/backend.hpp"
+#include "decode/draft_tokens.hpp"
+#include "decode/estimates.hpp"
+#include "decode/exact_planner.hpp"
+
+namespace mars {
+
+class PrefixHandle;
+
+/// What one step gave one sequence. `finish_reason` is set in the sequence's last event, which may carry no tokens; `error` is
+/// set if it failed. The first `accepted_draft_tokens` tokens were verified draft tokens; those at the indices `forced` were forced by
+/// a grammar.
+struct Accepted {
+    std::int64_t seq = 0;
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences;
+    std::optional<FinishReason> finish_reason;
+    std::int64_t accepted_draft_tokens = 0;
+    std::exception_ptr error = nullptr;
+    std::vector<std::int64_t> forced = {};
+};
+
+/// Consecutive predictions for one sequence, the first for its next unknown position. `logits` is empty or [size,
+/// vocab_size]; `topk_ids` and `topk_logprobs` are empty or [size, top_k], best first.
+///
+/// `confidences` are of the metric that the sequence uses, `probabilities` always probabilities.
+struct Predictions {
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences, probabilities;
+    std::vector<float> logits;
+    std::int64_t vocab_size = 0;
+    std::vector<std::int64_t> topk_ids = {};
+    std::vector<float> topk_logprobs = {};
+    std::int64_t top_k = 0;
+
+    /// The first `count` predictions of batch row `seq`, with confidences of `metric`.
+    static Predictions of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric);
+
+    /// These predictions followed by `later` ones.
+    Predictions then(const Predictions& later) const;
+};
+
+/// Draft slots, which take the place of masks if a bundle has draft adapters over a stock model. `first` is the input of token 0 there; token ids are from `low` up to, but
+/// not including, `high`.
+struct DraftSlots {
+    std::int64_t first, low, high;
+
+    /// The input of the slot at `position` of the sequence. It depends on nothing else, so that a text can be repeated.
+    std::int64_t id(std::int64_t position) const;
+};
+
+/// Throws SessionError for a tau that accepts drafts without verification.
+void check_tau(double tau, Metric metric);
+
+/// A sequence being decoded.
+///
+/// `tokens` is the prompt and everything accepted. `cursor` counts final KV entries; the tokens after it are pending.
+/// `draft_tokens` are guesses, not part of the answer until verified. `on_token` sees each accepted token and returns whether
+/// it completes a stop condition. `acceptance_rates` are shared by the sequences of a session, or the sequence's own. `prefix_handle`: the sequence's
+/// access to the prefix cache, or null. `client`: whose turn the sequence takes in the queue. `draft_slots`: what its draft slots
+/// feed; no value if masks feed the mask token. `mask_limit`: the most masks of a step; no value for the block's.
+class Sequence {
+  public:
+    Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
+             std::function<bool(std::int64_t)> on_token = nullptr, std::shared_ptr<AcceptanceRates> acceptance_rates = nullptr);
+    virtual ~Sequence();
+
+    const std::int64_t index;
+    std::vector<std::int64_t> tokens;
+    std::int64_t cursor = 0;
+    std::optional<FinishReason> finish_reason;
+    Stats stats;
+    PassRates pass_rates;
+    DraftTokens draft_tokens;
+    std::shared_ptr<PrefixHandle> prefix_handle;
+    std::optional<std::string> client;
+    std::optional<DraftSlots> draft_slots;
+    std::optional<std::int64_t> mask_limit;
+
+    const GenerationConfig& config() const { return config_; }
+    std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
+    std::int64_t num_pending() const { return num_tokens() - cursor; }
+    std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
+
+    /// Draft tokens that may be fed. Never one that ends the sequence: the output before it predicts the same.
+    std::int64_t num_draft_tokens() const;
+
+    /// Whether a step must return logits, or the likeliest tokens, for this sequence.
+    virtual bool wants_logits() const { return config_.needs_logits(); }
+    virtual bool wants_topk() const { return false; }
+
+    /// Whether a step may verify draft tokens, and feed up to two masks more than the block was trained for.
+    virtual bool feeds_draft_tokens() const { return config_.is_exact(); }
+
+    /// Whether draft token `i` exists and ends the sequence.
+    bool ends_at(std::int64_t i) const;
+
+    /// Masks that the next step may feed if it feeds no draft tokens.
+    std::int64_t max_masks(std::int64_t block) const;
+
+    /// Accept predictions from the left by the rule and the limits, and record how the sequence ends if it does.
+    ///
+    /// The first `num_draft_tokens` draft tokens were fed; they are verified or dropped. No value if nothing is accepted and the
+    /// next step must run again.
+    virtual std::optional<Accepted> accept(const Predictions& predictions, std::int64_t num_draft_tokens);
+
+    /// Append what is known of the answer before any prediction, until the sequence has `most` tokens.
+    virtual std::optional<Accepted> begin(std::int64_t /*most*/) { return std::nullopt; }
+
+    /// What of another source's draft tokens may be fed.
+    virtual DraftTokens filter_draft(DraftTokens others) const { return others; }
+
+    /// Look up draft tokens in the sequence's own text if few of the current ones will probably be accepted; use them if more of them will.
+    void consult_prompt_lookup(std::int64_t most);
+
+    /// What the next step may expect of the sequence, with `room` slots after its pending tokens.
+    Outlook outlook(std::int64_t block, std::int64_t room) const;
+    Accepted finish(FinishReason reason);
+
+    /// End the sequence with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
+    Accepted fail(std::exception_ptr error);
+
+    /// From any thread: the tau from the next step on, which ends exact mode. Throws SessionError for an invalid one.
+    void set_tau(double tau);
+
+    /// From any thread: switch to exact mode from the next step on, or back to the default tau. Throws SessionError if
+    /// the sequence must verify its drafts.
+    void set_exact(bool exact);
+    std::optional<double> tau() const;
+
+    /// From any thread: end the sequence before its next step.
+    void cancel() { end(FinishReason::cancelled); }
+
+    /// The same because its deadline has passed. The first reason counts.
+    void expire() { end(FinishReason::deadline); }
+
+    /// Apply what other threads requested. The loop calls this between two steps, so that a step sees one setting.
+    void refresh();
+
+  protected:
+    /// The sequence's own choices of tokens, drawn from the logits, from prediction `first` on.
+    Predictions candidates(const Predictions& predictions, std::int64_t first = 0) const;
+
+    /// Append an accepted token, and record how the sequence ends if it does.
+    void push(std::int64_t token);
+
+    /// Count draft tokens of a step, and learn from them; forced ones do not count.
+    void count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified);
+
+    /// Learn what masks are worth from the probabilities of a step's masks.
+    void see_masks(const std::vector<double>& probabilities);
+
+  private:
+    void advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                 std::int64_t num_verified, std::int64_t num_fed);
+    /// Expected number of accepted draft tokens.
+    double expected_accepted(const DraftTokens& those) const;
+    void end(FinishReason reason) {
+        int none = untold;
+        told_.compare_exchange_strong(none, static_cast<int>(reason));
+    }
+
+    GenerationConfig config_;
+    std::vector<std::int64_t> eos_ids_;
+    std::function<bool(std::int64_t)> on_token_;
+    std::shared_ptr<AcceptanceRates> acceptance_rates_;
+    MaskRates mask_rates_;
+    std::optional<PromptLookup> prompt_lookup_;
+
+    // Requests of other threads.
+    static constexpr int untold = -1;
+    std::atomic<double> wanted_;    // tau, or exact_mode
+    std::atomic<int> told_{untold}; // the FinishReason to end with
+};
+
+} // namespace mars

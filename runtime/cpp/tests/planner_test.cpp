@@ -1,0 +1,80 @@
+// Automatic windows: tests/conformance/masks.json exactly, the cost table, and a loop that uses both.
+#include <algorithm>
+
+#include <mars/errors.hpp>
+
+#include "conformance.hpp"
+#include "decode/planner.hpp"
+#include "decode/schedule.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using Points = std::vector<std::pair<std::int64_t, double>>;
+
+} // namespace
+
+TEST_CASE("every case of masks.json") {
+    for (const auto& each : conformance("masks.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        const auto cost = std::make_shared<mars::Cost>(each["cost"].get<Points>());
+        mars::Planner planner([cost] { return cost; });
+        std::vector<mars::PassRates> pass_rates(each["rows"].size());
+        std::vector<mars::Chooser> rows;
+        for (const auto& row : each["rows"]) rows.push_back({&pass_rates[rows.size()], 1, row["most"], row["is_free"]});
+        for (std::size_t step = 0; step < each["steps"].get<std::size_t>(); ++step) {
+            CAPTURE(step);
+            const std::vector<std::int64_t> masks = planner.masks(rows);
+            REQUIRE(masks == each["masks"][step].get<std::vector<std::int64_t>>());
+            for (std::size_t i = 0; i < rows.size(); ++i) {
+                const auto script = each["rows"][i]["passed"][step].get<std::string>().substr(0, static_cast<std::size_t>(masks[i]) + 1);
+                std::vector<bool> passed;
+                for (const char mark : script) passed.push_back(mark == '1');
+                const auto missed = std::find(script.begin() + 1, script.end(), '0');
+                rows[i].pending = missed - script.begin();
+                pass_rates[i].record(rows[i].pending, passed);
+            }
+        }
+    }
+}
+
+TEST_CASE("a cost table is linear between its points and never decreases") {
+    const mars::Cost cost({{1, 10.0}, {2, 9.0}, {4, 20.0}, {8, 40.0}});
+    CHECK(cost.of(0.5) == 9.0);
+    CHECK(cost.of(2) == 9.0);
+    CHECK(cost.of(3) == 14.5);
+    CHECK(cost.of(16) == 80.0);
+    for (const Points& wrong : {Points{}, Points{{0, 1.0}}, Points{{2, 1.0}, {1, 2.0}}, Points{{1, 0.0}}, Points{{1, 0.0 / 0.0}}})
+        CHECK_THROWS_AS(mars::Cost{wrong}, mars::SessionError);
+}
+
+TEST_CASE("every case of costs.json") {
+    for (const auto& each : conformance("costs.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        mars::LearnedCost cost(mars::Cost(each["curve"].get<Points>()));
+        for (const auto& step : each["steps"]) cost.record(step[0], step[1], step[2]);
+        std::vector<double> table;
+        for (const auto& [positions, seconds] : cost.cost()->points()) table.push_back(seconds);
+        REQUIRE(table == each["table"].get<std::vector<double>>());
+    }
+}
+
+TEST_CASE("automatic and fixed numbers of masks in one batch: the same text, and steps of equal cost are full") {
+    fake::Backend backend;
+    mars::GenerationConfig automatic, fixed;
+    fixed.masks = mars::all_masks;
+    automatic.max_new_tokens = fixed.max_new_tokens = 30;
+    automatic.tau = fixed.tau = 0.5;
+    for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
+        mars::Sequence one(0, {1, 2, 3}, automatic, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
+        const auto loop = mars::decode(backend, {&one, &two}, 8, fake::mask, [&] { return std::make_shared<mars::Cost>(points); });
+        while (loop->next()) {
+        }
+        CHECK(one.stats.tokens == 30);
+        CHECK(two.stats.tokens == 30);
+        const auto full = mars::decode(backend, {&alone}, 8, fake::mask);
+        while (full->next()) {
+        }
+        if (points.size() == 1) CHECK(one.tokens == alone.tokens);
+    }
+}

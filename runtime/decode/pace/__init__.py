@@ -1,1 +1,0 @@
-"""What a step should feed: proposals, acceptance probabilities, the cost of a step, and the choice."""

@@ -1,0 +1,374 @@
+"""One sequence of a batch: its tokens, its cursor, its settings and how it ended."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..accept import accept, passes, verify
+from .backend import StepOutput, StepPlan
+from .config import GenerationConfig
+from .prefix import PrefixHandle
+from .sample import Draws, Penalties, Top, top_of
+from .speculation.draft_slots import DraftSlots
+from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
+from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
+from .speculation.exact_planner import Outlook
+from .stats import Stats
+
+MIN_PROBABILITY = (
+    0.5  # a sequence with a tau proposes tokens only while all of them are this likely to be accepted
+)
+LOOKUP_BELOW = 3.0  # nothing is looked up if this many draft tokens will probably be accepted
+
+FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What one step gave one sequence. The sequence's last event has a `finish_reason`, and may have no
+    tokens.
+
+    `error`: what ended the sequence, if it failed; its finish_reason is then "cancelled".
+    `accepted_draft_tokens`: how many of the first tokens were draft tokens. `forced`: positions of the tokens
+    that a grammar forced.
+    `top_logprobs`: of each token, if the config asks for them.
+    """
+
+    seq: int
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    finish_reason: FinishReason | None
+    error: BaseException | None = None
+    accepted_draft_tokens: int = 0
+    forced: tuple[int, ...] = ()
+    top_logprobs: tuple[Top, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Consecutive predictions for one sequence, the first for its next unknown position; arrays of one
+    length. A slot at position p, mask or not, gives the prediction for p + 1.
+
+    `confidences` are in the metric of the sequence's config, `probabilities` always probabilities.
+    """
+
+    token_ids: np.ndarray
+    confidences: np.ndarray
+    probabilities: np.ndarray
+    logits: np.ndarray | None
+    topk_ids: np.ndarray | None = None
+    topk_logprobs: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, output: StepOutput, at: int, count: int, metric: str) -> Predictions:
+        """The first `count` predictions of batch row `at`, with the confidence that `metric` names."""
+
+        def part(array: np.ndarray | None) -> Any:
+            return None if array is None else array[at, :count]
+
+        confidences = part(
+            {"margin": output.margin, "entropy": output.entropy}.get(metric, output.confidence)
+        )
+        assert confidences is not None, f"{metric} was not exported: the session checks this first"
+        topk = part(output.topk_ids), part(output.topk_logprobs)
+        return cls(part(output.token_ids), confidences, part(output.confidence), part(output.logits), *topk)
+
+    def then(self, later: Predictions) -> Predictions:
+        """These predictions followed by `later` ones, without top-k."""
+        names = ("token_ids", "confidences", "probabilities", "logits")
+        pairs = [(getattr(self, name), getattr(later, name)) for name in names]
+        joined = [None if one is None else np.concatenate([one, two]) for one, two in pairs]
+        return Predictions(*joined)  # type: ignore[arg-type]
+
+
+class Sequence:
+    """A sequence that is being decoded.
+
+    index: its number, which its events carry.
+    tokens: the prompt and all accepted tokens.
+    cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
+    draft_tokens: predicted next tokens that are not verified yet.
+    config: may be replaced while the sequence runs; the next step uses the new one.
+    on_token: called with each accepted token, which also makes the text grow; True if the token completes a
+        stop string.
+    acceptance_rates: shared by the sequences of a session.
+    prompt_lookup: another source of draft tokens than the sequence's masks.
+    prefix_handle: the sequence's connection to the prefix cache.
+    penalties: the bias and the penalties of its logits.
+    top_logprobs: of each token of the answer, if the config asks for them.
+    draft_slots: what its draft slots feed; None if masks feed the mask token.
+    mask_limit: the most masks of a step; None for the block's.
+    client: whose sequence it is; None for no client.
+    on_start: called before each forward of the sequence.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt: abc.Sequence[int],
+        config: GenerationConfig,
+        eos_ids: abc.Sequence[int],
+        on_token: Callable[[int], bool] | None = None,
+        stats: Stats | None = None,
+        acceptance_rates: AcceptanceRates | None = None,
+        prefix_handle: PrefixHandle | None = None,
+    ) -> None:
+        self.index, self.config, self.on_token, self.prefix_handle = index, config, on_token, prefix_handle
+        self.tokens = list(prompt)
+        self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
+        self.cursor = 0
+        self.finish_reason: FinishReason | None = None
+        self.stats = stats or Stats()
+        self.stats.prompt_tokens = len(prompt)
+        self.penalties = Penalties(config, len(prompt))
+        self.top_logprobs: list[Top] = []
+        self.pass_rates = PassRates()
+        self.acceptance_rates = acceptance_rates or AcceptanceRates()
+        self.mask_rates = MaskRates()
+        self.draft_tokens = NONE
+        self.prompt_lookup: PromptLookup | None = (
+            PromptLookup(config.prompt_lookup) if config.prompt_lookup else None
+        )
+        self.draft_slots: DraftSlots | None = None
+        self.mask_limit: int | None = None
+        self.client: Hashable = None
+        self.on_start: Callable[[], None] | None = None
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.cursor
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.config.max_new_tokens - self.stats.tokens
+
+    # --- what the next step feeds ---
+
+    def start(self) -> None:
+        """Note that the sequence takes part in the next forward."""
+        self.stats.starts()
+        if self.on_start is not None:
+            self.on_start()
+
+    @property
+    def wants_logits(self) -> bool:
+        return self.config.needs_logits
+
+    @property
+    def feeds_draft_tokens(self) -> bool:
+        """Whether a step may verify draft tokens, and thus feed more masks than the model was trained for."""
+        return bool(self.config.exact)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens that may be fed. An end-of-sequence draft token is not: the output before it decides.
+
+        One less than the remaining tokens, so that the limit of the answer never cuts verified ones
+        (`AcceptanceRates.record` counts those as wrong).
+        """
+        if not self.feeds_draft_tokens:
+            return 0
+        end = next((i for i in range(len(self.draft_tokens)) if self.ends_at(i)), len(self.draft_tokens))
+        return max(0, min(end, self.remaining - 1))
+
+    def max_masks(self, block: int) -> int:
+        """Most masks that the next step may feed without draft tokens; no more than can be used."""
+        config = self.config
+        if config.one_token:
+            return 0
+        # Two more than the model was trained for cost their slots and no quality, and are often accepted.
+        most = block + 1 if block > 1 and self.feeds_draft_tokens else block - 1
+        if isinstance(config.masks, int):
+            most = min(config.masks, most)
+        if self.mask_limit is not None:
+            most = min(self.mask_limit, most)
+        return max(0, min(most, self.usable_masks()))
+
+    def usable_masks(self, draft_tokens: int = 0) -> int:
+        """Most masks, after `draft_tokens`, whose predictions fit in the rest of the answer: the step gives
+        one token besides, and in exact mode the step that verifies them gives another.
+        """
+        return max(0, self.remaining - draft_tokens - (2 if self.config.exact else 1))
+
+    def ends_at(self, i: int) -> bool:
+        """Whether draft token `i` exists and ends the sequence."""
+        return i < len(self.draft_tokens) and self.draft_tokens.token_ids[i] in self.eos_ids
+
+    def widest_plan(self, room: int, block: int) -> StepPlan:
+        """All pending tokens, all draft tokens, and as many masks as are allowed and fit in `room` slots."""
+        draft_tokens = max(0, min(self.num_draft_tokens, room))
+        masks = min(self.max_masks(block), room - draft_tokens)
+        if self.config.exact or draft_tokens:
+            masks = 0 if self.ends_at(draft_tokens) else min(masks, self.usable_masks(draft_tokens))
+        return StepPlan(self.num_pending, draft_tokens, max(0, masks))
+
+    def consult_prompt_lookup(self, most: int) -> None:
+        """Replace the draft tokens by looked-up ones if more of these will probably be accepted."""
+        if self.prompt_lookup is None or not self.config.exact or most < 1:
+            return
+        expected = self._expected_accepted(self.draft_tokens)
+        if expected >= LOOKUP_BELOW:
+            return
+        others = self.filter_draft(self.prompt_lookup.propose(self.tokens, most))
+        if self._expected_accepted(others) > expected:
+            self.draft_tokens = others
+
+    def _expected_accepted(self, draft_tokens: DraftTokens) -> float:
+        return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
+
+    def outlook(self, block: int, room: int) -> Outlook:
+        """What the next step may expect of the sequence, with `room` slots after its pending tokens."""
+        num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
+        expected = tuple(self.mask_rates.expected(self.max_masks(block)))
+        ending = probabilities[num] if self.ends_at(num) else None
+        return Outlook(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
+
+    # --- hooks that ConstrainedSequence overrides ---
+
+    def begin(self, most: int) -> Accepted | None:  # noqa: ARG002
+        """Append tokens that are known without a prediction, up to `most` tokens in all."""
+        return None
+
+    def filter_draft(self, draft_tokens: DraftTokens) -> DraftTokens:
+        """The part of the looked-up draft tokens that may be fed."""
+        return draft_tokens
+
+    # --- what a step gave ---
+
+    def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
+        """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now.
+
+        None, only for a sequence with a grammar, if nothing can be accepted; the next step tries again.
+        """
+        self.cursor += plan.pending
+        self.stats.forwards += 1
+        return self.accept(Predictions.of(output, i, plan.outputs, self.config.metric), plan.draft_tokens)
+
+    def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Accepted | None:
+        """Accept predictions from the left. The first `num_draft_tokens` draft tokens were fed; the
+        predictions verify them.
+        """
+        config = self.config  # another thread may replace it at any time
+        token_ids = self.candidates(predictions, config)
+        is_verified = bool(config.exact or num_draft_tokens)
+        if is_verified:
+            draft_tokens = self.draft_tokens.token_ids[:num_draft_tokens]
+            count = verify(token_ids, draft_tokens, self.eos_ids, self.remaining)
+            confidences = self._confidences(predictions, token_ids, count)
+        else:
+            assert config.tau is not None
+            confidences = self._confidences(predictions, token_ids, len(token_ids))
+            count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+            if count < min(len(token_ids), self.remaining) and token_ids[count - 1] not in self.eos_ids:
+                self._refuse(confidences[count], config.metric)
+        num_verified = max(0, count - 1) if is_verified else 0
+        for i, token in enumerate(token_ids[:count]):
+            self._append(token)
+            if self.finish_reason is not None:  # by this token, or by another thread (cancel, deadline)
+                count = i + 1
+                num_verified = min(num_verified, count)
+                break
+        if is_verified:
+            self._advance(
+                token_ids, predictions.probabilities.tolist(), count, num_verified, num_draft_tokens
+            )
+        else:
+            self.draft_tokens = NONE
+            # If something other than tau ended the run, the sequence is over.
+            self.pass_rates.record(count, [config.passes(c) for c in confidences])
+        self.stats.count(count)
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        return Accepted(
+            self.index,
+            tuple(token_ids[:count]),
+            tuple(confidences[:count]),
+            self.finish_reason,
+            accepted_draft_tokens=num_verified,
+            top_logprobs=self._tops(predictions, token_ids, count),
+        )
+
+    def _refuse(self, confidence: float, metric: str) -> None:
+        """Note the confidence of a prediction that did not pass tau. NaN passes none."""
+        nearest = self.stats.refused
+        if confidence == confidence and (nearest is None or passes(confidence, nearest, metric)):
+            self.stats.refused = confidence
+
+    def _append(self, token: int) -> None:
+        """Make `token` part of the answer, which it may end."""
+        self.tokens.append(token)
+        if token in self.eos_ids:
+            self.finish_reason = "eos"
+        elif self.on_token is not None and self.on_token(token):
+            self.finish_reason = "stop"
+
+    def _advance(
+        self,
+        token_ids: abc.Sequence[int],
+        probabilities: abc.Sequence[float],
+        count: int,
+        num_verified: int,
+        num_draft_tokens: int,
+    ) -> None:
+        """Move the cursor past verified draft tokens, and propose the predictions after the `count`
+        accepted.
+        """
+        self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
+        self.stats.draft_tokens += num_draft_tokens
+        self.stats.accepted_draft_tokens += num_verified
+        if self.finish_reason is None:  # else more may have been right than were needed
+            self.acceptance_rates.record(self.draft_tokens, num_draft_tokens, num_verified)
+        if num_verified < num_draft_tokens or self.finish_reason is not None:
+            # Predictions after a wrong draft token are void: new masks are better.
+            self.draft_tokens = NONE
+            return
+        self.draft_tokens = DraftTokens(tuple(token_ids[count:]), tuple(probabilities[count:]))
+        self.mask_rates.record([self.acceptance_rates.probability("masks", p) for p in probabilities[count:]])
+
+    def candidates(
+        self, predictions: Predictions, config: GenerationConfig, first: int = 0
+    ) -> abc.Sequence[int]:
+        """The sequence's tokens for the predictions from `first` on. Sampled ones are drawn when they are
+        read.
+        """
+        if not config.host_chooses:
+            tokens: list[int] = predictions.token_ids[first:].tolist()
+            return tokens
+        assert predictions.logits is not None, "logits were not exported: the session checks this first"
+        penalties = self.penalties.follow(self.tokens)
+        return Draws(predictions.logits[first:], config, penalties, len(self.tokens))
+
+    def _tops(self, predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> tuple[Top, ...]:
+        """The most likely tokens at the positions of the first `count` tokens."""
+        if not self.config.top_logprobs:
+            return ()
+        logits = token_ids.penalized if isinstance(token_ids, Draws) else predictions.logits
+        assert logits is not None, "logits were not exported: the session checks this first"
+        tops = tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
+        self.top_logprobs += tops
+        return tops
+
+    @staticmethod
+    def _confidences(predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> list[float]:
+        if isinstance(token_ids, Draws):
+            return token_ids.confidences(count)
+        confidences: list[float] = predictions.confidences[:count].tolist()
+        return confidences
+
+    # --- ends that no token brings ---
+
+    def finish(self, reason: FinishReason) -> Accepted:
+        """End the sequence without tokens."""
+        self.finish_reason = reason
+        return Accepted(self.index, (), (), reason)
+
+    def fail(self, error: BaseException) -> Accepted:
+        """End the sequence because of `error`; it keeps its tokens."""
+        self.finish_reason, self.prefix_handle = self.finish_reason or "cancelled", None
+        return Accepted(self.index, (), (), self.finish_reason, error)

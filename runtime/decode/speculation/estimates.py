@@ -1,0 +1,137 @@
+"""Estimates of what a step will accept, from what earlier steps accepted.
+
+Sums use reduce(add): some versions of Python round sum() otherwise, and the C++ runtime must get the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import reduce
+from itertools import accumulate
+from operator import add, mul
+
+from .draft_tokens import DraftTokens, Source
+
+FIRST_RATE = 0.5  # of a mask before any observation; counts as one observation
+MASK_KEEP = 0.75  # weight of an older step's masks after a newer step's, in exact mode
+
+PASS_KEEP = 0.98  # weight of an older observation after a newer one of the same prediction, with a tau
+MISSED = 0.7  # factor for a position whose last prediction did not pass
+
+EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # between confidences that are counted together
+CONFIDENCE_WEIGHT = 16.0  # verified draft tokens that a confidence itself counts for
+COUNT_KEEP = 0.99  # weight of all counts after each verifying step, so that a source is tried again
+
+
+class MaskRates:
+    """How likely the predictions of a sequence's first mask, second mask, ... are right if those before are.
+
+    An observation fades with newer ones of the same mask, not with time, so that a mask that is not fed is
+    not forgotten. The mean over all masks counts as one observation of each mask.
+    """
+
+    def __init__(self, keep: float = MASK_KEEP) -> None:
+        self._keep = keep
+        self._weights: list[float] = []
+        self._sums: list[float] = []
+
+    def record(self, values: Sequence[float]) -> None:
+        """A step's masks: the probability that each prediction is right, or 0 or 1 if that is known."""
+        missing = len(values) - len(self._sums)
+        self._weights += [0.0] * missing
+        self._sums += [0.0] * missing
+        for k, value in enumerate(values):
+            self._weights[k] = self._weights[k] * self._keep + 1.0
+            self._sums[k] = self._sums[k] * self._keep + value
+
+    def rates(self, masks: int) -> list[float]:
+        """The mean of each mask, the first `masks` of them."""
+        mean = (reduce(add, self._sums, 0.0) + FIRST_RATE) / (reduce(add, self._weights, 0.0) + 1.0)
+        rates = [(s + mean) / (w + 1.0) for s, w in zip(self._sums, self._weights, strict=True)]
+        return rates[:masks] + [mean] * (masks - len(rates))
+
+    def expected(self, masks: int) -> list[float]:
+        """Expected number of right predictions, up to the first wrong one, of 0, 1, ... `masks` masks."""
+        return expected_run(self.rates(masks))
+
+
+def expected_run(probabilities: Sequence[float], first: float = 0.0) -> list[float]:
+    """`first` plus the expected length of the run of successes in the first 0, 1, ... of `probabilities`."""
+    return list(accumulate(accumulate(probabilities, mul), initial=first))
+
+
+class PassRates:
+    """How often the prediction of the next token and those of the masks passed tau.
+
+    Predictions after the first that did not pass count too. Their context is worse than that of the next
+    step, but a step shows all of them at once: one all masks tells predictable text from other text.
+    """
+
+    def __init__(self) -> None:
+        self._tried, self._passed = 0.0, 0.0  # of the next token
+        self._masks = MaskRates(PASS_KEEP)
+        self._last_passed: Sequence[bool] = ()  # of the last step, from the next step's first mask on
+
+    def record(self, accepted: int, passed: Sequence[bool]) -> None:
+        """A step accepted `accepted` tokens, and only tau ended its run; `passed[k]`: prediction k passed."""
+        self._tried = self._tried * PASS_KEEP + 1.0
+        self._passed = self._passed * PASS_KEEP + passed[0]
+        self._masks.record(passed[1:])
+        self._last_passed = passed[accepted + 1 :]
+
+    def expected(self, masks: int) -> list[float]:
+        """Expected tokens of a step with 0, 1, ... `masks` masks: at least 1, and none less than the one
+        before.
+        """
+        rates = self._masks.rates(masks)
+        for k, has_passed in enumerate(self._last_passed[:masks]):
+            if not has_passed:
+                rates[k] *= MISSED
+        return expected_run(rates, first=1.0)
+
+    @property
+    def certainty(self) -> float:
+        """How often the prediction of the next token passed. Masks are hardly better."""
+        return (self._passed + 1.0) / (self._tried + 1.0)
+
+
+class AcceptanceRates:
+    """The acceptance probability of a draft token, if all before it are accepted: its confidence, corrected
+    by how often draft tokens of similar confidence were accepted.
+
+    Shared by the sequences of a session, so that a new sequence starts with the counts of earlier sequences.
+    """
+
+    def __init__(self) -> None:
+        # By source and class of confidence: how many draft tokens were verified, and how many were accepted.
+        self._counts: dict[tuple[Source, int], tuple[float, float]] = {}
+
+    def probability(self, source: Source, confidence: float) -> float:
+        """Between 0 and 1; NaN counts as 0."""
+        confidence = confidence if confidence > 0 else 0.0
+        tried, accepted = self._counts.get((source, bisect_right(EDGES, confidence)), (0.0, 0.0))
+        return (accepted + CONFIDENCE_WEIGHT * min(confidence, 1.0)) / (tried + CONFIDENCE_WEIGHT)
+
+    def probabilities(self, draft_tokens: DraftTokens) -> list[float]:
+        """The acceptance probability of each draft token."""
+        return [
+            1.0 if i in draft_tokens.forced else self.probability(draft_tokens.source, confidence)
+            for i, confidence in enumerate(draft_tokens.confidences)
+        ]
+
+    def record(self, draft_tokens: DraftTokens, num_fed: int, num_verified: int) -> None:
+        """The first `num_verified` of `num_fed` draft tokens were accepted. Those after the next one showed
+        nothing.
+        """
+        if num_fed == draft_tokens.num_forced(num_fed):
+            return
+        counts = {key: (tried * COUNT_KEEP, ok * COUNT_KEEP) for key, (tried, ok) in self._counts.items()}
+        for i in range(min(num_verified + 1, num_fed)):
+            if i in draft_tokens.forced:
+                continue
+            confidence = draft_tokens.confidences[i]
+            key = (draft_tokens.source, bisect_right(EDGES, confidence if confidence > 0 else 0.0))
+            tried, accepted = counts.get(key, (0.0, 0.0))
+            counts[key] = (tried + 1.0, accepted + (1.0 if i < num_verified else 0.0))
+        self._counts = counts  # replaced at once, because sequences of other threads read it

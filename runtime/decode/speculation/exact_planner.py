@@ -1,0 +1,187 @@
+"""How a verifying step is split into draft tokens and masks, in exact mode.
+
+The choice maximizes the expected tokens of this step plus the value of its masks' draft tokens in the next
+step, less the time of the slots at the speed that the sequences have reached (the relative value of an
+average-reward decision process; docs/decoding.md, "How much to feed"; its T is `tokens`, H `all_accepted`, W
+`expected`, V `mask_values`, R `speed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from operator import add, mul
+
+from ..backend import StepPlan
+from .cost import Cost
+
+TRIALS = 0.015  # share of the time for more masks than seem to pay
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one sequence may feed, and what it may expect of that.
+
+    pending: tokens that are fed in any case.
+    probabilities: the acceptance probability of each draft token if those before it are accepted.
+    ending: the acceptance probability of an end-of-sequence token proposed after them, None if none is. Such
+        a token is not fed: the output before it decides already.
+    expected: expected[m] is the expected number of accepted draft tokens of m masks, up to the most masks.
+    room: slots after the pending tokens.
+    """
+
+    pending: int
+    probabilities: tuple[float, ...]
+    ending: float | None
+    expected: tuple[float, ...]
+    room: int
+
+    @property
+    def max_masks(self) -> int:
+        return len(self.expected) - 1
+
+    def all_accepted(self, masks: int) -> float:
+        """The probability that all draft tokens of this many masks are accepted."""
+        return self.expected[masks] - self.expected[masks - 1] if masks else 1.0
+
+
+class ExactPlanner:
+    """Chooses the plans of verifying sequences, step by step. All sequences share a width: a step is a
+    rectangle.
+    """
+
+    def __init__(self) -> None:
+        self._saved = 0.0  # seconds set aside for trials
+
+    def choose(
+        self, cost: Cost, outlooks: Sequence[Outlook], others: int = 0, floor: int = 0
+    ) -> list[StepPlan]:
+        """Plans for `outlooks`; `others` more sequences take part in a step of at least `floor` slots."""
+        num = len(outlooks) + others
+        widest = max(
+            outlook.pending + min(outlook.room, len(outlook.probabilities) + outlook.max_masks)
+            for outlook in outlooks
+        )
+        prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
+        speed = _speed(cost, outlooks, num, others)
+        splits = [_splits(outlook, widest, cost, speed, num) for outlook in outlooks]
+        least = max(outlook.pending for outlook in outlooks)
+        best, best_value = least, -1e300
+        for width in range(least, widest + 1):
+            value = reduce(add, (split[width][0] for split in splits)) - speed * prices[width]
+            if value > best_value:
+                best, best_value = width, value
+        self._saved = min(self._saved + TRIALS * prices[best], prices[widest])
+        plans = [split[best][1] for split in splits]
+        return self._trial(outlooks, plans, cost, num, floor)
+
+    def _trial(
+        self, outlooks: Sequence[Outlook], plans: list[StepPlan], cost: Cost, num: int, floor: int
+    ) -> list[StepPlan]:
+        """About twice the masks if the time set aside pays for them: without trials, masks that are not fed
+        would show nothing.
+        """
+        wide_plans = [_wider(outlook, plan) for outlook, plan in zip(outlooks, plans, strict=True)]
+        width = max(floor, *(plan.slots for plan in plans))
+        trial_width = max(floor, *(plan.slots for plan in wide_plans))
+        loss = cost.of(num * trial_width) - cost.of(num * width)
+        if wide_plans == plans or loss > self._saved:
+            return plans
+        self._saved -= loss
+        return wide_plans
+
+
+def _speed(cost: Cost, outlooks: Sequence[Outlook], num: int, others: int) -> float:
+    """The best tokens per second with a constant number of masks: a step feeds its masks and the draft tokens
+    of the last step; if one of these is wrong, the next step has no draft tokens.
+
+    So a step without draft tokens, with 1 token, follows a wrong draft token (probability `failing`). A step
+    with draft tokens has 1 + expected[m] tokens; the mean over both kinds is divided by the cost of the wider
+    one.
+    """
+    best = 0.0
+    all_expected = [outlook.expected for outlook in outlooks]
+    for masks in range(max(map(len, all_expected))):
+        tokens, max_accepted = 0.0 + others, 0.0
+        for expected in all_expected:
+            m = masks if masks < len(expected) else len(expected) - 1
+            failing = 1.0 - (expected[m] - expected[m - 1] if m else 1.0)  # 1 - all_accepted
+            tokens += (1.0 + expected[m] + failing) / (1.0 + failing)
+            if expected[m] > max_accepted:
+                max_accepted = expected[m]
+        speed = tokens / cost.of(num * (1.0 + masks + max_accepted))
+        if speed > best:
+            best = speed
+    return best
+
+
+def _splits(
+    outlook: Outlook, widest: int, cost: Cost, speed: float, num: int
+) -> list[tuple[float, StepPlan]]:
+    """For each width of the step up to `widest`, the best value of this sequence and its plan.
+
+    The value of p draft tokens and m masks, with `ending` the probability that the sequence ends after all
+    draft tokens:
+
+        tokens[p] + all_accepted[p] * ((1 - ending) * mask_values[m] + left_out[p])
+
+    tokens: expected tokens of this step. all_accepted: the probability that all p draft tokens are.
+    """
+    mask_values = _mask_values(outlook, cost, speed, num)
+    left_out = _left_out_values(outlook, cost, speed, num)
+    all_accepted = list(accumulate(outlook.probabilities, mul, initial=1.0))
+    tokens = list(accumulate(all_accepted[1:], initial=1.0))
+    # By the slots that are left for masks: the best number of masks, and its value.
+    masks = [0]
+    for m in range(1, len(mask_values)):
+        masks.append(m if mask_values[m] > mask_values[masks[-1]] else masks[-1])
+    masks += masks[-1:] * widest
+    goes_on = 1.0 - (outlook.ending or 0.0)
+    values = [goes_on * mask_values[m] for m in masks]
+
+    def best(space: int) -> tuple[float, StepPlan]:
+        """The best use of `space` slots after pending tokens; of equal ones, that with fewer draft tokens."""
+        top, draft_tokens = -1e300, 0
+        for p in range(min(space, len(outlook.probabilities)) + 1):
+            value = tokens[p] + all_accepted[p] * (values[space - p] + left_out[p])
+            if value > top:
+                top, draft_tokens = value, p
+        return top, StepPlan(outlook.pending, draft_tokens, masks[space - draft_tokens])
+
+    options = [(tokens[0], StepPlan(outlook.pending))]
+    options += [best(space) for space in range(1, min(outlook.room, widest - outlook.pending) + 1)]
+    return [options[min(max(0, width - outlook.pending), len(options) - 1)] for width in range(widest + 1)]
+
+
+def _mask_values(outlook: Outlook, cost: Cost, speed: float, num: int) -> list[float]:
+    """The value of 0, 1, ... masks in the next step: the draft tokens that will be accepted, less the time to
+    feed them. If one is wrong, the step after that has no draft tokens and loses as much.
+    """
+    one = cost.of(num)
+    return [0.0] + [
+        (outlook.expected[m] - speed * (cost.of(num * (1.0 + m)) - one) / num)
+        / (2.0 - outlook.all_accepted(m))
+        for m in range(1, len(outlook.expected))
+    ]
+
+
+def _left_out_values(outlook: Outlook, cost: Cost, speed: float, num: int) -> list[float]:
+    """By the number of draft tokens that are fed: the value of the others in the next step, if the sequence
+    ends after them, times the probability that it does.
+    """
+    if not outlook.ending:
+        return [0.0] * (len(outlook.probabilities) + 1)
+    values, accepted = [0.0], 0.0  # accepted: expected number of those left out
+    for number, probability in enumerate(reversed(outlook.probabilities), 1):
+        accepted = probability * (1.0 + accepted)
+        values.append(outlook.ending * (accepted - speed * cost.of(num * (1.0 + number)) / num))
+    return values[::-1]
+
+
+def _wider(outlook: Outlook, plan: StepPlan) -> StepPlan:
+    if outlook.ending is not None:
+        return plan
+    masks = min(2 * plan.masks + 1, outlook.max_masks, outlook.room - plan.draft_tokens)
+    return StepPlan(plan.pending, plan.draft_tokens, max(masks, plan.masks))

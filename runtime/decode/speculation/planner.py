@@ -1,0 +1,93 @@
+"""The plan of the next step that gives the most tokens per second, by estimates and step costs."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
+
+from ..backend import StepPlan
+from .cost import Cost
+from .exact_planner import TRIALS, ExactPlanner
+
+if TYPE_CHECKING:
+    from ..sequence import Sequence
+
+
+class Planner:
+    """Chooses the plans of one batch, step by step.
+
+    Sequences in exact mode with masks "auto" are left to a `ExactPlanner`; sequences with a fixed number of
+    masks feed the widest. All other sequences, those with a tau, get the same number of masks, because a step
+    is a rectangle: rows x the slots of the widest. It is the number with the most expected tokens per second,
+    counting that accepted tokens are fed again. Now and then a step tries more masks, paid from time that is
+    set aside for it; otherwise a sequence that went down to no masks would never learn that its text has
+    become predictable. Less time is set aside if the next tokens themselves are less certain.
+
+    `cost` is called for each choice. `record` gets the sequences, slots and seconds of each decode step.
+    """
+
+    def __init__(
+        self, cost: Callable[[], Cost], record: Callable[[int, int, float], None] = lambda *_: None
+    ) -> None:
+        self._cost, self.record = cost, record
+        self._saved = 0.0  # seconds set aside for trials
+        self._exact_planner = ExactPlanner()
+
+    def plans(self, seqs: abc.Sequence[Sequence], rooms: abc.Sequence[int], block: int) -> list[StepPlan]:
+        """The plan of each sequence, with at most `rooms` slots after its pending tokens."""
+        plans = [seq.widest_plan(room, block) for seq, room in zip(seqs, rooms, strict=True)]
+        if not any(plan.masks or seq.config.exact for plan, seq in zip(plans, seqs, strict=True)):
+            return plans  # nothing to choose, and time between two forwards is short
+        with_tau = [i for i, seq in enumerate(seqs) if not seq.config.exact]
+        if any(plans[i].masks for i in with_tau):
+            masks = self.masks([seqs[i] for i in with_tau], [plans[i].masks for i in with_tau])
+            for i, m in zip(with_tau, masks, strict=True):
+                plans[i] = StepPlan(plans[i].pending, plans[i].draft_tokens, m)
+        exact = [i for i, seq in enumerate(seqs) if seq.config.exact and seq.config.masks == "auto"]
+        if exact:
+            others = [plan for i, plan in enumerate(plans) if i not in exact]
+            floor = max((plan.slots for plan in others), default=0)
+            outlooks = [seqs[i].outlook(block, rooms[i]) for i in exact]
+            choices = self._exact_planner.choose(self._cost(), outlooks, len(others), floor)
+            for i, plan in zip(exact, choices, strict=True):
+                usable = min(plan.masks, seqs[i].usable_masks(plan.draft_tokens))
+                plans[i] = StepPlan(plan.pending, plan.draft_tokens, usable)
+        return plans
+
+    def masks(self, seqs: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[int]:
+        """Masks of each sequence, from 0 to its `most`; exactly that for a sequence with a fixed number."""
+        is_free = [seq.config.masks == "auto" for seq in seqs]
+        widest = max((m for m, free in zip(most, is_free, strict=True) if free), default=0)
+        if widest == 0:
+            return list(most)
+        cost = self._cost()
+        expected = [seq.pass_rates.expected(m) for seq, m in zip(seqs, most, strict=True)]
+        choices = {
+            number: [min(number, m) if free else m for m, free in zip(most, is_free, strict=True)]
+            for number in range(widest + 1)
+        }
+        speeds = {number: _speed(cost, expected, masks) for number, masks in choices.items()}
+        best = max(choices, key=lambda number: (speeds[number], number))
+        best_seconds, most_seconds = [
+            cost.of(len(seqs) * max(seq.num_pending + m for seq, m in zip(seqs, masks, strict=True)))
+            for masks in (choices[best], choices[widest])
+        ]
+        certainty = reduce(add, (seq.pass_rates.certainty for seq in seqs)) / len(seqs)
+        self._saved = min(self._saved + TRIALS * certainty * best_seconds, most_seconds)
+        trial = min(2 * best + 1, widest)
+        tokens = reduce(add, (e[m] for e, m in zip(expected, choices[trial], strict=True)))
+        loss = tokens * (1.0 / speeds[trial] - 1.0 / speeds[best])
+        if trial > best and loss <= self._saved:
+            self._saved -= loss
+            best = trial
+        return choices[best]
+
+
+def _speed(cost: Cost, expected: abc.Sequence[abc.Sequence[float]], masks: abc.Sequence[int]) -> float:
+    """Tokens per second with `masks`: each sequence feeds its expected tokens and its masks."""
+    tokens = [e[m] for e, m in zip(expected, masks, strict=True)]
+    slots = max(t + m for t, m in zip(tokens, masks, strict=True))
+    return reduce(add, tokens) / cost.of(len(tokens) * slots)

@@ -1,0 +1,167 @@
+"""A request for answers, read from its JSON body."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...decode.config import GenerationConfig
+from ..refusals import Refused
+from .anthropic import MESSAGES
+from .completions import CHAT, TEXT
+from .fields import Table, read_fields
+from .openai_responses import LOGPROBS, RESPONSES
+
+TAU_SETTINGS = ("exact", "tau", "metric", "profile", "masks")
+SETTINGS = frozenset(setting.name for setting in dataclasses.fields(GenerationConfig)) - {"tools"}
+AS_READ = ("model", "profile", "n", "stream", "include_usage", "return_steps", "template", "thinking")
+TEXT_TOKENS = 16  # default `max_tokens` of text completions, as in OpenAI's API
+
+Kind = Literal["chat", "text", "responses", "messages"]
+TABLES: Mapping[Kind, Table] = {"chat": CHAT, "text": TEXT, "responses": RESPONSES, "messages": MESSAGES}
+PATHS: Mapping[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Functions that an answer may call, or must call with `must`. `once`: at most one call."""
+
+    functions: list[Any]
+    must: bool
+    once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """One request for answers.
+
+    kind: the protocol, by the path of the request
+    prompts: texts or lists of token ids; for a chat one list of messages
+    settings: fields of GenerationConfig
+    model: its name, with or without a profile
+    profile: the name of a profile
+    tools: functions that the answer may or must call
+    n: answers to each prompt
+    stream: whether the answer is streamed
+    include_usage: whether the stream ends with `usage`
+    return_steps: whether the tokens of each step are returned
+    logprobs: whether the log-probabilities of tokens are returned
+    tau_settings: the fields of TAU_SETTINGS that the request sets
+    template: variables of the chat template
+    thinking: whether the model is to think; None for the template's own choice
+    names: the request's field of each setting, for errors
+    body: the request as it was sent, which some protocols return
+    """
+
+    kind: Kind
+    prompts: list[Any]
+    settings: dict[str, Any]
+    model: str | None = None
+    profile: str | None = None
+    tools: Tools | None = None
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    return_steps: bool = False
+    logprobs: bool = False
+    tau_settings: frozenset[str] = frozenset()
+    template: Mapping[str, Any] = field(default_factory=dict)
+    thinking: bool | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar constrains the answer."""
+        must = self.tools is not None and self.tools.must
+        return must or bool({"schema", "regex", "choice", "grammar"} & self.settings.keys())
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the events of a stream have a type."""
+        return self.kind not in ("chat", "text")
+
+    @property
+    def has_seed(self) -> bool:
+        return "seed" in self.settings
+
+
+def read_request(kind: Kind, body: dict[str, Any]) -> ApiRequest:
+    """Read the body of a request. Raises Refused for the first invalid field."""
+    values, names = read_fields(body, TABLES[kind])
+    if kind == "text":
+        values.setdefault("max_new_tokens", TEXT_TOKENS)
+    settings = {name: value for name, value in values.items() if name in SETTINGS}
+    tau_settings = frozenset(name for name in TAU_SETTINGS if name in values)
+    _check_tau_settings(tau_settings)
+    tools = _tools(values, names)
+    if tools is not None and tools.must:
+        settings.pop("schema", None)  # of the text, and the answer is a call
+    # A stored grammar may be compiled from tools, which the prompt then should list.
+    if tools is not None and (structured := sorted({"schema", "regex", "choice"} & settings.keys())):
+        name = structured[0]
+        raise Refused(400, f"tools and {names[name]} exclude each other; use one", param=names[name])
+    if "include_usage" in values and not values.get("stream"):
+        raise Refused(400, "stream_options needs stream: true", param="stream_options")
+    if values.get("top_logprobs") and "logprobs" not in values:
+        needed = f'include: ["{LOGPROBS}"]' if kind == "responses" else "logprobs: true"
+        raise Refused(400, f"top_logprobs needs {needed}", param="top_logprobs")
+    return ApiRequest(
+        kind,
+        values["prompts"] if kind == "text" else [_with_system(values)],
+        settings,
+        tools=tools,
+        logprobs="logprobs" in values,
+        tau_settings=tau_settings,
+        names=names,
+        body=body,
+        **{name: values[name] for name in AS_READ if name in values},
+    )
+
+
+def _with_system(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a chat, with the system text that some protocols have in a field of its own."""
+    messages: list[dict[str, Any]] = values["messages"]
+    if not values.get("system"):
+        return messages
+    system, rest = values["system"], messages
+    if messages[0]["role"] == "system":
+        system, rest = f"{system}\n\n{messages[0]['content']}", messages[1:]
+    return [{"role": "system", "content": system}, *rest]
+
+
+def _check_tau_settings(tau_settings: frozenset[str]) -> None:
+    """Refuse combinations of settings that GenerationConfig does not know."""
+    if "profile" in tau_settings and (others := sorted(tau_settings - {"profile"})):
+        raise Refused(400, f"a profile sets {others[0]}; use one of them", param=others[0])
+    if "metric" in tau_settings and "tau" not in tau_settings:
+        raise Refused(400, "metric is the confidence that tau is compared with; add tau", param="metric")
+
+
+def _tools(values: Mapping[str, Any], names: Mapping[str, str]) -> Tools | None:
+    """The tools of a request, whose choice is none, auto, required, or "=" and a name."""
+    functions, choice = values.get("tools"), values.get("tool_choice", "auto")
+    if not functions:
+        if choice not in ("none", "auto"):
+            raise Refused(400, "tool_choice needs tools", param="tool_choice")
+        return None
+    if choice == "none":
+        return None
+    if choice in ("auto", "required"):
+        return Tools(functions, choice == "required", values.get("parallel_tool_calls") is False)
+    tools = [tool for tool in functions if _name(tool) == choice[1:]]
+    if not tools:
+        raise Refused(400, f"tool_choice {choice[1:61]!r} is not among the tools", param=names["tool_choice"])
+    return Tools(tools[:1], True, True)
+
+
+def _name(tool: object) -> object:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None

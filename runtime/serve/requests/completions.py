@@ -1,0 +1,181 @@
+"""The fields of /v1/chat/completions and /v1/completions, and those that all protocols share."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...decode.config import MAX_TOP_LOGPROBS
+from ...rules import is_integer
+from ..options import MAX_CHOICES, MAX_PROMPTS
+from .fields import (
+    Field,
+    Reader,
+    Several,
+    Table,
+    a_dict,
+    a_list,
+    flag,
+    ignored,
+    inner,
+    integer,
+    one_of,
+    setting,
+    text,
+    unsupported,
+    wrong,
+)
+from .messages import read_messages
+
+
+def _top_k(_name: str, value: Any) -> Any:
+    return 0 if value == -1 else value  # -1 is off in some APIs
+
+
+def _seed(_name: str, value: Any) -> Any:
+    return value + 2**64 if is_integer(value, -(2**63)) and value < 0 else value
+
+
+def _ignore_eos(name: str, value: Any) -> tuple[int, ...] | None:
+    return () if flag(name, value) else None
+
+
+def _logit_bias(name: str, value: Any) -> dict[Any, Any]:
+    """Biases by token ids, which are texts in JSON."""
+    is_id = re.compile("[0-9]{1,9}").fullmatch
+    return {int(key) if is_id(key) else key: bias for key, bias in a_dict(name, value).items()}
+
+
+def settings(*names: str) -> dict[str, Field]:
+    """Fields of GenerationConfig, which checks them."""
+    return dict.fromkeys(names, Field(setting))
+
+
+def no_effect(*names: str) -> dict[str, Field]:
+    """Fields that do not change the answer."""
+    return dict.fromkeys(names, Field(ignored))
+
+
+def refusing(**neutral: tuple[Any, ...]) -> dict[str, Field]:
+    """Unsupported fields that would change the answer, with the values that would not."""
+    return {name: Field(unsupported(*values)) for name, values in neutral.items()}
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+SHARED: Table = {
+    "model": Field(text),
+    "stream": Field(flag),
+    "profile": Field(text),
+    "top_k": Field(_top_k),
+    "seed": Field(_seed),
+    "logit_bias": Field(_logit_bias),
+    "ignore_eos": Field(_ignore_eos, "eos_ids"),
+    "chat_template_kwargs": Field(a_dict, "template"),
+    **settings(
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "exact", "tau", "metric", "masks", "prompt_lookup", "draft", "cache_salt", "regex", "choice",
+        "grammar",
+    ),
+    **no_effect("user", "metadata", "service_tier", "safety_identifier", "request_id", "priority"),
+    **refusing(
+        min_tokens=(0,), length_penalty=(1,), stop_token_ids=([],), typical_p=(1,), mirostat=(0,),
+        skip_special_tokens=(True,), chat_template=(),
+    ),
+}  # fmt: skip
+
+
+def text_format(name: str, form: Any) -> Any:
+    """The schema of a text format, which chat completions have in `json_schema`, and other protocols not."""
+    kind = a_dict(name, form).get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    named = form.get("json_schema", form)
+    if kind == "json_schema" and isinstance(named, dict) and isinstance(named.get("schema"), dict | bool):
+        return named["schema"]
+    forms = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema"} with a "schema"'
+    raise wrong(name, forms, form)
+
+
+def tool_choice(name: str, value: Any) -> str:
+    """none, auto, required, or "=" and the name of a function. Only chat completions have it in
+    `function`.
+    """
+    if value in ("none", "auto", "required"):
+        return str(value)
+    if isinstance(value, dict) and value.get("type") == "function":
+        function = value.get("function", value)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return f"={function['name']}"
+    raise wrong(name, '"none", "auto", "required" or {"type": "function"} with a "name"', value)
+
+
+def reasoning_effort(name: str, value: Any) -> bool | None:
+    """False without thinking. How long a model thinks is its own decision."""
+    return False if one_of(*EFFORTS)(name, value) == "none" else None
+
+
+def _chat_logprobs(name: str, value: Any) -> int | None:
+    return 0 if flag(name, value) else None
+
+
+def _text_logprobs(name: str, value: Any) -> Several:
+    """Of the chosen tokens; from 2 on, also of the most likely ones, for which the bundle needs logits."""
+    num = integer(0, MAX_TOP_LOGPROBS)(name, value)
+    return Several(logprobs=0, top_logprobs=num if num > 1 else None)
+
+
+def _prompts(name: str, value: Any) -> list[Any]:
+    """One prompt or several, each a text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(is_integer(v) for v in value):
+        return [value]
+    if isinstance(value, list) and 0 < len(value) <= MAX_PROMPTS:
+        ids = [isinstance(v, list) and bool(v) and all(is_integer(i) for i in v) for v in value]
+        if all(ids) or all(isinstance(v, str) for v in value):
+            return value
+    raise wrong(name, f"a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these", value)
+
+
+_stream_options: Reader = inner({"include_usage": Field(flag), "include_obfuscation": Field(ignored)})
+
+COMPLETIONS: Table = {
+    **SHARED,
+    **settings("stop"),
+    "n": Field(integer(1, MAX_CHOICES)),
+    "max_tokens": Field(integer(1), "max_new_tokens"),
+    "stream_options": Field(_stream_options),
+    "response_format": Field(text_format, "schema"),
+    "return_steps": Field(flag),
+    **no_effect("store", "prompt_cache_key", "prompt_cache_retention", "timings_per_token"),
+    **refusing(
+        best_of=(1,), echo=(False,), suffix=("",), use_beam_search=(False,), add_special_tokens=(),
+    ),
+}  # fmt: skip
+
+CHAT: Table = {
+    **COMPLETIONS,
+    "messages": Field(read_messages, is_needed=True),
+    "max_completion_tokens": Field(integer(1), "max_new_tokens"),
+    "tools": Field(a_list),
+    "tool_choice": Field(tool_choice),
+    "parallel_tool_calls": Field(flag),
+    "logprobs": Field(_chat_logprobs),
+    **settings("top_logprobs"),
+    "reasoning_effort": Field(reasoning_effort, "thinking"),
+    **refusing(
+        modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
+        verbosity=(), web_search_options=(), add_generation_prompt=(True,),
+        continue_final_message=(False,),
+    ),
+}  # fmt: skip
+
+TEXT: Table = {
+    **COMPLETIONS,
+    "prompt": Field(_prompts, "prompts", is_needed=True),
+    "logprobs": Field(_text_logprobs),
+    **refusing(chat_template_kwargs=({},)),
+}

@@ -1,0 +1,93 @@
+"""Chat messages: from the form of OpenAI's API to the form that chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...text.tokenizer import Message
+from ...text.toolcalls import Dialect
+from .fields import a_dict, a_list, text, wrong
+
+MAX_MESSAGES = 4096
+
+
+def message_list(name: str, value: object) -> list[Any]:
+    messages = a_list(name, value)
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise wrong(name, f"a list of 1 to {MAX_MESSAGES} messages", messages)
+    return messages
+
+
+def read_messages(name: str, value: object) -> list[dict[str, Any]]:
+    """The messages of a body. Raises Refused if they are invalid."""
+    return [_message(f"{name}[{i}]", message) for i, message in enumerate(message_list(name, value))]
+
+
+def _message(where: str, message: object) -> dict[str, Any]:
+    fields = {name: value for name, value in a_dict(where, message).items() if value is not None}
+    role = role_of(text(f"{where}.role", fields.get("role")))
+    content = fields.get("content", "" if "tool_calls" in fields else None)
+    if not isinstance(content, str | list):
+        raise wrong(f"{where}.content", "a text or a list of parts", content)
+    calls = fields.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        raise wrong(f"{where}.tool_calls", "a list of {id, type, function: {name, arguments}}", calls)
+    return {**fields, "role": role, "content": content}
+
+
+def role_of(role: str) -> str:
+    """OpenAI's `developer` is its newer name for `system`, the role that chat templates know."""
+    return "system" if role == "developer" else role
+
+
+def _is_call(call: object) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments", "{}"), str)
+    )
+
+
+def joined_text(where: str, content: object, kinds: Sequence[str]) -> str:
+    """A text, or the joined texts of parts whose type is one of `kinds`. Raises Refused for other parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(where, "a text or a list of parts", content)
+    texts = []
+    for i, part in enumerate(content):
+        fields = part if isinstance(part, dict) else {}
+        kind, text = fields.get("type"), fields.get("text")
+        if kind not in kinds or not isinstance(text, str):
+            raise wrong(f"{where}[{i}]", f'text ({{"type": "{kinds[0]}", "text": ...}})', kind)
+        texts.append(text)
+    return "".join(texts)
+
+
+def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Message]:
+    """Messages for the template: calls with their arguments as objects, or in dialect `list` as the text that
+    the model would have written.
+    """
+    return [_with_calls(message, dialect) if message.get("tool_calls") else message for message in messages]
+
+
+def _with_calls(message: Mapping[str, Any], dialect: Dialect) -> Message:
+    calls = [
+        {"name": call["function"]["name"], "arguments": _object(call["function"].get("arguments", "{}"))}
+        for call in message["tool_calls"]
+    ]
+    if dialect == "tags":
+        return {**message, "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return others | {"content": json.dumps(calls, ensure_ascii=False)}
+
+
+def _object(arguments: str) -> Any:
+    """The arguments of a call; text that is not JSON stays text."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

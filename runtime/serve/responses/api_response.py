@@ -1,0 +1,208 @@
+"""Answering one request, from its admission to its log line: with one body, or with a stream of server-sent
+events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...errors import MarsError
+from ...session.answer import Event
+from ..keys import Keys
+from ..metrics import Metrics
+from ..models.models import Models
+from ..options import ServeOptions
+from ..refusals import Refused, busy, encoded
+from ..requests.api_request import ApiRequest
+from .admission import Admitted, admit
+from .choice import Choice, Delta
+from .events import Events
+from .protocols import SERIALIZERS
+from .steering import Streams
+
+LOG = logging.getLogger("mars_export.serve")
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # tells nginx not to buffer the stream
+]
+PING, DONE = b": ping\n\n", b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class Service:
+    """The parts of a server that all requests share."""
+
+    models: Models
+    options: ServeOptions
+    metrics: Metrics
+    keys: Keys
+    streams: Streams = field(default_factory=dict)
+
+
+async def begin(
+    service: Service, api_request: ApiRequest, client: str | None, address: str | None, receive: Receive
+) -> ApiResponse:
+    """Submit a request, and wait until it has a row. Raises Refused; then nothing of it runs.
+
+    `client` is the digest of its key. Clients take turns by key, or without keys by address.
+    """
+    arrived_at, seconds = perf_counter(), service.options.queue_timeout
+
+    async def submit() -> tuple[Admitted, Events]:
+        admitted = await admit(
+            service.models, service.options, api_request, address if client is None else client
+        )
+        events = Events(admitted.requests, receive)
+        try:
+            await events.begun()
+        except asyncio.CancelledError:
+            events.close()
+            admitted.close()
+            raise
+        return admitted, events
+
+    try:
+        admitted, events = await asyncio.wait_for(submit(), seconds)
+    except asyncio.TimeoutError:
+        reason = f"no row was free, or the prompt or its grammar was not processed within {seconds:g} s"
+        raise busy(f"{reason}; try again later", max(1.0, seconds / 2)) from None
+    return ApiResponse(service, admitted, events, client, arrived_at)
+
+
+class ApiResponse:
+    """The response to a request that has a row. In a stream errors are chunks, since the status is sent
+    first.
+    """
+
+    def __init__(
+        self, service: Service, admitted: Admitted, events: Events, client: str | None, arrived_at: float
+    ) -> None:
+        self._service, self._admitted, self._events = service, admitted, events
+        self._client, self._arrived_at = client, arrived_at
+        self._serializer = SERIALIZERS[admitted.api_request.kind](admitted)
+        self._steps: dict[int, float] = {}  # time of the last step of each choice
+        self._outcome = "cancelled"  # until it is over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self._admitted.api_request.stream:
+                self._service.streams[self._serializer.id] = self._serializer, self._client
+                await self._stream(send)
+            else:
+                async for _ in self._deltas():
+                    pass
+                response = Response(encoded(self._serializer.body()), media_type="application/json")
+                await response(scope, receive, send)
+        finally:
+            self._close()
+
+    async def _stream(self, send: Send) -> None:
+        async def write(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        serializer, is_typed = self._serializer, self._admitted.api_request.is_typed
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await write(b"".join(map(_data, serializer.opening())))
+        data = b""
+        try:
+            async for addition in self._deltas():
+                if addition is None:
+                    data += PING
+                else:
+                    choice, delta = addition
+                    data += b"".join(map(_data, serializer.chunks(choice, delta)))
+                if data and not self._events.has_more:  # else it is sent with the next piece
+                    await write(data)
+                    data = b""
+            await write(data if is_typed else data + DONE)
+        except Refused as refusal:
+            if refusal.status != 499:
+                await write(data + failure(refusal, is_typed=is_typed))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta] | None]:
+        """The pieces of all choices as they come; None after a silence. Raises Refused, also if the client
+        disconnects.
+        """
+        while not self._serializer.is_over:
+            event_of_choice = await self._events.next(self._service.options.ping)
+            if event_of_choice is None:
+                yield None
+                continue
+            i, event = event_of_choice
+            if isinstance(event, BaseException):
+                raise self._failed(event)
+            choice = self._serializer.choices[i]
+            if event.finish_reason in ("cancelled", "deadline") and not choice.is_full:
+                self._check_end(event, choice)
+            self._count(i, event)
+            yield choice, choice.push(event)
+        self._outcome = "finished"
+
+    def _count(self, i: int, event: Event) -> None:
+        model, now, before = self._admitted.model, perf_counter(), self._steps.get(i)
+        if before is None and model.adaptive is not None:
+            model.adaptive.choose(self._admitted.requests[i].stats.queue_time)
+        if event.token_ids:
+            self._steps[i] = now
+            self._service.metrics.step(
+                model.name, len(event.token_ids), None if before is None else now - before
+            )
+
+    def _failed(self, error: BaseException) -> Refused:
+        if isinstance(error, Refused):
+            return error
+        self._outcome = "failed"
+        if isinstance(error, MarsError):
+            return Refused.of(error)
+        LOG.error("an answer failed: %s", type(error).__name__)
+        return Refused(500, "the answer failed inside the server; see its log", code="failed")
+
+    def _check_end(self, event: Event, choice: Choice) -> None:
+        """Raise Refused if the server ended an answer early. A partial answer after a timeout is returned."""
+        if event.finish_reason == "cancelled":
+            raise Refused(
+                503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
+            )
+        if not choice.request.stats.tokens:
+            self._outcome = "expired"
+            seconds = self._service.options.request_timeout
+            raise Refused(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
+
+    def _close(self) -> None:
+        """Cancel running requests, and count and log the answer."""
+        admitted, serializer, seconds = self._admitted, self._serializer, perf_counter() - self._arrived_at
+        self._events.close()
+        admitted.close()
+        self._service.streams.pop(serializer.id, None)
+        self._service.metrics.ended(admitted, self._outcome, seconds)
+        first, usage = admitted.requests[0], serializer.usage()
+        fields: dict[str, Any] = {
+            "id": serializer.id, "model": admitted.name, "outcome": self._outcome, "client": self._client,
+            "load_level": admitted.level, "exact": first.exact, "tau": first.tau,
+            "answers": len(admitted.requests), "prompt_tokens": usage["prompt_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "tokens": usage["completion_tokens"], "forwards": serializer.timings()["forwards"],
+            "queue_ms": round(1000 * first.stats.queue_time, 1),
+            "first_ms": round(1000 * first.stats.time_to_first_token, 1), "ms": round(1000 * seconds, 1),
+        }  # fmt: skip
+        LOG.info("answer", extra={"fields": fields})
+
+
+def failure(refusal: Refused, *, is_typed: bool) -> bytes:
+    """The last event of a stream that failed. `is_typed`: whether events of its protocol have a type."""
+    return _data({"type": "error"} | refusal.body if is_typed else refusal.body)
+
+
+def _data(chunk: dict[str, Any]) -> bytes:
+    kind = f"event: {chunk['type']}\n".encode() if "type" in chunk else b""
+    return kind + b"data: " + encoded(chunk) + b"\n\n"

@@ -1,0 +1,271 @@
+"""Who may import whom: arrows drawn from relative imports by path alone, held against one table of
+packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.imports import Arrows, arrows, at_module_level, circle, foreign, modules
+from support.paths import ROOT
+
+# Package -> the packages it may import, and those that they may. A package is a folder with all below it, or
+# a file that stands alone; the longest name that fits is a file's package. CONTRIBUTING.md has the picture.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "runtime/__init__": (),
+    "runtime/errors": (),
+    "runtime/accept": (),
+    "runtime/rules": (),
+    "runtime/answer_format": ("runtime/rules",),
+    "runtime/machine": (),
+    "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine", "runtime/rules"),
+    "runtime/decode": (  # token ids only
+        "runtime/errors",
+        "runtime/accept",
+        "runtime/rules",
+        "runtime/answer_format",
+    ),
+    "runtime/device": ("runtime/bundle", "runtime/decode"),
+    "runtime/text": ("runtime/bundle",),
+    "runtime/structured": ("runtime/decode", "runtime/text"),
+    "runtime/session": ("runtime/structured", "runtime/device"),
+    "runtime/batcher": ("runtime/session",),
+    "runtime/serve": ("runtime/batcher",),
+    "runtime/terminal": ("runtime/errors", "runtime/machine"),
+    "runtime/cli": ("runtime/serve", "runtime/terminal"),
+    "exporter/__init__": (),
+    "exporter/codes": (),
+    "exporter/output": ("runtime/bundle",),
+    "exporter/checkpoint": ("exporter/codes", "runtime/bundle"),
+    "exporter/export_options": ("exporter/codes",),
+    "exporter/graph": ("exporter/checkpoint", "exporter/output", "exporter/export_options"),
+    "exporter/turns": ("exporter/checkpoint", "runtime/text"),
+    "exporter/check": ("exporter/graph", "runtime/device"),
+    "exporter/quantize": ("exporter/check", "runtime/text"),
+    "exporter/option_rules": ("exporter/quantize",),
+    "exporter/export": ("exporter/option_rules", "exporter/turns"),
+    "exporter/tensorrt": ("exporter/export", "runtime/terminal"),
+    "exporter/checkpoint_options": ("exporter/export", "runtime/terminal"),
+    "exporter/commands": ("exporter/tensorrt", "exporter/checkpoint_options"),
+    "calibration/__init__": (),
+    "calibration/tasks": ("runtime/decode", "runtime/machine"),
+    "calibration/journal": ("runtime/bundle",),
+    "calibration/rows": ("calibration/tasks", "calibration/journal", "runtime/batcher"),
+    "calibration/rounds": ("calibration/rows",),
+    "calibration/tau": ("calibration/rounds",),
+    "calibration/bench": ("calibration/rounds",),
+    "calibration/harness": ("runtime/batcher",),
+    "calibration/lm_eval": ("calibration/harness",),
+    "calibration/commands": ("calibration/tau", "calibration/bench", "runtime/terminal"),
+    "cli": ("runtime/cli", "exporter/commands", "calibration/commands", "__init__"),
+    "__init__": ("runtime/batcher",),
+}
+COMMAND_LINE = {"cli"} | {
+    "runtime/terminal/console",
+    "runtime/terminal/options",
+    "runtime/cli/options",
+    "runtime/cli/generate",
+    "runtime/cli/chat",
+    "runtime/cli/bundles",
+    "runtime/cli/serve",
+    "runtime/cli/serve_options",
+    "runtime/cli/grammars",
+    "runtime/cli/hub",
+    "exporter/checkpoint_options",
+    "exporter/export_options",
+    "exporter/tensorrt/options",
+    "exporter/commands",
+    "calibration/commands",
+}
+TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
+# Libraries, and the only modules or packages that name them.
+HOMES: dict[str, set[str]] = {
+    "onnxruntime": {"runtime/device/ort"},
+    "tensorrt": {"runtime/device/trt/engine", "exporter/tensorrt"},
+    "tensorrt_rtx": {"runtime/device/trt/engine", "exporter/tensorrt"},
+    "cuda": {"runtime/device/trt/cuda"},
+    "huggingface_hub": {"runtime/cli/hub_repository", "exporter/checkpoint"},
+    "llguidance": {"runtime/structured"},
+    "jinja2": {"runtime/text", "calibration"},
+    "tokenizers": {"runtime/text", "runtime/structured", "exporter"},
+    "lm_eval": {"calibration/lm_eval"},
+    "starlette": {"runtime/serve"},
+    "uvicorn": {"runtime/serve/server", "runtime/serve/connection"},
+    "h11": {"runtime/serve/connection"},
+    "prometheus_client": {"runtime/serve/metrics"},
+    "ray": {"runtime/serve/ray"},
+    "typer": COMMAND_LINE,
+    "rich": COMMAND_LINE,
+    **{library: {"exporter"} for library in TORCH},
+}
+
+
+@cache
+def source() -> dict[str, ast.Module]:
+    return modules(ROOT)
+
+
+def lies_in(name: str, packages: Iterable[str]) -> str | None:
+    """The package of a module: the longest name that fits."""
+    return max(
+        (package for package in packages if name == package or name.startswith(f"{package}/")),
+        key=len,
+        default=None,
+    )
+
+
+def complaints(drawn: Arrows, table: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """What is wrong with the arrows of a package: modules without a package, strange arrows, circles."""
+
+    def reach(package: str) -> set[str]:
+        return {package}.union(*(reach(below) for below in table[package]))
+
+    if ring := circle(table):
+        return [f"the table has a circle: {' -> '.join(ring)}"]
+    found = []
+    for module, aims in drawn.items():
+        package = lies_in(module, table)
+        if package is None:
+            found.append(f"{module}.py lies in no package of the table")
+            continue
+        for aim in sorted(aims):
+            if lies_in(aim, table) not in {None, *reach(package)}:
+                found.append(f"{module} imports {aim}: not a package below {package}")
+    if ring := circle(drawn):
+        found.append(f"a circle: {' -> '.join(ring)}")
+    return found
+
+
+@pytest.mark.parametrize("part", ["runtime", "exporter", "calibration", ""])
+def test_every_arrow_runs_downward(part: str) -> None:
+    drawn = {name: aims for name, aims in arrows(source()).items() if name.startswith(part)}
+    assert sum(map(len, drawn.values())) > 30, "hardly anything was drawn"
+    assert complaints(drawn, PACKAGES) == []
+
+
+def test_tests_import_helpers_from_support_only() -> None:
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
+    assert len(tests) > 40
+    beside = {path.stem for path in tests}
+    borrowed = {path.name: foreign(ast.parse(path.read_text(encoding="utf-8"))) & beside for path in tests}
+    assert {name: names for name, names in borrowed.items() if names} == {}
+
+
+def test_contributing_shows_the_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = text.split("```")[1].split()
+    for package in PACKAGES:
+        top, _, name = package.rpartition("/")
+        shown = f"{name}/" if (ROOT / package).is_dir() else name if top else f"{name}.py"
+        assert shown in picture or name == "__init__", package
+    paths = re.findall(r"`((?:runtime|exporter|calibration|tests|docs|benchmarks)/[\w./]*)`", text)
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+WRONG = {
+    "": {},
+    "low/rule imports high/loop: not a package below low": {
+        "low/rule.py": "def late():\n    from ..high.loop import run"
+    },
+    "low/rule imports high/__init__: not a package below low": {
+        "low/rule.py": "if TYPE_CHECKING:\n    from .. import high"
+    },
+    "a circle: low/other -> low/rule -> low/other": {"low/rule.py": "from . import other"},
+    "attic/box.py lies in no package of the table": {
+        "attic/__init__.py": "",
+        "attic/box.py": "from .. import low",
+    },
+}
+
+
+@pytest.mark.parametrize(("complaint", "changes"), WRONG.items())
+def test_a_wrong_arrow_is_found(tmp_path: Path, complaint: str, changes: Mapping[str, str]) -> None:
+    right = {
+        "__init__.py": "from .high.loop import run",
+        "low/__init__.py": "",
+        "low/rule.py": "import json",
+        "low/other.py": "from .rule import a",
+        "high/__init__.py": "",
+        "high/loop.py": "from ..low import rule\nfrom ..low.other import b",
+        "tests/support.py": "from ..nowhere import anything",
+    }
+    for name, text in {**right, **changes}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = complaints(arrows(modules(tmp_path)), {"low": (), "high": ("low",), "__init__": ("high",)})
+    assert (complaint in found) if complaint else (found == [])
+
+
+def test_an_import_that_leads_nowhere_and_a_circle_of_rooms_are_found(tmp_path: Path) -> None:
+    (tmp_path / "cli.py").write_text("from .attic import box")
+    with pytest.raises(AssertionError, match=r"cli\.py, line 1: from \.attic import box leads nowhere"):
+        arrows(modules(tmp_path))
+    assert complaints({}, {"a": ("b",), "b": ("a",)}) == ["the table has a circle: a -> b -> a"]
+
+
+def test_a_library_has_one_home() -> None:
+    named = defaultdict(set)
+    for module, tree in source().items():
+        for library in foreign(tree):
+            named[library].add(module)
+    strays = {
+        library: sorted(module for module in named[library] if lies_in(module, homes) is None)
+        for library, homes in HOMES.items()
+    }
+    assert {library: names for library, names in strays.items() if names} == {}
+    assert named["onnxruntime"] == {"runtime/device/ort/library"}
+    assert "mars_export" not in named, "imports inside the package are relative"
+    # A runtime in any language needs no more than this to read what lies on disk and to accept a token.
+    alone = {"runtime/errors", "runtime/accept", "runtime/rules", "runtime/bundle"}
+    needed = {library for library, names in named.items() if any(lies_in(name, alone) for name in names)}
+    assert needed <= set(sys.stdlib_module_names)
+
+
+def test_the_command_line_imports_inside_its_commands_and_alone_prints() -> None:
+    at_once = {module: at_module_level(tree) for module, tree in source().items()}
+    drawn = arrows(at_once)
+    for module, tree in source().items():
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        if module not in COMMAND_LINE:
+            assert not called & {"print", "input", "exit", "quit"}, module
+            continue
+        assert foreign(at_once[module]) <= {*sys.stdlib_module_names, "typer", "rich"}, module
+        assert drawn[module] <= COMMAND_LINE | {"__init__", "runtime/errors", "runtime/text/toolcalls"}, (
+            module
+        )
+
+
+HEAVY = {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "tokenizers", "jinja2"}
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("mars_export", HEAVY | {"typer", "rich"}),
+        ("mars_export.runtime", HEAVY | {"typer", "rich"}),
+        ("mars_export.runtime.bundle.open", HEAVY),
+        ("mars_export.runtime.device.trt.backend", HEAVY - {"numpy"}),
+        (
+            "mars_export.exporter.tensorrt.engines",
+            HEAVY - {"numpy", "onnx", "ml_dtypes", "tokenizers", "jinja2"},
+        ),
+        ("mars_export.cli", HEAVY),
+    ],
+)
+def test_importing_stays_light(module: str, absent: set[str]) -> None:
+    program = f"import sys, {module}; print(*(name for name in {sorted(absent)!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
