@@ -114,9 +114,10 @@ class Calibrator:
         self.session, self.journal, self.options = session, journal, options
         self._progress, self._clock, self._tokens = progress, Clock({}, 0.0), 0
         variant = session.variant
-        self.is_batch_invariant = session.device == "cpu" and not (
-            variant.is_engine or variant.has_near_ties
-        )  # an answer does not depend on the rows beside it, and exact mode has the one-token text
+        # An answer then does not depend on the rows beside it, and exact mode has the one-token text.
+        self.is_batch_invariant = (
+            session.device == "cpu" and not variant.is_engine and variant.is_batch_invariant
+        )
         self.batch = max(BATCH, options.batch) if self.is_batch_invariant else options.batch
 
     def plan(self, tasks: Sequence[TaskRow]) -> None:

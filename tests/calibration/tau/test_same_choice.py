@@ -32,7 +32,7 @@ class Model:
     is right. Its clock knows the cost of the steps."""
 
     device, text, cost = "cpu", None, COST
-    variant = SimpleNamespace(is_engine=False, has_near_ties=False)
+    variant = SimpleNamespace(is_engine=False, is_batch_invariant=True)
     bundle = SimpleNamespace(manifest=SimpleNamespace(block=BLOCK))
 
     def __init__(self, seed: int) -> None:
