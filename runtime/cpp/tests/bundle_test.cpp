@@ -125,7 +125,7 @@ TEST_CASE("opening a bundle checks its directory and files") {
         setenv("XDG_CACHE_HOME", bundle.cache.c_str(), 1);
         CHECK(mars::cache_dir() == bundle.cache / "mars-export");
         CHECK(bundle.refusal() == "");
-        CHECK(fs::exists(bundle.cache / "mars-export" / "accepted_draft_tokens"));
+        CHECK(fs::exists(bundle.cache / "mars-export" / "verified"));
         unsetenv("XDG_CACHE_HOME");
     }
     SUBCASE("an unknown variant") {
@@ -140,13 +140,13 @@ TEST_CASE("safe mode uses no stamps and has stricter limits") {
     const Directory bundle;
     bundle.write_bundle();
     CHECK(bundle.refusal(mars::Verify::once, true).empty());
-    CHECK_FALSE(fs::exists(bundle.cache / "accepted_draft_tokens"));
+    CHECK_FALSE(fs::exists(bundle.cache / "verified"));
     bundle.relist("tokenizer.json", std::string(64000001, ' '));
     CHECK(bundle.refusal().empty());
     CHECK(says(bundle.refusal(mars::Verify::once, true), "bytes of tokenizer.json: 64000001, 64000000 are taken"));
     bundle.write_bundle();
     bundle.relist("tokenizer.json", "content of tokenizer.jsom"); // as long, with a stamp that calls it good
     CHECK(bundle.refusal().empty());
-    const std::string stamp = bundle.cache / "accepted_draft_tokens";
+    const std::string stamp = bundle.cache / "verified";
     CHECK(fs::exists(stamp));
 }
