@@ -77,7 +77,7 @@ def steps(device: str, joined: Path | None = None) -> dict[str, Step]:
             str(bundle),
             "--precision",
             precision,
-            "--no-oracle",
+            "--no-reference",
             "--allow-drift",
             *extra,
         )

@@ -37,7 +37,6 @@ from .graph.step import GraphSpec
 from .graph.weights import Placed, total_bytes, write_drafts, write_weights
 from .option_rules import check_options, quantizer_for
 from .output import writing
-from .quantize.rotate import rotated_checkpoint
 from .turns import derive_chat_turns, find_thinking
 
 GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.onnx", "weights.bin", "tokenizer.json"
@@ -128,6 +127,8 @@ def _fixed_variants(
 def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
     """Bytes of the weights that an export with `options` writes."""
     if options.quantization is not None and options.quantization.is_integer:
+        from .quantize.rotate import rotated_checkpoint
+
         checkpoint = rotated_checkpoint(checkpoint)
     return total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
 
@@ -194,7 +195,7 @@ def _self_check(
         spec,
         options.accuracy_level,
         bounded=not options.allow_drift,
-        with_reference_library=options.reference_library,
+        with_reference_library=options.reference,
         progress=lambda: report("self-check", next(done), layers),
     )
 

@@ -48,7 +48,7 @@ class ExportOptions:
 
     Checks:
     allow_drift: Keep a bundle that fails the self-check.
-    reference library: Whether to compare the checkpoint with transformers and peft.
+    reference: Whether to compare the checkpoint with transformers and peft.
     accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.
     """
 
@@ -70,7 +70,7 @@ class ExportOptions:
     capacity: Annotated[int, AtLeastOne] = 1024
     prefill: Annotated[int, AtLeastOne] = 128
     allow_drift: bool = False
-    reference_library: bool = True
+    reference: bool = True
     accuracy_level: int = 4
 
     @property

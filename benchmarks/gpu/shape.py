@@ -23,7 +23,7 @@ def main() -> int:
     if not source.exists():
         write_checkpoint(source, SHAPES[args.shape])
     command = [*CLI, "onnx", str(source), "-o", str(args.output), "--precision", args.precision]
-    code = subprocess.run([*command, "--no-oracle", "--allow-drift"], check=False).returncode
+    code = subprocess.run([*command, "--no-reference", "--allow-drift"], check=False).returncode
     if code == 0:
         shutil.rmtree(source)
     return code

@@ -25,7 +25,7 @@ class Model:
         if not manifest["format_version"].startswith("1."):
             raise SystemExit(f"{bundle}: format {manifest['format_version']}; this reader knows format 1")
         variants = [v for v in manifest["variants"] if v["backend"] == "onnx" and v["slots"] is None]
-        if not variants or variants[0]["kv_layout"] != "static" or manifest["tokens"]["mask"] is None:
+        if not variants or variants[0]["kv_layout"] != "in-place" or manifest["tokens"]["mask"] is None:
             raise SystemExit(f"{bundle}: this example needs a bundle of `mars-export onnx` with a mask token")
         self.block, self.mask = manifest["block"], manifest["tokens"]["mask"]
         self.eos, self.text = frozenset(manifest["tokens"]["eos"]), manifest["text"]

@@ -44,7 +44,7 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
         raise ExportError(
             f"{checkpoint.source}: transformers cannot read this checkpoint ({type(error).__name__}:"
             f" {str(error)[:300]}); update transformers and peft, or export without this comparison by"
-            " --no-reference library"
+            " --no-reference"
         ) from error
     width = min(theirs.shape[-1], ours.shape[-1])
     gap = float(np.abs(theirs[:, :width] - ours[:, :width]).max())
@@ -56,7 +56,7 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
             f" {gap:.3g} of {size:.3g}, and {same} of {len(sequence)} predictions are the same. Nothing was"
             " written. This exporter ignores or misreads a setting in config.json or adapter_config.json:"
             " please report it. Saving the checkpoint again with transformers (an adapter after"
-            " merge_and_unload) may help; --no-reference library exports without this comparison"
+            " merge_and_unload) may help; --no-reference exports without this comparison"
         )
     return libraries
 

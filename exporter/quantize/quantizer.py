@@ -12,8 +12,6 @@ from ..checkpoint import default
 from ..checkpoint.formats.packed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..codes import Quantization
-from .calibrated import CalibratedTensors
-from .rotate import rotated_checkpoint
 from .text import built_in_text, read_text
 
 QUANTIZERS = ("auto", "gptq", "round")
@@ -43,9 +41,13 @@ class Quantizer:
             return checkpoint, QuantizerInfo(self.name)
         text = read_text(self.text, checkpoint, block) if self.text else built_in_text(checkpoint, block)
         if storage.is_integer:
+            from .rotate import rotated_checkpoint
+
             checkpoint = rotated_checkpoint(checkpoint, text.sequences)
         if self.name != "gptq":
             return checkpoint, QuantizerInfo(self.name)
+        from .calibrated import CalibratedTensors
+
         layers = checkpoint.dims.num_layers
         progress(0, layers)
         tensors = CalibratedTensors(

@@ -147,7 +147,8 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     types = {
         name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()
     }
-    groups = {name: _options(hints[name], hints) for name, plain in types.items() if is_dataclass(plain)}
+    plain = {name for name, kind in types.items() if not is_dataclass(kind)}
+    groups = {name: _options(hints[name], plain) for name in types if name not in plain}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in groups:

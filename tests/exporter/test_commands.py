@@ -40,13 +40,13 @@ def exported(checkpoint: Path, target: Path, *words: str) -> Manifest:
 
 def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) -> None:
     asked = exported(checkpoints("llama"), tmp_path / "a").variants[0].drift
-    alone = exported(checkpoints("llama"), tmp_path / "b", "--no-oracle").variants[0].drift
+    alone = exported(checkpoints("llama"), tmp_path / "b", "--no-reference").variants[0].drift
     assert asked is not None and (asked.reference_library or "").startswith("transformers ")
     assert alone is not None and alone.reference_library is None
 
 
 def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
-    words = ("--precision", "auto", "--device", "cuda", "--no-oracle")
+    words = ("--precision", "auto", "--device", "cuda", "--no-reference")
     assert exported(checkpoints("llama"), tmp_path / "a", *words).variants[0].precision == "float16"
 
 
@@ -59,7 +59,7 @@ def test_fixed_graphs_and_groups(checkpoints: Named, tmp_path: Path) -> None:
 
 
 def test_the_codes_that_are_written_are_said(checkpoints: Named, tmp_path: Path) -> None:
-    words = ("--block", "4", "--precision", "int4", "--group", "16", "--allow-drift", "--no-oracle")
+    words = ("--block", "4", "--precision", "int4", "--group", "16", "--allow-drift", "--no-reference")
     where = ["onnx", str(checkpoints("llama")), "-o", str(tmp_path / "b"), *words]
     assert "codes: rounded, which costs int4" in CliRunner().invoke(app, where).output
 
@@ -88,7 +88,7 @@ def test_another_tokenizer(checkpoints: Named, tmp_path: Path) -> None:
 def test_what_trt_would_build(size: str, workspace: int, checkpoints: Named, tmp_path: Path) -> None:
     words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
     sizes = ("--capacity", "64", "--prefill", "16", "--workspace", size)
-    outcome = run(*words, "--fixed", "--no-oracle", "--group", "16", *sizes)
+    outcome = run(*words, "--fixed", "--no-reference", "--group", "16", *sizes)
     assert (outcome["bundle"], outcome["plan"]["workspace"]) == (str(tmp_path / "b"), workspace)
     assert not (tmp_path / "b").exists()
     wrong = CliRunner().invoke(app, [*words, "--workspace", f"{size}X"])

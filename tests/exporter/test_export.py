@@ -138,7 +138,7 @@ def test_a_graph_that_drifts_is_not_written(checkpoint: Checkpoint, tmp_path: Pa
         match=r"does not agree with the checkpoint: logit error 0.\d+ \(bound 0.0\d+\).*nothing was written.*"
         r"--allow-drift",
     ):
-        export_onnx(checkpoint, tmp_path / "bundle", replace(OPTIONS, oracle=False))
+        export_onnx(checkpoint, tmp_path / "bundle", replace(OPTIONS, reference=False))
     assert not list(tmp_path.iterdir())
 
 
@@ -146,7 +146,7 @@ def test_a_graph_that_drifts_is_not_written(checkpoint: Checkpoint, tmp_path: Pa
 def test_a_graph_that_drifts_is_written_when_told_so_and_says_it(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=4, allow_drift=True, oracle=False))
+    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=4, allow_drift=True, reference=False))
     drift = open_bundle(tmp_path / "bundle").manifest.variants[0].drift
     assert drift is not None
     assert drift.max_logit_error > 0.3

@@ -18,7 +18,7 @@ from support.imports import Arrows, arrows, at_module_level, circle, foreign, mo
 from support.paths import ROOT
 
 # Package -> the packages it may import, and those that they may. A package is a folder with all below it, or
-# a file that stands alone; the longest name that fits is a file's package. CONTRIBUTING.md has the picture.
+# a file that stands alone; the longest name that fits is a file's package; docs/architecture.md has a picture.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "runtime/__init__": (),
     "runtime/errors": (),
@@ -159,13 +159,14 @@ def test_tests_import_helpers_from_support_only() -> None:
     assert {name: names for name, names in borrowed.items() if names} == {}
 
 
-def test_contributing_shows_the_layers() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+def test_the_page_shows_the_layers() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     picture = text.split("```")[1].split()
     for package in PACKAGES:
         top, _, name = package.rpartition("/")
         shown = f"{name}/" if (ROOT / package).is_dir() else name if top else f"{name}.py"
         assert shown in picture or name == "__init__", package
+    text += (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:runtime|exporter|calibration|tests|docs|benchmarks)/[\w./]*)`", text)
     assert len(paths) > 8
     assert [path for path in paths if not (ROOT / path).exists()] == []

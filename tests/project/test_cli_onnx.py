@@ -51,7 +51,7 @@ def test_a_bundle_is_not_exported_again(plain: Path, tmp_path: Path) -> None:
 
 
 def test_the_mask_that_was_given_wins_and_that_is_said(checkpoints: Named, tmp_path: Path) -> None:
-    arguments = ("onnx", checkpoints("qwen2"), "--block", "4", "--no-oracle")
+    arguments = ("onnx", checkpoints("qwen2"), "--block", "4", "--no-reference")
     done = run(*arguments, "-o", tmp_path / "a", "--mask-token", "<|endoftext|>")
     notes = " ".join(done.stderr.split())
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_the_mask_that_was_given_wins_and_that_is_said(checkpoints: Named, tmp_p
 
 
 def test_bf16_is_not_tried_on_the_cpu(checkpoints: Named, tmp_path: Path) -> None:
-    words = ("--precision", "bf16", "--block", "4", "--no-oracle")
+    words = ("--precision", "bf16", "--block", "4", "--no-reference")
     done = run("onnx", checkpoints("qwen2"), "-o", tmp_path / "b", *words)
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())

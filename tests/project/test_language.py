@@ -135,7 +135,8 @@ def test_help() -> None:
 
 
 def test_errors() -> None:
-    found = problems(in_sources("string"))
+    sample = "exporter/quantize/text.py"  # a text that codes are chosen on, not a message
+    found = problems(p for p in in_sources("string") if not p.where.startswith(sample))
     assert not found, found
 
 

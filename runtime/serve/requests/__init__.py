@@ -1,0 +1,1 @@
+"""Request bodies of the three protocols, read into an `ApiRequest`."""

@@ -1,0 +1,1 @@
+"""Answering an `ApiRequest`: admission, growing choices, and their form in each protocol."""

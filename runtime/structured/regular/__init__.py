@@ -1,0 +1,1 @@
+"""Regular expressions and JSON schemas as automata over bytes, for grammars stored in a bundle."""

@@ -22,7 +22,7 @@ def test_counts_and_logs(session: Session, caplog: pytest.LogCaptureFixture) -> 
         left = batcher.submit(prompt, LONG, client="bob")
         left.cancel()
         bad = batcher.submit([3], LONG)
-        bad._row.stop = lambda token: 1 / 0
+        bad.seq.on_token = lambda token: 1 / 0
         with pytest.raises(ZeroDivisionError):
             bad.result(SOON)
         with pytest.raises(SessionError):

@@ -22,7 +22,7 @@ def panic(*_: object, **__: object) -> Any:
 
 def test_a_stop_condition_that_panics_ends_its_row(batcher: Batcher) -> None:
     good, bad = batcher.submit([1, 2], LONG), batcher.submit([3], LONG)
-    bad._row.stop = panic
+    bad.seq.on_token = panic
     with pytest.raises(Panic):
         bad.result(SOON)
     assert good.finish_reason is None

@@ -42,7 +42,7 @@ def test_what_opens_also_exports_or_says_why(copied: Named, tmp_path: Path) -> N
         (directory / "config.json").write_text(json.dumps(original | changes))
         target = tmp_path / f"bundle-{i}"
         try:
-            export_onnx(open_checkpoint(str(directory)), target, ExportOptions(block=2, oracle=False))
+            export_onnx(open_checkpoint(str(directory)), target, ExportOptions(block=2, reference=False))
         except (CheckpointError, ExportError):
             assert not target.exists()
         else:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from support import tiny
 from support.tiny import Named
 
-from mars_export.exporter.check import oracle, reference, segments, selfcheck
+from mars_export.exporter.check import reference, reference_library, segments, selfcheck
 from mars_export.exporter.checkpoint import adapter
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.export import export_onnx
@@ -217,9 +217,9 @@ def test_a_model_that_does_not_fit_is_not_loaded_again(
 ) -> None:
     opened = open_checkpoint(str(checkpoints("qwen2")))
     needed = 5 * segments.count_weights(opened.tensors.shapes)
-    monkeypatch.setattr(oracle, "_logits", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(reference_library, "_logits", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr("mars_export.runtime.machine.available", lambda: needed)
-    assert oracle.compare(opened, TOKENS, np.zeros((len(TOKENS), 288), np.float32)) is None
+    assert reference_library.compare(opened, TOKENS, np.zeros((len(TOKENS), 288), np.float32)) is None
 
 
 def test_a_reading_that_transformers_does_not_share(tmp_path: Path, copied: Named) -> None:
@@ -227,17 +227,17 @@ def test_a_reading_that_transformers_does_not_share(tmp_path: Path, copied: Name
     opened = open_checkpoint(str(directory))
     tiny.change_config(directory, rms_norm_eps=0.5)  # behind the exporter's back
     with pytest.raises(
-        ExportError, match=r"transformers \d.* in another way.*Nothing was written.*--no-oracle"
+        ExportError, match=r"transformers \d.* in another way.*Nothing was written.*--no-reference"
     ):
         export_onnx(opened, tmp_path / "b", ExportOptions(block=4))
-    export_onnx(opened, tmp_path / "b", ExportOptions(block=4, oracle=False))
+    export_onnx(opened, tmp_path / "b", ExportOptions(block=4, reference=False))
 
 
 def test_what_transformers_cannot_read_is_told(copied: Named, tmp_path: Path) -> None:
     directory = copied("llama")
     opened = open_checkpoint(str(directory))
     (directory / "config.json").write_text("{")
-    with pytest.raises(ExportError, match="transformers cannot read this checkpoint .*--no-oracle"):
+    with pytest.raises(ExportError, match="transformers cannot read this checkpoint .*--no-reference"):
         export_onnx(opened, tmp_path / "b", ExportOptions(block=4))
 
 

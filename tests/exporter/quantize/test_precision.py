@@ -52,7 +52,7 @@ def test_auto_takes_any_widths(heads: int, head_dim: int, hidden: int, inner: in
     settings = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": head_dim}
     settings |= {"hidden_size": hidden, "intermediate_size": inner}
     checkpoint = tiny.write(tiny.Tiny("odd", "llama", settings), tmp_path / "checkpoint")
-    done = run("onnx", str(checkpoint), "-o", str(tmp_path / "b"), "--precision", "auto")
+    done = run("onnx", str(checkpoint), "-o", str(tmp_path / "b"), "--precision", "auto", "--allow-drift")
     assert done.returncode == 0 and "precision: w8a8 (the fastest on a CPU" in done.stderr, done.stderr
     assert f"byte products here: {byte_products()}" in run("inspect", tmp_path / "b").stdout
     session = Session.open(tmp_path / "b", threads=1)

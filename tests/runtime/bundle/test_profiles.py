@@ -40,7 +40,7 @@ def profile(path: Path, **changes: Any) -> Profile:
         {"task": "sums", "max_drop": 0.05},
         hashes["weights.bin"],
         "float32",
-        4,
+        3,
     )
     return replace(made, **changes)
 

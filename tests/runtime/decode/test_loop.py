@@ -146,7 +146,7 @@ def test_a_row_ended_from_outside_takes_part_in_no_further_step() -> None:
                 before = len(backend.steps)
         assert len(seqs[0].tokens) < 1 + 8
         assert len(seqs[1].tokens) == 1 + 8
-        assert all(step.seqs == 1 for step in backend.steps[before:])
+        assert all(step.rows == 1 for step in backend.steps[before:])
 
 
 def test_a_cache_block_beyond_the_slots_is_refused() -> None:

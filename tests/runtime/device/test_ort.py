@@ -177,8 +177,8 @@ def test_a_device_binds_once_and_crosses_with_little(
     step(backend, rows)
     binding, crossed = rows.binding, []
     addresses = [buffer.address for buffer in rows.buffers]
-    upload = CudaMemory.upload
-    monkeypatch.setattr(CudaMemory, "upload", lambda m, a, v: (crossed.append(v.nbytes), upload(m, a, v)))
+    write = CudaMemory.write
+    monkeypatch.setattr(CudaMemory, "write", lambda m, a, v: (crossed.append(v.nbytes), write(m, a, v)))
     for start in (5, 10, 15):
         step(backend, rows, start)
     assert rows.binding is binding

@@ -78,7 +78,10 @@ def spoken(
     backend: TrtBackend, store: PrefixCache | None, prompts: list[list[int]], piece: int = 8
 ) -> list[Sequence]:
     config = GenerationConfig(tau=0.9, max_new_tokens=8, eos_ids=())
-    rows = [Sequence(i, p, config, (), stem=store.handle() if store else None) for i, p in enumerate(prompts)]
+    rows = [
+        Sequence(i, p, config, (), prefix_handle=store.handle() if store else None)
+        for i, p in enumerate(prompts)
+    ]
     for events in run(Schedule(backend, BLOCK, MASK, Limits(3, prefill_tokens=piece)), rows):
         assert all(event.error is None for event in events), events
     return rows

@@ -192,7 +192,7 @@ def test_nothing_behind_the_cursor_is_saved(
     monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", 7)
     one, other = twins(reproducible("fp32"))
     one._prefixes.reproducible_slots = reproducible_slots
-    keep, kept = Batch.keep, 0
+    keep, kept = Batch.store, 0
 
     def poisoned(self: Batch, place: int) -> None:
         nonlocal kept
@@ -205,7 +205,7 @@ def test_nothing_behind_the_cursor_is_saved(
             buffer.array[place, :, behind] = entries  # 0 * NaN is NaN, behind a mask too
         kept += 1
 
-    monkeypatch.setattr(Batch, "keep", poisoned)
+    monkeypatch.setattr(Batch, "store", poisoned)
     history: list[int] = []
     for ids, config in asked(7) + asked(8):
         prompt = (history + ids)[:300]
