@@ -18,7 +18,7 @@ from support.imports import Arrows, arrows, at_module_level, circle, foreign, mo
 from support.paths import ROOT
 
 # Package -> the packages it may import, and those that they may. A package is a folder with all below it, or
-# a file that stands alone; the longest name that fits is a file's package; docs/architecture.md has a picture.
+# a file that stands alone; the longest name that fits is a file's package. Picture: docs/architecture.md.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "runtime/__init__": (),
     "runtime/errors": (),
