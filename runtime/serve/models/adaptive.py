@@ -65,7 +65,6 @@ def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationC
             levels[name] = GenerationConfig() if name == EXACT else session.profile(name)
         except MarsError as error:
             raise SessionError(f"--adaptive {name}: {error}") from error
-        session.check(levels[name])
     if EXACT in names and names[0] != EXACT:
         raise SessionError(f"--adaptive {','.join(names)}: exact is the most careful setting; name it first")
     profiles = [(name, config) for name, config in levels.items() if config.tau is not None]

@@ -58,6 +58,10 @@ class OpenModel:
         if self.batcher is not None:
             self.batcher.close(drain)
 
+    def release(self) -> None:
+        """A request needs it no longer."""
+        self.users -= 1
+
     def _limits(self) -> Limits:
         limits, engine = self._options.limits, self.session.variant.engine
         if not self._options.fits_rows or engine is None or engine.max_rows >= limits.max_rows:

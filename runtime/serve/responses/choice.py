@@ -12,7 +12,7 @@ from ...session.answer import Event
 from ...session.session import Session
 from ...text.toolcalls import ToolStream
 from ..requests.api_request import ApiRequest
-from .steps import AnswerStep, Steps, Token
+from .steps import Step, Steps, Token
 
 REASONS = {"eos": "stop", "stop": "stop"}
 """Other ends are "length"."""
@@ -47,7 +47,7 @@ class Delta:
     """Parts and steps of an answer. No two texts follow each other, and no two thoughts."""
 
     parts: list[Part] = field(default_factory=list)
-    steps: list[AnswerStep] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     def add(self, part: Part) -> None:
         last = self.parts[-1] if self.parts else None
@@ -149,7 +149,7 @@ class Choice(Delta):
             thinking, text = thinking + more, text + rest
         return [Reasoning(thinking)] if thinking else [], text
 
-    def _mark_thinking(self, steps: list[AnswerStep]) -> None:
+    def _mark_thinking(self, steps: list[Step]) -> None:
         self._unmarked += [token for step in steps for token in step.tokens]
         if self._thinking is not None and self._thinking.is_undecided and not self.is_over:
             for token in self._unmarked:  # a part of the opening mark, most likely

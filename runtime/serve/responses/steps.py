@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...decode.sample import Top
 from ...session.answer import Event
-from ...text.tokenizer import Text, TextStream
+from ...text.tokenizer import Text
 
 LEAST = 1e-30  # lowest probability for a logarithm
 
@@ -52,7 +52,7 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class AnswerStep:
+class Step:
     """`number` counts from 0; `end` is the end of its text in the answer."""
 
     number: int
@@ -68,28 +68,28 @@ class Steps:
 
     def __init__(self, text: Text | None) -> None:
         self._text, self._last = text, list[int]()  # and the last token, if there is one
-        self._stream = TextStream(text) if text is not None else None
-        self._pending: deque[AnswerStep] = deque()
-        self._spelled = self._shown = self._num = 0
+        self._pending: deque[Step] = deque()
+        self._spelled = self._shown = self._num = 0  # characters of tokens and of the answer, and steps
 
-    def push(self, event: Event) -> list[AnswerStep]:
+    def push(self, event: Event) -> list[Step]:
         """Add an event, and return the complete steps; with the last event all of them."""
         if event.token_ids:
             forced = set(event.forced)
             tokens = []
-            for i, (token, p) in enumerate(zip(event.token_ids, event.confidences, strict=True)):
+            parts = zip(event.token_ids, event.texts, event.confidences, strict=True)
+            for i, (token, text, p) in enumerate(parts):
                 how: How = (
                     "forced" if i in forced else "verified" if i < event.accepted_draft_tokens else "accepted"
                 )
                 top = self._alternatives(event.top_logprobs[i]) if event.top_logprobs else []
-                tokens.append(Token(token, self._spell(token), p, how, top))
+                tokens.append(Token(token, text, p, how, top))
                 self._last = [token]
-            self._spelled += sum(len(token.text) for token in tokens)
-            self._pending.append(AnswerStep(self._num, tokens, self._spelled))
+            self._spelled += sum(map(len, event.texts))
+            self._pending.append(Step(self._num, tokens, self._spelled))
             self._num += 1
         self._shown += len(event.text)
         if event.finish_reason is not None:
-            return self._rest()
+            return self._rest(event.text)
         ready = []
         # A last step waits while its last token has only a part of a character: if the answer ends there,
         # that token gets the rest of the text.
@@ -100,12 +100,6 @@ class Steps:
         ):
             ready.append(self._pending.popleft())
         return ready
-
-    def _spell(self, token: int) -> str:
-        if self._stream is None:
-            return ""
-        self._stream.push(token)
-        return self._stream.read()
 
     def _alternatives(self, top: Top) -> list[tuple[int, str, float]]:
         """Tokens with their texts after the last one: some tokenizers omit white space at the beginning."""
@@ -118,14 +112,15 @@ class Steps:
             for token, text, p in texts
         ]
 
-    def _rest(self) -> list[AnswerStep]:
-        """The pending steps, without text after the end of the answer (from a stop string on)."""
+    def _rest(self, text: str) -> list[Step]:
+        """The pending steps, with the rest of an incomplete character at the end of the last `text`, and
+        without text after the end of the answer (from a stop string on).
+        """
         rest = list(self._pending)
         self._pending.clear()
-        if rest and self._stream is not None:
-            tail = self._stream.finish()
-            rest[-1].tokens[-1].text += tail
-            self._spelled += len(tail)
+        if rest and self._shown > self._spelled:
+            rest[-1].tokens[-1].text += text[self._spelled - self._shown :]
+            self._spelled = self._shown
         for token in reversed([token for step in rest for token in step.tokens]):
             excess = min(max(0, self._spelled - self._shown), len(token.text))
             token.text = token.text[: len(token.text) - excess]

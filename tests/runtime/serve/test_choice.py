@@ -16,6 +16,7 @@ need("uvicorn", "serve")
 from support import tiny  # noqa: E402
 
 from mars_export import GenerationConfig  # noqa: E402
+from mars_export.runtime.decode.sequence import Accepted  # noqa: E402
 from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # noqa: E402
 from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E402
 from mars_export.runtime.serve.responses.steps import Steps  # noqa: E402
@@ -88,6 +89,11 @@ def test_calls_that_were_cut_short_say_so(reason: str) -> None:
     assert made.calls and made.finish_reason == "length"
 
 
+def grown(stream: TextStream, part: list[int], *, is_over: bool) -> Event:
+    """The event of a step that gave these tokens, which `stream` has."""
+    return Event.of(Accepted(0, tuple(part), (0.5,) * len(part), "stop" if is_over else None), stream)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
     """Random bytes, half characters among them, in random steps, with and without a stop string."""
@@ -109,9 +115,8 @@ def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
                 break
         at += count
         is_over = is_over or at >= len(ids)
-        text = stream.finish() if is_over else stream.read()
-        content += text
-        event = Event(text, tuple(part), (0.5,) * len(part), "stop" if is_over else None)
+        event = grown(stream, part, is_over=is_over)
+        content += event.text
         for step in steps.push(event):
             texts += "".join(token.text for token in step.tokens)
             numbers.append(step.number)
@@ -123,10 +128,10 @@ def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
 
 def test_a_step_is_told_with_its_text() -> None:
     source = Text(tiny.tokenizer(), None)
-    steps = Steps(source)
+    stream, steps = TextStream(source), Steps(source)
     for number, token in enumerate(source.encode("plain")):
-        event = Event(source.decode([token]), (token,), (0.5,), None)
-        assert [step.number for step in steps.push(event)] == [number]
+        stream.push(token)
+        assert [step.number for step in steps.push(grown(stream, [token], is_over=False))] == [number]
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.0])

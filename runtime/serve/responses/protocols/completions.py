@@ -7,7 +7,7 @@ from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Delta
-from ..steps import AnswerStep, Token
+from ..steps import Step, Token
 from .serializer import Serializer
 
 OBJECTS = {"chat": ("chatcmpl-", "chat.completion"), "text": ("cmpl-", "text_completion")}
@@ -71,7 +71,7 @@ class CompletionsSerializer(Serializer):
         self,
         choice: Choice,
         fields: dict[str, Any],
-        steps: Sequence[AnswerStep] = (),
+        steps: Sequence[Step] = (),
         reason: str | None = None,
     ) -> dict[str, Any]:
         content = (
@@ -81,7 +81,7 @@ class CompletionsSerializer(Serializer):
         return chunk | {"usage": None} if self.api_request.include_usage else chunk
 
     def _entry(
-        self, choice: Choice, content: dict[str, Any], steps: Sequence[AnswerStep], reason: str | None
+        self, choice: Choice, content: dict[str, Any], steps: Sequence[Step], reason: str | None
     ) -> dict[str, Any]:
         """One choice of a chunk or a body."""
         logprobs = self._logprobs(steps, choice.num_shown)
@@ -90,7 +90,7 @@ class CompletionsSerializer(Serializer):
             entry | {"steps": [step.to_dict() for step in steps]} if self.api_request.return_steps else entry
         )
 
-    def _logprobs(self, steps: Sequence[AnswerStep], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, steps: Sequence[Step], offset: int) -> dict[str, Any] | None:
         tokens = [token for step in steps for token in step.tokens]
         if not self.api_request.logprobs or (self.api_request.stream and not tokens):
             return None

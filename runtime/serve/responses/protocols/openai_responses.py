@@ -8,7 +8,7 @@ from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Delta, Part, Reasoning, ToolCallEntry
-from ..steps import AnswerStep
+from ..steps import Step
 from .serializer import Serializer
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
@@ -64,7 +64,7 @@ class ResponsesSerializer(Serializer):
         taken, self._events = self._events, []
         return taken
 
-    def _entries(self, steps: Sequence[AnswerStep]) -> list[Event]:
+    def _entries(self, steps: Sequence[Step]) -> list[Event]:
         """The log-probabilities of tokens, if they are asked for."""
         return [token.logprob_entry() for step in steps for token in step.tokens if self.api_request.logprobs]
 
