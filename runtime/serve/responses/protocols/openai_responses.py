@@ -8,7 +8,7 @@ from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Delta, Part, Reasoning, ToolCallEntry
-from ..steps import Step
+from ..tokens import Token
 from .serializer import Serializer
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
@@ -30,7 +30,7 @@ class ResponsesSerializer(Serializer):
         items = [_item(part) for part in self.choices[0].parts]
         message = next((item for item in items if item["type"] == "message"), None)
         if message is not None:
-            message["content"][0]["logprobs"] = self._entries(self.choices[0].steps)
+            message["content"][0]["logprobs"] = self._entries(self.choices[0].tokens)
         return self._response(self._status, items)
 
     def opening(self) -> list[Event]:
@@ -40,7 +40,7 @@ class ResponsesSerializer(Serializer):
         return self._take_events()
 
     def chunks(self, choice: Choice, delta: Delta) -> list[Event]:
-        self._logprobs += self._entries(delta.steps)
+        self._logprobs += self._entries(delta.tokens)
         for part in delta.parts:
             if isinstance(part, ToolCallEntry):
                 self._call(part)
@@ -64,9 +64,9 @@ class ResponsesSerializer(Serializer):
         taken, self._events = self._events, []
         return taken
 
-    def _entries(self, steps: Sequence[Step]) -> list[Event]:
+    def _entries(self, tokens: Sequence[Token]) -> list[Event]:
         """The log-probabilities of tokens, if they are asked for."""
-        return [token.logprob_entry() for step in steps for token in step.tokens if self.api_request.logprobs]
+        return [token.logprob_entry() for token in tokens] if self.api_request.logprobs else []
 
     def _take_logprobs(self) -> list[Event]:
         """Move the pending log-probabilities into the open message, and return them."""
