@@ -26,7 +26,7 @@ from ..refusals import Refused, busy, encoded
 from ..requests.api_request import ApiRequest
 from .admission import Admitted, admit
 from .choice import Choice, Delta
-from .protocols import SERIALIZERS
+from .protocols import SERIALIZERS, Serializer
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")
@@ -58,21 +58,21 @@ async def begin(
     """
     arrived_at, items, options = perf_counter(), Items(), service.options
 
-    async def first_item(until: ExitStack) -> tuple[Admitted, tuple[Request | None, Item]]:
-        name = address if client is None else client
-        timeout = options.request_timeout
-        admitted = await admit(service.models, api_request, name, timeout, items, until)
+    async def admitted_and_running() -> tuple[Admitted, tuple[Request | None, Item]]:
+        caller, deadline = address if client is None else client, options.request_timeout
+        admitted = await admit(service.models, api_request, caller, deadline, items, until)
         return admitted, await items.get()
 
     with ExitStack() as until:
+        until.callback(asyncio.ensure_future(_listen(receive, items)).cancel)
         try:
-            until.callback(asyncio.ensure_future(_listen(receive, items)).cancel)
-            admitted, first = await asyncio.wait_for(first_item(until), options.queue_timeout)
+            admitted, first = await asyncio.wait_for(admitted_and_running(), options.queue_timeout)
         except asyncio.TimeoutError:
             seconds = options.queue_timeout
             reason = f"no row was free, or the prompt or its grammar was not processed within {seconds:g} s"
             raise busy(f"{reason}; try again later", max(1.0, seconds / 2)) from None
-        return ApiResponse(service, admitted, items, first, client, arrived_at, until.pop_all())
+        serializer = SERIALIZERS[api_request.kind](admitted)
+        return ApiResponse(service, client, arrived_at, admitted, first, items, until.pop_all(), serializer)
 
 
 async def _listen(receive: Receive, items: Items) -> None:
@@ -82,27 +82,22 @@ async def _listen(receive: Receive, items: Items) -> None:
     items.put_nowait((None, Refused(499, "the client disconnected")))
 
 
+@dataclass(slots=True)
 class ApiResponse:
-    """The response to a request that runs. In a stream errors are chunks, since the status is sent first.
-    Closing `until` ends everything that the request uses.
+    """The response to a request that runs, whose items `items` gets after the `first` one. In a stream errors
+    are chunks, since the status is sent first. Closing `until` ends everything that the request uses.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        admitted: Admitted,
-        items: Items,
-        first: tuple[Request | None, Item],
-        client: str | None,
-        arrived_at: float,
-        until: ExitStack,
-    ) -> None:
-        self._service, self._admitted, self._items, self._first = service, admitted, items, [first]
-        self._client, self._arrived_at, self._until = client, arrived_at, until
-        self._serializer = SERIALIZERS[admitted.api_request.kind](admitted)
-        self._choices = {choice.request: choice for choice in self._serializer.choices}
-        self._steps: dict[int, float] = {}  # time of the last step of each choice
-        self._outcome = "cancelled"  # until it is over
+    _service: Service
+    _client: str | None
+    _arrived_at: float
+    _admitted: Admitted
+    _first: tuple[Request | None, Item] | None
+    _items: Items
+    _until: ExitStack
+    _serializer: Serializer
+    _outcome: str = "cancelled"  # until it is over
+    _steps: dict[int, float] = field(default_factory=dict)  # time of the last step of each choice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -147,10 +142,11 @@ class ApiResponse:
             request, item = await self._next()
             if isinstance(item, BaseException):
                 raise self._failed(item)
-            choice = self._choices.get(request) if request is not None else None
-            if choice is None:
+            if request is None:
                 yield None
-            elif item is None:
+                continue
+            choice = self._serializer.choices[self._admitted.requests.index(request)]
+            if item is None:
                 yield choice, Delta()
             else:
                 if item.finish_reason in ("cancelled", "deadline") and not choice.is_full:
@@ -160,8 +156,9 @@ class ApiResponse:
         self._outcome = "finished"
 
     async def _next(self) -> tuple[Request | None, Item]:
-        if self._first:
-            return self._first.pop()
+        if (first := self._first) is not None:
+            self._first = None
+            return first
         if not self._items.empty():
             return self._items.get_nowait()
         loop, ping = asyncio.get_running_loop(), self._service.options.ping

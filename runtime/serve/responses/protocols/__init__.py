@@ -7,7 +7,7 @@ from ..admission import Admitted
 from .anthropic import MessagesSerializer
 from .completions import CompletionsSerializer
 from .openai_responses import ResponsesSerializer
-from .serializer import Serializer
+from .serializer import Serializer as Serializer
 
 SERIALIZERS: Mapping[Kind, Callable[[Admitted], Serializer]] = {
     "chat": CompletionsSerializer,
