@@ -107,18 +107,11 @@ class OpenModel:
             raise Refused(503, f"{self.name} takes no more requests", code="closing")
         return self.batcher
 
-    @property
-    def level(self) -> int:
-        """The number of the level of load that a new request would get."""
+    def level(self, *, choose: bool) -> int:
+        """The number of the level of load that a new request gets. `choose`: it is one."""
         if self.adaptive is None or self.batcher is None:
             return 0
-        return self.adaptive.look(self.batcher.longest_wait)
-
-    def choose_level(self) -> int:
-        """The number of the level of load that a new request gets."""
-        if self.adaptive is None or self.batcher is None:
-            return 0
-        return self.adaptive.choose(self.batcher.longest_wait)
+        return self.adaptive.level(self.batcher.longest_wait, choose=choose)
 
     # --- limits ---
 

@@ -109,7 +109,7 @@ def _config(
         level = EXACT
         # Profiles are calibrated on greedy, unstructured answers.
         if not config.host_chooses and not config.is_structured:
-            level = model.adaptive.names[model.choose_level()]
+            level = model.adaptive.names[model.level(choose=True)]
             config = config.with_profile(model.levels[level])
     config = repeatable(config, has_masks="masks" in api_request.tau_settings, has_seed=api_request.has_seed)
     if api_request.logprobs and config.metric != "probability":

@@ -171,7 +171,7 @@ class ApiResponse:
     def _count(self, event: Event, choice: Choice) -> None:
         model, now, before = self._admitted.model, perf_counter(), self._steps.get(choice.index)
         if before is None and model.adaptive is not None:
-            model.adaptive.choose(choice.request.stats.queue_time)
+            model.adaptive.level(choice.request.stats.queue_time, choose=True)
         if event.token_ids:
             self._steps[choice.index] = now
             self._service.metrics.step(
