@@ -289,12 +289,11 @@ class Batcher:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
             self._arrivals.append(request.seq)
-            self._requests[request.number] = request
+            self._requests[request.seq.index] = request
             self._admission.accept()
             self._notify()
-        LOG.debug(
-            "request %d of %r: %d prompt tokens", request.number, request.client, request.stats.prompt_tokens
-        )
+        seq = request.seq
+        LOG.debug("request %d of %r: %d prompt tokens", seq.index, seq.client, seq.stats.prompt_tokens)
         return request
 
     # --- the way out ---
@@ -309,19 +308,19 @@ class Batcher:
         next step. An ended request stays as it is. The caller holds the lock.
         """
         seq = request.seq
-        if self._requests.pop(request.number, None) is None:
+        if self._requests.pop(seq.index, None) is None:
             return
         seq.end(reason)
         reason = request.last_reason or reason
         outcome = ENDS.get(reason, "finished") if error is None else "failed"
-        self._admission.end(request.client, outcome, request.completion)
+        self._admission.end(seq.client, outcome, request.stats)
         request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
         stats, tau = request.stats, "exact" if seq.config.exact else seq.config.tau
         LOG.log(
             logging.WARNING if error else logging.INFO,
             "request %d of %r %s: %s, %d tokens after %d prompt tokens, tau %s, waited %.3f s, %.3f s in all",
-            *(request.number, request.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
+            *(seq.index, seq.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
             *(stats.queue_time, perf_counter() - stats.began),
         )
         self._notify()

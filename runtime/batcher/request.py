@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -137,16 +137,6 @@ class Request(Answer):
     def stats(self) -> Stats:
         """Counts of the events so far."""
         return self._stats
-
-    @property
-    def number(self) -> int:
-        """It counts a batcher's requests."""
-        return self.seq.index
-
-    @property
-    def client(self) -> Hashable:
-        """The one of `submit`."""
-        return self.seq.client
 
     @property
     def prompt(self) -> list[int]:

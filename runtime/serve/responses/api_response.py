@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -23,10 +23,13 @@ from ..metrics import Metrics
 from ..models.models import Models
 from ..options import ServeOptions
 from ..refusals import Refused, busy, encoded
-from ..requests.api_request import ApiRequest
+from ..requests.api_request import ApiRequest, Kind
 from .admission import Admitted, admit
 from .choice import Choice, Delta
-from .protocols import SERIALIZERS, Serializer
+from .protocols.anthropic import MessagesSerializer
+from .protocols.completions import CompletionsSerializer
+from .protocols.openai_responses import ResponsesSerializer
+from .protocols.serializer import Serializer
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")
@@ -36,6 +39,12 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),  # tells nginx not to buffer the stream
 ]
 PING, DONE = b": ping\n\n", b"data: [DONE]\n\n"
+SERIALIZERS: dict[Kind, Callable[[Admitted], Serializer]] = {
+    "chat": CompletionsSerializer,
+    "text": CompletionsSerializer,
+    "responses": ResponsesSerializer,
+    "messages": MessagesSerializer,
+}
 
 
 @dataclass(slots=True)
