@@ -62,15 +62,15 @@ async def admit(
             )
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
-        config, level, tools = await asyncio.to_thread(_config, model, api_request, profile)
+        configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
         template = _template(session, api_request)
         requests: list[Request] = []
         for prompt in _prompts(session, api_request):
             tokenized, system = prompt, system_of(prompt)
-            for i in range(api_request.n):
+            for config in configs:
                 request = await batcher.asubmit(
                     tokenized,
-                    config.with_values(seed=(config.seed + i) % 2**64) if i else config,
+                    config,
                     deadline=deadline,
                     client=client,
                     executor=model.compiling if config.is_structured else None,
@@ -86,13 +86,15 @@ async def admit(
         model.running()  # raises another error if the server is closing
         raise _refused(error, api_request) from None
     shown = profile or (level if level != EXACT else None)
-    return Admitted(api_request, model, config, shown, level, requests)
+    return Admitted(api_request, model, configs[0], shown, level, requests)
 
 
-def _config(
+def _configs(
     model: OpenModel, api_request: ApiRequest, profile: str | None
-) -> tuple[GenerationConfig, str | None, str | None]:
-    """The settings, the level of load if it chose among them, and the text of the tools. Raises MarsError."""
+) -> tuple[list[GenerationConfig], str | None, str | None]:
+    """The settings of the `n` answers to a prompt, the level of load if it chose among them, and the text of
+    the tools. Raises MarsError.
+    """
     settings: dict[str, Any] = {"max_new_tokens": model.default_tokens, **api_request.settings}
     tools = _tools(api_request)
     if api_request.tools is not None and api_request.tools.must:
@@ -114,7 +116,8 @@ def _config(
     config = repeatable(config, has_masks="masks" in api_request.tau_settings, has_seed=api_request.has_seed)
     if api_request.logprobs and config.metric != "probability":
         raise Refused(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
-    return config, level, tools
+    seeds = [(config.seed + i) % 2**64 for i in range(1, api_request.n)]
+    return [config, *(config.with_values(seed=seed) for seed in seeds)], level, tools
 
 
 def _tools(api_request: ApiRequest) -> str | None:
