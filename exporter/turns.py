@@ -20,7 +20,7 @@ from ..runtime.errors import BundleError, CheckpointError, SessionError
 from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
 
-# Tried in this order: all common roles, then without those that many templates treat specially.
+# Tried in this order: all common roles, then without the ones that many templates treat specially.
 ROLE_SETS = (
     ("system", "user", "assistant", "tool"),
     ("system", "user", "assistant"),

@@ -1,4 +1,4 @@
-"""What this machine offers the process: memory, cores, processor, GPUs, the user's cache directory.
+"""The resources of this process: memory, cores, processor, GPUs, the user's cache directory.
 
 The details come from Linux; on other systems most of them are unknown.
 """

@@ -21,7 +21,7 @@ CARD = "README.md"
 
 def push(path: str | Path, repo: str, *, private: bool = False, licence: str | None = None) -> str:
     """Upload the bundle at `path` to the model repository `repo`, with a model card if it has none. Of the
-    other files, it deletes those that the previous manifest of the repository lists.
+    other files, it deletes the ones that the previous manifest of the repository lists.
 
     Returns the URL of the commit. Raises BundleError.
     """

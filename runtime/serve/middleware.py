@@ -31,7 +31,7 @@ PREFLIGHT = {
 
 class Middleware:
     """An ASGI application around another one, which serves `service`. `scope["mars.client"]` is the
-    digest of the caller's key. `paths` are those that a 404 names.
+    digest of the caller's key. A 404 names `paths`.
     """
 
     def __init__(self, inner: ASGIApp, service: Service, options: ServeOptions, paths: Sequence[str]) -> None:

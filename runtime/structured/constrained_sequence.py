@@ -82,7 +82,7 @@ class ConstrainedSequence(Sequence):
         """Append tokens from the left: the one that the grammar forces, else the one that the model chooses.
 
         Prediction i is for position i of the run. The model chooses by it only while `is_seen`: the tokens
-        that were appended before it are those that the model saw. The first `num_draft_tokens` positions were
+        that were appended before it are the ones the model saw. The first `num_draft_tokens` positions were
         fed as draft tokens. None if no token was appended: the next step returns logits.
         """
         run: list[Pick] = []
@@ -133,7 +133,7 @@ class ConstrainedSequence(Sequence):
         """The token for position i, if the grammar leaves a choice; None ends the run.
 
         Prediction `num_verified` is the model's own next token. Later ones are predictions of masks: exact
-        mode accepts none of them, a tau those that pass it, up to the number of masks that the model was
+        mode accepts none of them, a tau the passing ones, up to the number of masks that the model was
         trained for.
         """
         config = self.config

@@ -96,7 +96,7 @@ class Vocabulary:
         return rests
 
     def retokenizations(self, data: bytes, after: np.ndarray) -> Retokenizations:
-        """The tokenizations of `data` before tokens of the mask `after`, of which a few for each first byte
+        """The tokenizations of `data` before tokens of the mask `after`; a few tokens for each first byte
         are tried.
         """
         return self._cached_retokenizations(data, np.packbits(after).tobytes())

@@ -1,4 +1,4 @@
-"""The fields of /v1/chat/completions and /v1/completions, and those that all protocols share."""
+"""The fields of /v1/chat/completions and /v1/completions, and the fields that all protocols share."""
 
 from __future__ import annotations
 

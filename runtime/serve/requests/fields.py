@@ -15,7 +15,7 @@ Reader = Callable[[str, Any], Any]
 
 
 class Several(dict[str, Any]):
-    """What one field gives for several names."""
+    """Values for several names, from one field."""
 
 
 @dataclass(frozen=True, slots=True)
