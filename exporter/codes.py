@@ -165,9 +165,7 @@ class Quantization:
         return Codec(self.scheme, self.group_size, self.symmetric)
 
     def table(self, kind: str) -> Codec | None:
-        """The codec of a vocabulary table. int8 tables have one scale for each row, so that a row can be read
-        alone.
-        """
+        """The codec of a vocabulary table. int8 tables have a scale for each row, which can be read alone."""
         if kind == "float":
             return None
         if kind == "int4":

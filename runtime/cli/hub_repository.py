@@ -50,9 +50,7 @@ def _old_files(hub: Any, repo: str) -> list[str]:
 
 
 def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manifest:
-    """Download the bundle in `repo` to the new directory `output`, which appears after all hashes are
-    checked. Raises BundleError.
-    """
+    """Download the bundle in `repo` to the new directory `output`, all hashes checked. Raises BundleError."""
     hub, target = _library(), Path(output).expanduser()
     if target.exists():
         raise BundleError(f"{output} exists; choose another directory with -o")

@@ -117,9 +117,7 @@ class Middleware:
         return client
 
     def _check_source(self, headers: Headers, origin: str | None) -> None:
-        """Protect against foreign pages in a browser: against DNS rebinding by Host, and against cross-origin
-        requests by Origin.
-        """
+        """Protect against foreign pages: DNS rebinding by Host, cross-origin requests by Origin."""
         host = headers.get("host", "").lower().strip()
         if self._hosts is not None and host and re.sub(r":\d*$", "", host) not in self._hosts:
             raise Refused(
