@@ -111,8 +111,7 @@ class ConstrainedSequence(Sequence):
 
     def _is_seen(self, pick: Pick, predictions: Predictions, i: int, num_draft_tokens: int) -> bool:
         """Whether later predictions are for a text with `pick` at position i. A draft token was fed there, or
-        a
-        mask: then they are for the model's own token, or for the one that is drawn from its logits.
+        a mask: then they are for the model's own token, or for the one that is drawn from its logits.
         """
         if i < num_draft_tokens:
             return pick.token == self.draft_tokens.token_ids[i]
