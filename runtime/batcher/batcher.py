@@ -159,7 +159,7 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a sequence, including those that are being tokenized."""
+        """Requests that wait for a sequence, or are being tokenized."""
         return self._admission.num_admitting + len(self._arrivals) + self._schedule.num_waiting
 
     @property

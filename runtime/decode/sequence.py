@@ -30,8 +30,7 @@ FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadli
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What one step gave one sequence. The sequence's last event has a `finish_reason`, and may have no
-    tokens.
+    """The outcome of one step for one sequence. The last one has a `finish_reason`, and may have no tokens.
 
     `error`: what ended the sequence, if it failed; its finish_reason is then "cancelled".
     `accepted_draft_tokens`: how many of the first tokens were draft tokens. `forced`: positions of the tokens
@@ -223,7 +222,7 @@ class Sequence:
         return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
 
     def outlook(self, block: int, room: int) -> Outlook:
-        """What the next step may expect of the sequence, with `room` slots after its pending tokens."""
+        """The expectations of the next step for the sequence, with `room` slots after its pending tokens."""
         num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
         expected = tuple(self.mask_rates.expected(self.max_masks(block)))
         ending = probabilities[num] if self.ends_at(num) else None

@@ -109,7 +109,7 @@ class Session:
         priority: int = 0,
         strict: bool = False,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another GPU of those that
+        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another of the GPUs that
         CUDA_VISIBLE_DEVICES shows).
 
         threads: compute threads; None for the backend's choice.

@@ -41,7 +41,7 @@ class Adaptive:
             return level
 
     def look(self, waited: float) -> int:
-        """What `choose` would return, without a change."""
+        """The result that `choose` would return, without a change."""
         with self._lock:
             return self._level_at(self._clock(), waited)
 
