@@ -13,6 +13,7 @@ from typing import Any
 TORCH = "torch==2.13.0"
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
+    "onnx-genai": ("onnx-genai==0.1.0.dev6", "tokenizers"),
     "openvino": (
         TORCH,
         "openvino-genai==2026.4.1.0",
@@ -96,7 +97,10 @@ def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Pr
     builder = [python_of(venvs, "genai"), "-m", "onnxruntime_genai.models.builder", "-i", str(weights)]
     builder += ["-o", "{out}", "-e", "cpu", "-c", str(work / "genai-cache"), "-p"]
     for p in ("fp32", "int4"):
-        yield Program(f"genai {p}", "genai", "genai", work / f"genai-{p}", [*builder, p])
+        place = work / f"genai-{p}"
+        yield Program(f"genai {p}", "genai", "genai", place, [*builder, p])
+        fixed = [builder[0], "-m", "peers.onnx_genai_model", str(place), "{out}"]
+        yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
 
     for kind in ("q4_0", "q8_0"):
         yield gguf(work, venvs, kind)
