@@ -9,7 +9,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from ...runtime.batcher.batcher import Batcher
-from ...runtime.decode.schedule import Limits
+from ...runtime.decode.limits import Limits
 from ...runtime.decode.stats import Stats
 from ...runtime.session.session import Session
 from ..tasks.scores import Output

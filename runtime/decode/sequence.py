@@ -88,7 +88,7 @@ class Predictions:
 class Sequence:
     """A sequence that is being decoded.
 
-    index: its number, which its events carry.
+    index: its number, also in its `Accepted`.
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     draft_tokens: predicted next tokens that are not verified yet.
@@ -146,6 +146,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its prompt is being read: no forward of it has had outputs."""
+        return not self.stats.forwards
 
     # --- what the next step feeds ---
 
@@ -239,6 +244,14 @@ class Sequence:
         return draft_tokens
 
     # --- what a step gave ---
+
+    def commit_chunk(self, num_tokens: int) -> None:
+        """A chunk of the pending tokens is final; its output is not used."""
+        self.cursor += num_tokens
+        if self.is_reading:
+            self.stats.prefill_forwards += 1
+        else:
+            self.stats.forwards += 1
 
     def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
         """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now.

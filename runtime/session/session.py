@@ -15,8 +15,9 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
+from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
-from ..decode.schedule import Limits, Schedule, run
+from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.draft_slots import DraftSlots
@@ -383,16 +384,16 @@ class Session:
         """Completions in the order of `streams`. The error of one sequence is raised."""
         confidences: list[list[float]] = [[] for _ in streams]
         seqs = [seq for seq, _ in streams]
-        forwards = run(self._schedule(seqs, num_rows, commit), seqs)
-        ended: set[int] = set()  # by their last events: a sequence that fails has its finish_reason before
+        steps = run(self._schedule(seqs, num_rows, commit), seqs)
+        ended: set[int] = set()  # by their last `Accepted`: one that fails has its finish_reason before
         for (seq, text), seq_confidences in zip(streams, confidences, strict=True):
             while seq.index not in ended:
-                for event in next(forwards):
-                    if event.error is not None:
-                        raise event.error
-                    confidences[event.seq] += event.confidences
-                    if event.finish_reason is not None:
-                        ended.add(event.seq)
+                for accepted in next(steps):
+                    if accepted.error is not None:
+                        raise accepted.error
+                    confidences[accepted.seq] += accepted.confidences
+                    if accepted.finish_reason is not None:
+                        ended.add(accepted.seq)
             yield Completion.of(seq, text, seq_confidences)
-        for _ in forwards:
+        for _ in steps:
             pass  # the last sequences leave the batch, and their entries are cached
