@@ -23,7 +23,8 @@ from typing import Any
 from ..decode.batch import KvBudget
 from ..decode.config import GenerationConfig
 from ..decode.lanes import Lanes
-from ..decode.schedule import Limits, Schedule
+from ..decode.limits import Limits
+from ..decode.schedule import Schedule
 from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
@@ -161,7 +162,7 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a sequence, including those that are being tokenized."""
+        """Requests that wait for a sequence, or are being tokenized."""
         return self._admission.num_admitting + len(self._arrivals) + self._schedule.num_waiting
 
     @property
@@ -361,10 +362,10 @@ class Batcher:
         room = schedule.num_rows - schedule.num_waiting
         self._step_began = perf_counter()
         try:
-            for events in schedule.forwards():
-                for event in events:  # at once: first tokens of a prompt do not wait for the others' forward
-                    self._deliver(event)
-                    lost = event.error if isinstance(event.error, DeviceLost) else lost
+            for step in schedule.steps():
+                for accepted in step:  # at once: first tokens of a prompt do not wait for the others' forward
+                    self._deliver(accepted)
+                    lost = accepted.error if isinstance(accepted.error, DeviceLost) else lost
         finally:
             self._step_began = None
         if schedule.num_rows - schedule.num_waiting > room:
@@ -374,20 +375,20 @@ class Batcher:
             LOG.critical("%s", lost)
             raise lost
 
-    def _deliver(self, event: Accepted) -> None:
-        request, error = self._requests.get(event.seq), event.error
+    def _deliver(self, accepted: Accepted) -> None:
+        request, error = self._requests.get(accepted.seq), accepted.error
         if request is None:
             return  # it ended while the forward ran
         if error is None:
             try:
-                request.deliver(event)
+                request.deliver(accepted)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as panic:  # of the tokenizer; it concerns only this answer
                 error = panic
-        if error is not None or event.finish_reason is not None:
+        if error is not None or accepted.finish_reason is not None:
             with self._changed:
-                self._conclude(request, event.finish_reason or "cancelled", error)
+                self._conclude(request, accepted.finish_reason or "cancelled", error)
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

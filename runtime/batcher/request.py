@@ -248,5 +248,5 @@ def deadline_at(deadline: float | None) -> float | None:
 
 
 def earlier(a: float | None, b: float | None) -> float | None:
-    """The lesser of two times, of which None is never."""
+    """The earlier of two times; None is never."""
     return min((seconds for seconds in (a, b) if seconds is not None), default=None)

@@ -30,8 +30,7 @@ FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadli
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What one step gave one sequence. The sequence's last event has a `finish_reason`, and may have no
-    tokens.
+    """The outcome of one step for one sequence. The last one has a `finish_reason`, and may have no tokens.
 
     `error`: what ended the sequence, if it failed; its finish_reason is then "cancelled".
     `accepted_draft_tokens`: how many of the first tokens were draft tokens. `forced`: positions of the tokens
@@ -89,7 +88,7 @@ class Predictions:
 class Sequence:
     """A sequence that is being decoded.
 
-    index: its number, which its events carry.
+    index: its number, also in its `Accepted`.
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     draft_tokens: predicted next tokens that are not verified yet.
@@ -100,7 +99,6 @@ class Sequence:
     prompt_lookup: another source of draft tokens than the sequence's masks.
     prefix_handle: the sequence's connection to the prefix cache.
     penalties: the bias and the penalties of its logits.
-    top_logprobs: of each token of the answer, if the config asks for them.
     draft_slots: what its draft slots feed; None if masks feed the mask token.
     mask_limit: the most masks of a step; None for the block's.
     client: whose sequence it is; None for no client.
@@ -133,7 +131,6 @@ class Sequence:
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)
         self.penalties = Penalties(config, len(prompt))
-        self.top_logprobs: list[Top] = []
         self.pass_rates = PassRates()
         self.acceptance_rates = acceptance_rates or AcceptanceRates()
         self.mask_rates = MaskRates()
@@ -150,6 +147,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its prompt is being read: no forward of it has had outputs."""
+        return not self.stats.forwards
 
     # --- for other threads, while the sequence runs ---
 
@@ -239,7 +241,7 @@ class Sequence:
         return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
 
     def outlook(self, block: int, room: int) -> Outlook:
-        """What the next step may expect of the sequence, with `room` slots after its pending tokens."""
+        """The expectations of the next step for the sequence, with `room` slots after its pending tokens."""
         num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
         expected = tuple(self.mask_rates.expected(self.max_masks(block)))
         ending = probabilities[num] if self.ends_at(num) else None
@@ -256,6 +258,14 @@ class Sequence:
         return draft_tokens
 
     # --- what a step gave ---
+
+    def commit_chunk(self, num_tokens: int) -> None:
+        """A chunk of the pending tokens is final; its output is not used."""
+        self.cursor += num_tokens
+        if self.is_reading:
+            self.stats.prefill_forwards += 1
+        else:
+            self.stats.forwards += 1
 
     def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
         """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now.
@@ -366,9 +376,7 @@ class Sequence:
             return ()
         logits = token_ids.penalized if isinstance(token_ids, Draws) else predictions.logits
         assert logits is not None, "logits were not exported: the session checks this first"
-        tops = tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
-        self.top_logprobs += tops
-        return tops
+        return tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
 
     @staticmethod
     def _confidences(predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> list[float]:

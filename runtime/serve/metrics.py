@@ -79,9 +79,7 @@ class Metrics:
                 between.observe(seconds / num_tokens)
 
     def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
-        """Count a request that ended `seconds` after its arrival. A prompt with several answers counts
-        once.
-        """
+        """Count a request that ended `seconds` after its arrival, once for all its answers."""
         name = admitted.model.name
         self._requests.labels(name, outcome, admitted.level or "").inc()
         self._whole.labels(name).observe(seconds)
@@ -107,9 +105,7 @@ class Metrics:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """The page of metrics, without the `_created` series that the library adds. Metrics of the same name
-    become one.
-    """
+    """The page of metrics, without the library's `_created` series. Metrics of the same name become one."""
     families: dict[str, Metric] = {}
     for metric in metrics:
         if (family := families.setdefault(metric.name, metric)) is not metric:

@@ -37,7 +37,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step added to an answer. It has no tokens for a prefill chunk, and possibly at the end.
+    """The addition of one step to an answer. It has no tokens for a prefill chunk, and possibly at the end.
 
     `text` may come later than its tokens: incomplete characters and possible stop strings are held back.
     `accepted_draft_tokens`: how many of the first tokens were draft tokens that held. `forced`: positions of

@@ -16,8 +16,9 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
+from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
-from ..decode.schedule import Limits, Schedule, run
+from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.draft_slots import DraftSlots
@@ -110,7 +111,7 @@ class Session:
         priority: int = 0,
         strict: bool = False,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another GPU of those that
+        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another of the GPUs that
         CUDA_VISIBLE_DEVICES shows).
 
         threads: compute threads; None for the backend's choice.

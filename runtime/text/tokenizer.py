@@ -282,9 +282,7 @@ def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
 
 
 class TextStream:
-    """The growing text of one answer. It holds back incomplete characters, and text that may become a stop
-    string.
-    """
+    """The growing text of one answer, without incomplete characters and possible stop strings at its end."""
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
         self._source = text

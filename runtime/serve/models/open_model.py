@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...batcher.batcher import Batcher
 from ...decode.config import GenerationConfig
-from ...decode.schedule import Limits
+from ...decode.limits import Limits
 from ...session.session import Session
 from ..options import ServeOptions
 from ..refusals import Refused, busy

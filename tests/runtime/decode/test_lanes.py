@@ -13,7 +13,8 @@ from support.loops import decode
 from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.lanes import MAX_PASSES, Lanes
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 
 ENTRIES = 8 * 512  # of KV memory

@@ -11,8 +11,9 @@ from support.fake import MASK, FakeBackend
 from support.unsure import predict
 
 from mars_export import GenerationConfig
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.queue import Queue
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 
 BLOCK = 4

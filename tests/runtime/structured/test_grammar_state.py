@@ -11,8 +11,9 @@ from support.fake import MASK
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.blocks import check_blocks
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.sample import Penalties, choose
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
 from mars_export.runtime.decode.speculation.planner import Planner

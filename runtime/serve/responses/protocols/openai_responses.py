@@ -21,7 +21,7 @@ class ResponsesSerializer(Serializer):
     def __init__(self, admitted: Admitted) -> None:
         super().__init__(admitted, "resp_")
         self._items: list[Json] = []  # of the stream, the last one may be open
-        self._logprobs: list[Json] = []  # of tokens of which no text was sent yet
+        self._logprobs: list[Json] = []  # of tokens whose text was not sent yet
         self._open_kind: str | None = None  # of the text of the open item
         self._events: list[Json] = []  # to be sent
         self._num_events = 0
