@@ -143,7 +143,7 @@ class _Gauges(Collector):
             usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
         for name, opened in self._models.opened.items():
             prefixes = opened.session.prefix_stats
-            level.add_metric([name], opened.level)
+            level.add_metric([name], opened.level(choose=False))
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
         yield from (loaded, running, waiting, usage, level, queries, hits)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from ..decode.config import GenerationConfig
-from ..decode.prefix import PrefixHandle
 from ..decode.sample import Top, top_of
 from ..decode.sequence import MIN_PROBABILITY, Accepted, Predictions, Sequence
 from ..decode.speculation.draft_tokens import NONE, DraftTokens
-from ..decode.speculation.estimates import AcceptanceRates
-from ..decode.stats import Stats
 from .grammar_state import SURE, GrammarState
 
 
@@ -29,19 +25,9 @@ class Pick:
 class ConstrainedSequence(Sequence):
     """A sequence that appends what its grammar forces, and accepts only what its grammar allows."""
 
-    def __init__(
-        self,
-        index: int,
-        prompt: abc.Sequence[int],
-        config: GenerationConfig,
-        eos_ids: abc.Sequence[int],
-        grammar_state: GrammarState,
-        on_token: Callable[[int], bool] | None = None,
-        stats: Stats | None = None,
-        acceptance_rates: AcceptanceRates | None = None,
-        prefix_handle: PrefixHandle | None = None,
-    ) -> None:
-        super().__init__(index, prompt, config, eos_ids, on_token, stats, acceptance_rates, prefix_handle)
+    def __init__(self, *args: Any, grammar_state: GrammarState, **settings: Any) -> None:
+        """`args` and `settings` are those of a Sequence."""
+        super().__init__(*args, **settings)
         self.grammar_state = grammar_state
 
     @property
@@ -161,7 +147,6 @@ class ConstrainedSequence(Sequence):
 
     def _accepted(self, run: abc.Sequence[Pick], num_verified: int = 0) -> Accepted:
         tops = tuple(pick.top for pick in run) if self.config.top_logprobs else ()
-        self.top_logprobs += tops
         tokens, confidences = tuple(pick.token for pick in run), tuple(pick.confidence for pick in run)
         forced = tuple(i for i, pick in enumerate(run) if pick.is_forced)
         return Accepted(self.index, tokens, confidences, self.finish_reason, None, num_verified, forced, tops)
