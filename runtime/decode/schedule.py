@@ -16,7 +16,7 @@ from .speculation.planner import Planner
 
 
 class Schedule:
-    """Sequences that wait, and the batch of those that run.
+    """Waiting sequences, and the batch of running ones.
 
     A decode step feeds [pending | draft tokens | masks] from each sequence's cursor. The KV entries of
     pending tokens become final in the same forward that verifies the draft tokens and makes the next
@@ -105,7 +105,7 @@ class Schedule:
         return [] if self.prefill.begin(self.reader, accepted) else [[self.reader]]
 
     def plan(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
-        """What each of these sequences feeds."""
+        """The inputs of each of these sequences."""
         if self.reader is None:
             return self.decode_plans(seqs)
         chunk = self.prefill.next_chunk(self.reader)
@@ -165,7 +165,7 @@ class Schedule:
         return [list(seqs) for is_behind, seqs in groups if not is_behind]
 
     def decode_plans(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
-        """What each of these sequences feeds into a decode step."""
+        """The inputs of each of these sequences in a decode step."""
         rooms = [self.room(seq) for seq in seqs]
         if self.planner is None:
             return [seq.widest_plan(room, self.block) for seq, room in zip(seqs, rooms, strict=True)]
