@@ -48,9 +48,7 @@ class Timeline:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: from the first event to the last, for all tokens but one. None for one
-        token.
-        """
+        """Time per output token: from the first event to the last, for all tokens but one; None for one."""
         return sum(self.gaps) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
@@ -30,7 +30,7 @@ from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
 from ..text.prompts import Prompt
 from .admission_queue import AdmissionQueue, Counts
-from .request import Request, Waiters, deadline_at, earlier
+from .request import Request, deadline_at, earlier, settled
 
 # Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
@@ -69,7 +69,7 @@ class Batcher:
         self._admission = AdmissionQueue(self.limits)
         self._arrivals: deque[Sequence] = deque()  # sequences that the thread will add to the schedule
         self._numbers = itertools.count()
-        self._waiters = Waiters()  # for room
+        self._room: Future[None] = Future()  # completed at the next change, for coroutines
         self._step_began: float | None = None
         self._closed = self._stopped = False
         self.fault: BaseException | None = None
@@ -106,7 +106,7 @@ class Batcher:
         Raises Overloaded if there is no room, SessionError for an invalid prompt or config, for a batcher
         that is closed or has failed, and in a forked process.
         """
-        until, wait = deadline_at(deadline), earlier(wait, deadline)
+        config, until, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._admit(client)
@@ -122,13 +122,15 @@ class Batcher:
         deadline: float | None = None,
         client: Hashable = None,
         executor: Executor | None = None,
+        system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> Request:
         """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
         `tools`: functions as JSON text that messages list and the answer may call. `template`: its variables.
+        `system`: the system message of a prompt of token ids, for the prefix cache.
         """
-        until, wait = deadline_at(deadline), earlier(wait, deadline)
+        config, until, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:
@@ -137,9 +139,9 @@ class Batcher:
                 if is_late or not isinstance(self._refusal(client), Overloaded):
                     self._admit(client)
                     break
-                room = self._waiters.join()
-            await asyncio.wait({room}, timeout=seconds)
-        new_request = partial(self._new_request, prompt, config, until, client, tools, template)
+                room = self._room
+            await settled(room, seconds)
+        new_request = partial(self._new_request, prompt, config, until, client, system, tools, template)
         with self._returning_place(client):
             return self._start(await asyncio.get_running_loop().run_in_executor(executor, new_request))
 
@@ -160,14 +162,14 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a sequence, including those that are being tokenized."""
+        """Requests that wait for a sequence, or are being tokenized."""
         return self._admission.num_admitting + len(self._arrivals) + self._schedule.num_waiting
 
     @property
     def longest_wait(self) -> float:
         """Seconds that the oldest request without a sequence has waited."""
         with self._changed:
-            waiting = (request for request in self._requests.values() if not request.has_row)
+            waiting = (request for request in self._requests.values() if not request.has_started)
             oldest = next(waiting, None)
         return 0.0 if oldest is None else perf_counter() - oldest.stats.began
 
@@ -221,6 +223,18 @@ class Batcher:
 
     # --- the way in ---
 
+    def _checked(self, config: GenerationConfig | None) -> GenerationConfig:
+        """The settings of a request. Raises SessionError unless the bundle and the limits allow them."""
+        config = config if config is not None else GenerationConfig()
+        try:
+            self.session.check(config)
+            self.limits.check(config)
+        except SessionError:
+            with self._changed:
+                self._admission.count(refused=1)
+            raise
+        return config
+
     def _refusal(self, client: Hashable) -> SessionError | None:
         """Why no request is accepted now. The caller holds the lock."""
         if self.fault is not None:
@@ -254,22 +268,20 @@ class Batcher:
     def _new_request(
         self,
         prompt: Prompt,
-        config: GenerationConfig | None,
+        config: GenerationConfig,
         until: float | None,
         client: Hashable,
-        tools: str | None = None,
-        template: Mapping[str, Any] | None = None,
+        *context: Any,
     ) -> Request:
-        """Tokenize the prompt and compile a grammar, without the lock."""
-        config = config if config is not None else GenerationConfig()
-        self.session.check(config)
-        self.limits.check(config)
+        """Tokenize the prompt, with the last parameters of `asubmit`, and compile a grammar; without the
+        lock.
+        """
         number, most = next(self._numbers), self.limits.max_prompt_tokens
-        seq, text = self.session.new_sequence(number, prompt, config, most, tools=tools, template=template)
+        seq, text = self.session.new_sequence(
+            number, prompt, config, most, *context, client=client, on_start=lambda: request.start()
+        )
         self._budget.check(seq)
-        seq.client = client
-        request = Request(seq, text, self._end, until, client)
-        seq.on_start = request.start
+        request = Request(seq, text, self._end, until)
         return request
 
     def _start(self, request: Request) -> Request:
@@ -278,12 +290,11 @@ class Batcher:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
             self._arrivals.append(request.seq)
-            self._requests[request.number] = request
+            self._requests[request.seq.index] = request
             self._admission.accept()
             self._notify()
-        LOG.debug(
-            "request %d of %r: %d prompt tokens", request.number, request.client, request.stats.prompt_tokens
-        )
+        seq = request.seq
+        LOG.debug("request %d of %r: %d prompt tokens", seq.index, seq.client, seq.stats.prompt_tokens)
         return request
 
     # --- the way out ---
@@ -298,26 +309,27 @@ class Batcher:
         next step. An ended request stays as it is. The caller holds the lock.
         """
         seq = request.seq
-        if self._requests.pop(request.number, None) is None:
+        if self._requests.pop(seq.index, None) is None:
             return
-        seq.finish_reason = seq.finish_reason or reason
+        seq.end(reason)
         reason = request.last_reason or reason
         outcome = ENDS.get(reason, "finished") if error is None else "failed"
-        self._admission.end(request.client, outcome, request.completion)
+        self._admission.end(seq.client, outcome, request.stats)
         request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
         stats, tau = request.stats, "exact" if seq.config.exact else seq.config.tau
         LOG.log(
             logging.WARNING if error else logging.INFO,
             "request %d of %r %s: %s, %d tokens after %d prompt tokens, tau %s, waited %.3f s, %.3f s in all",
-            *(request.number, request.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
+            *(seq.index, seq.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
             *(stats.queue_time, perf_counter() - stats.began),
         )
         self._notify()
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        self._waiters.wake()
+        room, self._room = self._room, Future()
+        room.set_result(None)
 
     # --- the thread ---
 

@@ -25,7 +25,7 @@ class Lane:
 
     @property
     def seqs(self) -> list[Sequence]:
-        """Its sequences, with those that are about to start."""
+        """Its sequences, including the ones about to start."""
         return [*self.schedule.running, *self.schedule.waiting]
 
 

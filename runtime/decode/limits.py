@@ -20,7 +20,7 @@ class Limits:
     """How much runs at once, and how much one request may ask for; None is no limit.
 
     max_rows: sequences that run at once.
-    max_waiting: requests that may wait, besides those that free sequences are about to take.
+    max_waiting: requests that may wait, not counting the next ones for free sequences.
     prefill_tokens: most prompt tokens that are prefilled between two decode steps. With more, a new request
         answers sooner; with fewer, it disturbs running requests less.
     max_prompt_tokens: longest prompt.

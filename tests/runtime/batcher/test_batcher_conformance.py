@@ -23,9 +23,14 @@ def row_of(index: int, wanted: dict[str, Any]) -> Sequence:
         max_new_tokens=wanted["max_new_tokens"],
         eos_ids=tuple(wanted["eos_ids"]),
     )
-    row = Sequence(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
-    row.client = wanted["client"]
-    return row
+    return Sequence(
+        index,
+        wanted["prompt"],
+        config,
+        (),
+        lambda token: token == wanted["stop_token"],
+        client=wanted["client"],
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

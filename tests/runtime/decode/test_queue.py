@@ -20,11 +20,8 @@ BLOCK = 4
 
 
 def seq(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Sequence:
-    made = Sequence(
-        index, [1 + index % 50] * prompt, GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=()), ()
-    )
-    made.client = client
-    return made
+    config = GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=())
+    return Sequence(index, [1 + index % 50] * prompt, config, (), client=client)
 
 
 def queue(clients: str) -> Queue:

@@ -11,7 +11,7 @@
 
 namespace mars {
 
-/// Throws SessionError for what this loop cannot do.
+/// Throws SessionError for requests that this loop does not support.
 void check_blocks(const Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t cache_block);
 
 /// The same loop with another commit: cursors move when whole blocks are full.
@@ -39,7 +39,7 @@ class BlockSchedule : public Schedule {
 
     const std::int64_t cache_block_;
     std::map<std::int64_t, Predictions> first_; // by sequence: the last commit's prediction of the block's first token
-    std::map<std::int64_t, StepPlan> plans_;    // by sequence: what the step feeds; one that waits is missing
+    std::map<std::int64_t, StepPlan> plans_;    // by sequence, without those that wait
 };
 
 /// Decode `seqs` with block commit. `backend` and `seqs` must outlive the result. Throws as check_blocks.

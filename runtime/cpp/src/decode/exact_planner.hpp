@@ -10,7 +10,7 @@
 
 namespace mars {
 
-/// What one sequence may feed, and what it may expect of it.
+/// The slots that one sequence may feed, and their expected outcome.
 ///
 /// pending: tokens that are fed in any case. probabilities[i]: the acceptance probability of draft token i if those before it
 /// are accepted. ending: the same for an end-of-sequence token proposed right after them, if one was. expected[m]: expected

@@ -30,7 +30,7 @@ class Planner {
 
     StepRecorder record;
 
-    /// What each sequence feeds, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
+    /// The inputs of each sequence, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
     /// exact ones.
     std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block);
 

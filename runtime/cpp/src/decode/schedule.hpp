@@ -34,7 +34,7 @@ class Schedule {
 
     /// One step: a chunk of one sequence's known tokens, or else a forward of all decoding sequences.
     ///
-    /// Returns what it gave each sequence, or why it failed. A sequence that was asked to end leaves before anything else happens.
+    /// Returns the outcome for each sequence. A sequence that was asked to end leaves before anything else happens.
     virtual std::vector<Accepted> step();
 
     /// The steps of one iteration, each delivered as it is run: chunks, and then one of all decoding sequences.
@@ -66,25 +66,25 @@ class Schedule {
     /// Drop sequences that have ended, start waiting ones, and return the groups of neighbours that run now.
     std::vector<std::vector<Sequence*>> admit(std::vector<Accepted>& accepted);
 
-    /// What each of these sequences feeds.
+    /// The plans of these sequences.
     std::vector<StepPlan> plan(const std::vector<Sequence*>& seqs);
 
     /// Run the model.
     std::vector<Predictions> forward(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans);
 
-    /// Add what the forward gave each sequence. An error ends the sequence that it concerns.
+    /// Add the outcome of the forward for each sequence. An error ends the sequence that it concerns.
     void accept(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans, const std::vector<Predictions>& predictions,
                 std::vector<Accepted>& accepted);
 
     /// Drop sequences that have ended; at the end of an iteration without others, free the KV memory.
     void finish(std::vector<Accepted>& accepted);
 
-    // --- what BlockSchedule overrides ---
+    // --- overridden by BlockSchedule ---
 
     /// The groups of neighbours that take a decode step. Sequences whose context is full end.
     virtual std::vector<std::vector<Sequence*>> decoding(std::vector<Accepted>& accepted);
 
-    /// What each of these sequences feeds into a decode step.
+    /// The plans of these sequences for a decode step.
     virtual std::vector<StepPlan> decode_plans(const std::vector<Sequence*>& seqs);
 
     /// Slots of a decode step after the sequence's pending tokens.
@@ -118,7 +118,7 @@ class Run {
     /// The sequences must outlive this.
     Run(std::unique_ptr<Schedule> schedule, const std::vector<Sequence*>& seqs);
 
-    /// What the next step gave: nothing for a chunk; no value when all sequences have ended. Throws SessionError if a sequence fails.
+    /// The outcome of the next step: nothing for a chunk; no value when all sequences have ended. Throws SessionError if a sequence fails.
     std::optional<std::vector<Accepted>> next();
 
   private:
