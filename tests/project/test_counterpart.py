@@ -17,7 +17,7 @@ CPP = ROOT / "runtime" / "cpp"
 BOTH = ("accept", "batcher", "decode", "session", "structured")
 # Units with another name than their Python file, and why.
 RENAMED = {
-    "bundle/bundle": "declares what manifest.cpp and open.cpp define",
+    "bundle/bundle": "declares Manifest and Bundle",
     "device/lost": "has one kind of failure",
     "device/ort/open": "is a part of library.py",
     "device/ort/rows": "has rows of ONNX Runtime only",
@@ -25,7 +25,7 @@ RENAMED = {
     "device/trt/step_io": "all units share one namespace and include path",
     "session/answers": "has all answers of a call",
     "session/costs": "has the costs and their file",
-    "session/opened": "is what sessions and streams share of session.py",
+    "session/opened": "is the part of session.py that sessions and streams share",
     "structured/automaton": "has the automaton and its file",
     "text/text": "is the bundle's part of tokenizer.py",
 }
@@ -43,7 +43,7 @@ CPP_ONLY: dict[str, str] = {
     "Run decode decode_blocks": "the generator `run`, and tests/support/loops.py",
     "PrefixHandle.begin_step": "the slots are known before a part of a step, not after the whole",
     "Sequence.cancel Sequence.expire Sequence.refresh": "Python assigns to finish_reason",
-    "Sequence.tau Sequence.set_tau Sequence.set_exact": "Python assigns to config",
+    "Sequence.tau Sequence.set_tau Sequence.set_exact": "Python has change",
     "Sequence.wants_topk ConstrainedSequence.wants_topk": "top-k is copied only if it is read",
     "Sequence.count_draft_tokens Sequence.see_masks": "shared with ConstrainedSequence",
     "RequestState Answers Costs Openings NewSequence Opened": "the state that handles share",
@@ -62,6 +62,7 @@ PYTHON_ONLY: dict[str, str] = {
     "Limits.max_of_client Limits.of_rows Stats.copy Stats.to_dict Sequence.start": "inline in C++",
     "Schedule.num_rows Schedule.running Lanes.running Lanes.iterate Lane run": "C++ has counts and `Run`",
     "Outlook.all_accepted": "a function of exact_planner.cpp",
+    "Sequence.change": "C++ has set_tau and set_exact",
 }
 SPELLED = {"size": "__len__", "empty": "__bool__", "first": "__iter__"}
 

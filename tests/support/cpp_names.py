@@ -67,7 +67,7 @@ def _python_name(part: Any) -> str | None:
 
 
 def _declarations(text: str) -> Iterator[tuple[str, str | None]]:
-    """What is declared directly in a block: the text of each, and its own block."""
+    """The declarations directly in a block: the text of each, and its own block."""
     head, parens, i = "", 0, 0
     while i < len(text):
         char = text[i]
