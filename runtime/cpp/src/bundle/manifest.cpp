@@ -1,3 +1,4 @@
+// runtime/bundle/manifest.py: reads and checks manifest.json.
 #include <algorithm>
 #include <charconv>
 #include <limits>

@@ -1,5 +1,5 @@
-// Checks that ONNX Runtime's byte products are exact on this processor, which w8a8 needs: some kernels add two products
-// in 16 bits, with saturation (runtime/device/ort/products.py).
+// runtime/device/ort/products.py: checks that ONNX Runtime's byte products are exact on this processor (w8a8): some
+// kernels add two products in 16 bits, with saturation.
 #pragma once
 
 #include "device/ort/open.hpp"
