@@ -50,7 +50,7 @@ class Prefill:
     def next_chunk(self, seq: Sequence) -> int:
         """Take the next chunk of a sequence from the tokens of this iteration; returns its length."""
         if self._left is None:
-            return self._max_pending  # of a sequence that is behind
+            return self._max_pending  # of a sequence with too many pending tokens
         chunk = self._chunk_of(seq)
         self._left -= chunk
         self._num_chunks += 1
