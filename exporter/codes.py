@@ -116,8 +116,9 @@ class Quantization:
     """How a bundle's weights are stored.
 
     `scheme`: "int4" and "int8" quantize weights only, in groups of `group_size` inputs. "w8a8" has one scale
-    for each output channel and also quantizes activations to 8 bits at run time, each token separately. `head` and `embedding`: how lm_head and the embedding table
-    are stored ("float" is the graph's precision). Tied tables in the same form are stored once.
+    for each output channel and also quantizes activations to 8 bits at run time, each token separately.
+    `head` and `embedding`: how lm_head and the embedding table are stored ("float" is the graph's precision).
+    Tied tables in the same form are stored once.
     """
 
     scheme: str

@@ -182,8 +182,8 @@ def smoothing(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) 
 
 
 def _factors(weight: torch.Tensor, first: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-    """Factors [inputs] of the inputs of a weight [outputs, inputs], whose largest at first and at later tokens
-    are known.
+    """Factors [inputs] of the inputs of a weight [outputs, inputs], from the largest at first and at later
+    tokens.
 
     Some inputs of first tokens are a thousand times larger than any later one, in channels that later tokens
     hardly use. Their factors are larger, so that the weights there have codes that are not near zero.

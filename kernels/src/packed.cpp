@@ -25,7 +25,8 @@ bool fits(const Block& block, int halvings) {
     const size_t half = block.size() / 2;
     for (size_t pair = 0; pair < half; pair += 2) {
         int total = 0;
-        for (const size_t i : {pair, pair + 1, half + pair, half + pair + 1}) total += (std::abs(block[i]) + (1 << halvings) - 1) >> halvings;
+        for (const size_t i : {pair, pair + 1, half + pair, half + pair + 1})
+            total += (std::abs(block[i]) + (1 << halvings) - 1) >> halvings;
         if (total > MOST_WEIGHT) return false;
     }
     return true;

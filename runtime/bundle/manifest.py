@@ -201,7 +201,9 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
-        if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits not in (7, 8)):
+        if self.precision == "w8a8" and (
+            self.quantization is None or self.quantization.weight_bits not in (7, 8)
+        ):
             yield "quantization.weight_bits", OLD_W8A8
 
 
