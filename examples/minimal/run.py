@@ -31,8 +31,8 @@ class Model:
         self.eos, self.text = frozenset(manifest["tokens"]["eos"]), manifest["text"]
         self.tokenizer = Tokenizer.from_file(str(bundle / self.text["tokenizer"]))
         options = ort.SessionOptions()
-        # Without VNNI the fast products of w8a8 are not exact.
-        options.add_session_config_entry("session.x64quantprecision", "1")
+        if variants[0]["precision"] == "w8a8":  # without VNNI its fast products are not exact
+            options.add_session_config_entry("session.x64quantprecision", "1")
         path = bundle / variants[0]["file"]
         self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
