@@ -22,7 +22,7 @@ from ..name import DeviceName, GpuOptions
 from . import kernels, library
 from .binding import Binding, StepInput
 from .cuda_memory import CudaMemory, Memory
-from .products import require_exact
+from .products import exact_entries
 from .signature import check_signature
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class OrtBackend:
         self._in_place = variant.kv_layout == "in-place"
         self._suffixes = model.kv_suffixes
         is_gpu = name.kind != "cpu"
+        if variant.precision == "w8a8" and not is_gpu:
+            entries |= exact_entries(ort, entries)
         entries |= {
             library.LEVEL: str(accuracy_level),
             "session.record_ep_graph_assignment_info": str(int(is_gpu)),
@@ -149,8 +151,6 @@ class OrtBackend:
             weights = sizes.get(variant.weights or variant.file, 0)
             require(weights, "opening this model", "use a smaller model or narrower weights")
         backend = cls(graph, variant, model, device, threads, level, settings=settings, gpu=gpu)
-        if device == "cpu" and variant.precision == "w8a8":
-            require_exact(library.load(device)[0], settings or {})
         if (
             device == "cpu"
             and variant.precision in REPRODUCIBLE
