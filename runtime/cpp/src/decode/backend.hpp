@@ -33,9 +33,11 @@ struct StepInput {
 };
 
 /// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size]; topk_ids and topk_logprobs [rows,
-/// outputs, top_k], best first. What was not requested or not exported is empty; `top_k` is then 0.
+/// outputs, top_k], best first. What was not requested or not exported is empty; `top_k` is then 0. The last `mtp_drafts`
+/// outputs belong to no slot: they are the MTP layer's predictions of the tokens after the last one that greedy decoding
+/// accepts.
 struct StepOutput {
-    std::int64_t outputs = 0, vocab_size = 0, top_k = 0;
+    std::int64_t outputs = 0, vocab_size = 0, top_k = 0, mtp_drafts = 0;
     std::vector<std::int64_t> token_ids, topk_ids;
     std::vector<float> confidence, margin, entropy, logits, topk_logprobs;
 };

@@ -32,20 +32,24 @@ std::string_view to_string(FinishReason reason) {
 
 Predictions Predictions::of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric) {
     const auto& values = metric == Metric::margin ? output.margin : metric == Metric::entropy ? output.entropy : output.confidence;
-    const auto first = seq * output.outputs, last = first + count;
-    assert(last <= static_cast<std::int64_t>(values.size()) && "the session checks first that a metric was exported");
+    assert(!values.empty() && "the session checks first that a metric was exported");
     Predictions predictions;
-    predictions.token_ids.assign(output.token_ids.begin() + first, output.token_ids.begin() + last);
-    predictions.confidences.assign(values.begin() + first, values.begin() + last);
-    predictions.probabilities.assign(output.confidence.begin() + first, output.confidence.begin() + last);
+    // Of each array, the sequence's first predictions and, after those of wider sequences, the MTP layer's.
+    const auto copy = [&](auto& target, const auto& source, std::int64_t width) {
+        const auto begin = source.begin() + seq * output.outputs * width, end = begin + output.outputs * width;
+        target.assign(begin, begin + count * width);
+        target.insert(target.end(), end - output.mtp_drafts * width, end);
+    };
+    copy(predictions.token_ids, output.token_ids, 1);
+    copy(predictions.confidences, values, 1);
+    copy(predictions.probabilities, output.confidence, 1);
     predictions.vocab_size = output.vocab_size;
-    if (!output.logits.empty())
-        predictions.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
+    if (!output.logits.empty()) copy(predictions.logits, output.logits, output.vocab_size);
+    predictions.mtp_drafts = output.mtp_drafts;
     predictions.top_k = output.top_k;
     if (output.top_k > 0) {
-        predictions.topk_ids.assign(output.topk_ids.begin() + first * output.top_k, output.topk_ids.begin() + last * output.top_k);
-        predictions.topk_logprobs.assign(output.topk_logprobs.begin() + first * output.top_k,
-                                         output.topk_logprobs.begin() + last * output.top_k);
+        copy(predictions.topk_ids, output.topk_ids, output.top_k);
+        copy(predictions.topk_logprobs, output.topk_logprobs, output.top_k);
     }
     return predictions;
 }
@@ -57,6 +61,11 @@ Predictions Predictions::then(const Predictions& later) const {
     extend(joined.probabilities, later.probabilities);
     extend(joined.logits, later.logits);
     return joined;
+}
+
+DraftTokens Predictions::mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const {
+    if (count != num_verified + 1 || !std::equal(chosen.begin(), chosen.begin() + count, token_ids.begin())) return {};
+    return {{token_ids.end() - mtp_drafts, token_ids.end()}, {probabilities.end() - mtp_drafts, probabilities.end()}, Source::masks};
 }
 
 Sequence::Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -129,7 +138,7 @@ std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::in
     }
     num_verified = std::min(num_verified, count);
     if (verifies) {
-        advance(chosen.token_ids, predictions.probabilities, count, num_verified, num_draft_tokens);
+        advance(chosen.token_ids, predictions, count, num_verified, num_draft_tokens);
     } else {
         draft_tokens = {};
         // If something other than tau ended the run, the sequence is over.
@@ -153,15 +162,20 @@ void Sequence::append(std::int64_t token) {
 }
 
 /// Verified draft tokens become final like pending tokens; the predictions after them are proposed next.
-void Sequence::advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+void Sequence::advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count,
                        std::int64_t num_verified, std::int64_t num_fed) {
     cursor = std::min(cursor + num_verified, num_tokens() - 1);
     count_draft_tokens(num_fed, num_verified);
+    if (predictions.mtp_drafts > 0 && !finish_reason) {
+        draft_tokens = predictions.mtp_draft(token_ids, count, num_verified);
+        return;
+    }
     // Predictions after a wrong token are void: new masks are better guesses.
     if (num_verified < num_fed || finish_reason) {
         draft_tokens = {};
         return;
     }
+    const std::vector<double>& probabilities = predictions.probabilities;
     draft_tokens = {{token_ids.begin() + count, token_ids.end()}, {probabilities.begin() + count, probabilities.end()}, Source::masks};
     see_masks(draft_tokens.confidences);
 }

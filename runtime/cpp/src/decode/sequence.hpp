@@ -39,7 +39,8 @@ struct Accepted {
 /// Consecutive predictions for one sequence, the first for its next unknown position. `logits` is empty or [size,
 /// vocab_size]; `topk_ids` and `topk_logprobs` are empty or [size, top_k], best first.
 ///
-/// `confidences` are of the metric that the sequence uses, `probabilities` always probabilities.
+/// `confidences` are of the metric that the sequence uses, `probabilities` always probabilities. The last `mtp_drafts`
+/// predictions are the MTP layer's, as in StepOutput.
 struct Predictions {
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences, probabilities;
@@ -47,13 +48,16 @@ struct Predictions {
     std::int64_t vocab_size = 0;
     std::vector<std::int64_t> topk_ids = {};
     std::vector<float> topk_logprobs = {};
-    std::int64_t top_k = 0;
+    std::int64_t top_k = 0, mtp_drafts = 0;
 
-    /// The first `count` predictions of batch row `seq`, with confidences of `metric`.
+    /// The first `count` predictions of batch row `seq` and the MTP layer's, with confidences of `metric`.
     static Predictions of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric);
 
     /// These predictions followed by `later` ones.
     Predictions then(const Predictions& later) const;
+
+    /// The MTP layer's draft tokens, if the step gave the first `count` of `chosen`: none if greedy decoding gives others.
+    DraftTokens mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const;
 };
 
 /// A sequence being decoded.
@@ -171,7 +175,7 @@ class Sequence {
     void see_masks(const std::vector<double>& probabilities);
 
   private:
-    void advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+    void advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count,
                  std::int64_t num_verified, std::int64_t num_fed);
     /// Expected number of accepted draft tokens.
     double expected_accepted(const DraftTokens& those) const;

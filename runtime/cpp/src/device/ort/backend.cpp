@@ -63,7 +63,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
     is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
-    for (std::int64_t i = 0; i < model_.num_layers; ++i)
+    for (std::int64_t i = 0; i < model_.num_kv_layers(); ++i)
         for (const char* kind : {".key", ".value"}) {
             past_names_.push_back("past_key_values." + std::to_string(i) + kind);
             present_names_.push_back("present." + std::to_string(i) + kind);
@@ -137,14 +137,15 @@ void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) 
 
 /// Bind the wanted outputs; outputs that are not bound are not computed.
 void OrtBackend::bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const {
-    output.outputs = input.outputs;
+    output.outputs = input.outputs + model_.mtp_drafts;
+    output.mtp_drafts = model_.mtp_drafts;
     output.vocab_size = model_.vocab_size;
     output.top_k = input.want_topk ? top_k_ : 0;
     if (!want_logits) output.logits.clear();
     const auto bind = [&](const std::string& name, auto& values, std::int64_t width) {
-        Shape shape{input.rows, input.outputs};
+        Shape shape{input.rows, output.outputs};
         if (width > 0) shape.push_back(width);
-        values.resize(static_cast<std::size_t>(input.rows * input.outputs * std::max(width, std::int64_t{1})));
+        values.resize(static_cast<std::size_t>(input.rows * output.outputs * std::max(width, std::int64_t{1})));
         rows.binding.BindOutput(name.c_str(), tensor(values, shape));
     };
     for (const std::string& name : outputs_) {
