@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=10, help="look-alikes of each kind")
+    parser.add_argument("--seeds", type=int, default=4, help="look-alikes of each kind")
     parser.add_argument("--only-cost", action="store_true")
     args = parser.parse_args()
     if not args.only_cost:
