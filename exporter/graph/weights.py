@@ -87,8 +87,6 @@ def weight_recipes(
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
     codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
-    if embedding is not None and not shares_table(dims, quantization):
-        embedding = Codec("int8", None)  # no product reads it, so it needs no room for sums
     yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
     quirks, plus = dims.quirks, dims.quirks.norm_offset
     for i in range(dims.num_layers + dims.mtp):

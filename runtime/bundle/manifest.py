@@ -21,8 +21,7 @@ from .upgrade import upgrade
 
 FORMAT_VERSION = "1.5"
 OLD_W8A8 = (
-    "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
-    " again: mars-export onnx CHECKPOINT --precision w8a8"
+    "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8"
 )
 NOT_BATCH_INVARIANT = (
     "not batch-invariant: exact mode gives the text of one token a step, except where two tokens are almost"
@@ -211,7 +210,9 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
-        if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits != 7):
+        if self.precision == "w8a8" and (
+            self.quantization is None or self.quantization.weight_bits not in (7, 8)
+        ):
             yield "quantization.weight_bits", OLD_W8A8
 
 

@@ -22,7 +22,7 @@ from ..name import DeviceName, GpuOptions
 from . import kernels, library
 from .binding import Binding, StepInput
 from .cuda_memory import CudaMemory, Memory
-from .products import require_exact
+from .products import exact_entries
 from .signature import check_signature
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class OrtBackend:
         self._suffixes = model.kv_suffixes
         self._mtp_drafts = model.mtp_drafts
         is_gpu = name.kind != "cpu"
+        if variant.precision == "w8a8" and not is_gpu:
+            entries |= exact_entries(ort, entries)
         entries |= {
             library.LEVEL: str(accuracy_level),
             "session.record_ep_graph_assignment_info": str(int(is_gpu)),
@@ -150,8 +152,6 @@ class OrtBackend:
             weights = sizes.get(variant.weights or variant.file, 0)
             require(weights, "opening this model", "use a smaller model or narrower weights")
         backend = cls(graph, variant, model, device, threads, level, settings=settings, gpu=gpu)
-        if device == "cpu" and variant.precision == "w8a8":
-            require_exact(library.load(device)[0], settings or {})
         if (
             device == "cpu"
             and variant.precision in REPRODUCIBLE

@@ -1,4 +1,4 @@
-// A bundle's manifest, read and checked. docs/format.md is the specification.
+// runtime/bundle/manifest.py: a bundle's manifest, read and checked. docs/format.md is the specification.
 #pragma once
 
 #include <cstdint>

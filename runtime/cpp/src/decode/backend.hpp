@@ -1,4 +1,4 @@
-// The interface between the decoding loop and a device: KV rows and one forward. Each backend implements it.
+// runtime/decode/backend.py: the interface between the decoding loop and a device.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,16 @@
 namespace mars {
 
 constexpr std::int64_t growth = 128; ///< entries: capacities are multiples of this
+
+/// What one sequence feeds into a step, from its cursor on: `pending` tokens, `draft_tokens`, `masks`.
+///
+/// The outputs are those of the last pending token, of every draft token and of every mask, in this order.
+struct StepPlan {
+    std::int64_t pending = 0, draft_tokens = 0, masks = 0;
+
+    std::int64_t slots() const { return pending + draft_tokens + masks; }
+    std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
+};
 
 /// The inputs of one forward over neighbouring rows, row after row.
 struct StepInput {

@@ -7,7 +7,6 @@
 #include <mars/errors.hpp>
 
 #include "accept.hpp"
-#include "decode/prefix.hpp"
 #include "decode/sample.hpp"
 
 namespace mars {
@@ -20,22 +19,11 @@ constexpr double exact_mode = -1.0;  // instead of a tau
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
 
 template <typename T>
-void append(std::vector<T>& target, const std::vector<T>& source) {
+void extend(std::vector<T>& target, const std::vector<T>& source) {
     target.insert(target.end(), source.begin(), source.end());
 }
 
 } // namespace
-
-std::int64_t DraftSlots::id(std::int64_t position) const {
-    const auto offset = splitmix64(0, static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(high - low);
-    return first + low + static_cast<std::int64_t>(offset);
-}
-
-void check_tau(double tau, Metric metric) {
-    if (!is_one_token(tau, metric))
-        throw SessionError("this bundle is a stock model with a draft adapter: its drafts were trained to be verified, so that the text is "
-                           "the stock model's. Leave out tau; tau 1 is one token a step");
-}
 
 std::string_view to_string(FinishReason reason) {
     constexpr const char* names[] = {"eos", "stop", "length", "capacity", "cancelled", "deadline"};
@@ -68,10 +56,10 @@ Predictions Predictions::of(const StepOutput& output, std::int64_t seq, std::int
 
 Predictions Predictions::then(const Predictions& later) const {
     Predictions joined = *this;
-    append(joined.token_ids, later.token_ids);
-    append(joined.confidences, later.confidences);
-    append(joined.probabilities, later.probabilities);
-    append(joined.logits, later.logits);
+    extend(joined.token_ids, later.token_ids);
+    extend(joined.confidences, later.confidences);
+    extend(joined.probabilities, later.probabilities);
+    extend(joined.logits, later.logits);
     return joined;
 }
 
@@ -108,7 +96,29 @@ std::int64_t Sequence::max_masks(std::int64_t block) const {
     std::int64_t most = feeds_draft_tokens() && block > 1 ? block + 1 : block - 1;
     if (config_.masks >= 0) most = std::min(most, config_.masks);
     if (mask_limit) most = std::min(most, *mask_limit);
-    return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
+    return std::max(std::int64_t{0}, std::min(most, usable_masks()));
+}
+
+std::int64_t Sequence::usable_masks(std::int64_t num_drafts) const {
+    return std::max(std::int64_t{0}, remaining() - num_drafts - (config_.is_exact() ? 2 : 1));
+}
+
+StepPlan Sequence::widest_plan(std::int64_t room, std::int64_t block) const {
+    const std::int64_t drafts = std::max(std::int64_t{0}, std::min(num_draft_tokens(), room));
+    std::int64_t masks = std::min(max_masks(block), room - drafts);
+    if (config_.is_exact() || drafts > 0) masks = ends_at(drafts) ? 0 : std::min(masks, usable_masks(drafts));
+    return {num_pending(), drafts, std::max(std::int64_t{0}, masks)};
+}
+
+void Sequence::commit_chunk(std::int64_t num_tokens) {
+    cursor += num_tokens;
+    ++(is_reading() ? stats.prefill_forwards : stats.forwards);
+}
+
+std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {
+    cursor += plan.pending;
+    ++stats.forwards;
+    return accept(predictions, plan.draft_tokens);
 }
 
 std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::int64_t num_draft_tokens) {
@@ -123,7 +133,7 @@ std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::in
     }
     std::int64_t num_verified = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
     for (std::int64_t i = 0; i < count; ++i) {
-        push(chosen.token_ids[static_cast<std::size_t>(i)]);
+        append(chosen.token_ids[static_cast<std::size_t>(i)]);
         if (finish_reason) count = i + 1;
     }
     num_verified = std::min(num_verified, count);
@@ -143,7 +153,7 @@ std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::in
     return Accepted{index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_verified};
 }
 
-void Sequence::push(std::int64_t token) {
+void Sequence::append(std::int64_t token) {
     tokens.push_back(token);
     if (is_one_of(token, eos_ids_))
         finish_reason = FinishReason::eos;

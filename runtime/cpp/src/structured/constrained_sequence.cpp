@@ -101,7 +101,7 @@ std::optional<Choice> ConstrainedSequence::choose(const Predictions& predictions
 
 void ConstrainedSequence::append(std::int64_t token) {
     grammar_state_.append(token);
-    push(token);
+    Sequence::append(token);
 }
 
 /// Move the cursor past verified draft tokens, and propose what was predicted after `appended`.

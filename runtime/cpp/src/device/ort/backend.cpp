@@ -7,7 +7,6 @@
 #include "device/lost.hpp"
 #include "device/name.hpp"
 #include "device/ort/kernels.hpp"
-#include "device/ort/products.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -59,7 +58,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const std::string provider = provider_of(name.kind);
     const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider;
     const bool is_w8a8 = variant.precision == "w8a8";
-    const OrtParts options = parted(settings.options, is_on_cpu, name.number);
+    OrtParts options = parted(settings.options, is_on_cpu, name.number);
+    options.needs_exact_products = is_on_cpu && is_w8a8;
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
     is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
@@ -74,7 +74,6 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         const std::optional<Kernels> kernels = is_on_cpu && is_w8a8 ? installed_kernels() : std::nullopt;
         const std::filesystem::path operators = kernels ? kernels->library : std::filesystem::path();
         open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level), operators);
-        if (is_on_cpu && is_w8a8) require_exact_products(graph_.env, options.entries);
         check_signature(file);
         if (is_cuda && !memory_) memory_ = cuda_memory(name.ordinal());
         are_rows_bound_once_ = is_on_cpu || memory_ != nullptr;
