@@ -7,24 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from onnx import TensorProto
 
+from ..checkpoint.architecture.dims import Dims
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed
-
-if TYPE_CHECKING:
-    from .step import Writer
 
 FIRST, LAST, END = ("axis_start", [0]), ("last_row", [-1]), ("far", [2**62])
 
 
-def write(writer: Writer, hidden: str, logits: str) -> str:
+class Writer(Protocol):
+    """The writer of a step (step.py): its nodes so far, and what the MTP layer has in common with others."""
+
+    nodes: Nodes
+    dims: Dims
+    dtype: str
+
+    def empty(self) -> Writer:
+        """A writer of the same step without nodes."""
+        ...
+
+    def write_positions(self) -> None: ...
+    def write_layer(self, i: int, hidden: str) -> str: ...
+    def embedding(self, ids: str) -> str: ...
+    def norm(self, x: str, module: str, name: str) -> str: ...
+    def linear(self, x: str, weight: str, name: str, bias: bool) -> str: ...
+    def logits(self, normed: str, like: str) -> str: ...
+
+
+def write(writer: Writer, hidden: str, logits: str, count: int) -> str:
     """`hidden` [b, s, hidden] of the last layer and `logits` [b, o, vocab] of the outputs -> logits
-    [b, o + k, vocab]: the last k are those of the draft tokens.
+    [b, o + k, vocab]: the last k, `count`, are those of the draft tokens.
     """
-    nodes, layer, count = writer.nodes, writer.dims.num_layers, writer.spec.mtp_drafts
+    nodes, layer = writer.nodes, writer.dims.num_layers
     nodes.scope("mtp")
     following, slot = _following(nodes, logits)
     made = writer.write_layer(layer, _input(writer, hidden, following, "positions"))  # [b, s, hidden]
@@ -127,7 +144,7 @@ def _unrolled(writer: Writer, hidden: str, token: str, position: str, past: dict
     nodes, layer = writer.nodes, writer.dims.num_layers
     x = _input(writer, hidden, token, position)
     length = nodes.add("Squeeze", position, ("axis_1", [1]), name="length")  # [b]
-    inner = type(writer)(writer.spec)
+    inner = writer.empty()
     inner.write_positions()
     made = inner.write_layer(layer, x)
     outer = {"input_ids": token, "kv_length": length, "past_key_values.0.key": past["key"]}

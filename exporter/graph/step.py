@@ -107,6 +107,9 @@ class Writer:
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
+    def empty(self) -> Writer:
+        return Writer(self.spec)
+
     def write(self) -> None:
         factor = self.quirks.embedding_factor
         hidden = scaling.scaled(
@@ -288,7 +291,7 @@ class Writer:
         rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
         logits = self.logits(self.norm(rows, "norm", "head_rows_normed"), "output_index")
         if spec.mtp_drafts:
-            logits = mtp.write(self, hidden, logits)
+            logits = mtp.write(self, hidden, logits, spec.mtp_drafts)
         # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
         is_integer = self.quantization is not None and self.quantization.is_integer
         predictions.write(nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer)
