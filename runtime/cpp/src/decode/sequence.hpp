@@ -175,8 +175,8 @@ class Sequence {
     void see_masks(const std::vector<double>& probabilities);
 
   private:
-    void advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count,
-                 std::int64_t num_verified, std::int64_t num_fed);
+    void advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count, std::int64_t num_verified,
+                 std::int64_t num_fed);
     /// Expected number of accepted draft tokens.
     double expected_accepted(const DraftTokens& those) const;
     void end(FinishReason reason) {
