@@ -19,7 +19,7 @@ from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
 from .upgrade import upgrade
 
-FORMAT_VERSION = "1.4"
+FORMAT_VERSION = "1.5"
 OLD_W8A8 = (
     "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
     " again: mars-export onnx CHECKPOINT --precision w8a8"
@@ -29,7 +29,8 @@ NOT_BATCH_INVARIANT = (
     " equally likely (docs/decoding.md)"
 )
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
-KV_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
+SCALE_BYTES = 2  # after the codes of an int8 entry
 KV_LAYOUTS = ("in-place", "appended")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
@@ -61,10 +62,14 @@ class ModelInfo:
         """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
         return [f"{i}.{kind}" for i in range(self.num_layers) for kind in ("key", "value")]
 
+    def entry_width(self, kv_dtype: str) -> int:
+        """The numbers of one entry of a head: those of an int8 entry include its scale."""
+        return self.head_dim + (SCALE_BYTES if kv_dtype == "int8" else 0)
+
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
-        number = 4 if kv_dtype == "float32" else 2
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number
+        number = {"float32": 4, "int8": 1}.get(kv_dtype, 2)
+        return 2 * self.num_layers * self.num_kv_heads * self.entry_width(kv_dtype) * number
 
 
 @dataclass(frozen=True, slots=True)
