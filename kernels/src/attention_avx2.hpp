@@ -23,9 +23,10 @@ struct Avx2Lanes {
     }
 
     // Four dimensions of each entry become pairs: the first with the third, the second with the fourth.
-    static void unpack_keys(const int8_t* const* chunks, int32_t* out) {
+    static void unpack_keys(const int8_t* first, size_t stride, int32_t* out) {
+        const auto entry = [first, stride](size_t l) { return sixteen(first + l * stride); };
         __m256i x[4];
-        for (int i = 0; i < 4; ++i) x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen(chunks[i])), sixteen(chunks[i + 4]), 1);
+        for (size_t i = 0; i < 4; ++i) x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(entry(i)), entry(i + 4), 1);
         const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpacklo_epi32(x[2], x[3]);
         const __m256i c = _mm256_unpackhi_epi32(x[0], x[1]), d = _mm256_unpackhi_epi32(x[2], x[3]);
         for (const __m256i four : {_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b), _mm256_unpacklo_epi64(c, d),

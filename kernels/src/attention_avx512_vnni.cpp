@@ -12,7 +12,12 @@ struct Avx512Vnni {
 
     static Vector load(const int32_t* from) { return _mm512_loadu_si512(from); }
     static void store(int32_t* to, Vector x) { _mm512_storeu_si512(to, x); }
-    static Vector add_products(Vector sums, Vector pairs, Vector two) { return _mm512_dpwssd_epi32(sums, pairs, two); }
+    // Not the intrinsic: GCC 12 copies the sums before each of them.
+    static Vector add_products(Vector sums, Vector pairs, Vector two) {
+        __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(pairs), "v"(two));
+        return sums;
+    }
+
 
     static Vector pair(const int16_t* two) {
         int32_t both;
@@ -21,11 +26,12 @@ struct Avx512Vnni {
     }
 
     // Four dimensions of each entry become pairs: the first with the third, the second with the fourth.
-    static void unpack_keys(const int8_t* const* chunks, int32_t* out) {
+    static void unpack_keys(const int8_t* first, size_t stride, int32_t* out) {
+        const auto entry = [first, stride](size_t l) { return sixteen(first + l * stride); };
         __m512i x[4];
-        for (int i = 0; i < 4; ++i) {
-            x[i] = _mm512_inserti32x4(_mm512_castsi128_si512(sixteen(chunks[i])), sixteen(chunks[i + 4]), 1);
-            x[i] = _mm512_inserti32x4(_mm512_inserti32x4(x[i], sixteen(chunks[i + 8]), 2), sixteen(chunks[i + 12]), 3);
+        for (size_t i = 0; i < 4; ++i) {
+            x[i] = _mm512_inserti32x4(_mm512_castsi128_si512(entry(i)), entry(i + 4), 1);
+            x[i] = _mm512_inserti32x4(_mm512_inserti32x4(x[i], entry(i + 8), 2), entry(i + 12), 3);
         }
         const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpacklo_epi32(x[2], x[3]);
         const __m512i c = _mm512_unpackhi_epi32(x[0], x[1]), d = _mm512_unpackhi_epi32(x[2], x[3]);

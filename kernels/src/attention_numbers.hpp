@@ -38,14 +38,11 @@ inline int32_t rounded_to_int(float x) { return bits_of(x + ROUNDER) - bits_of(R
 
 inline float power_of_two(int exponent) { return float_of((exponent + 127) * (1 << 23)); }
 
+// Positive numbers have the order of their bits, and compilers vectorize the maximum of integers.
 inline float largest_of(const float* x, size_t count) {
-    float lanes[WIDE] = {}, most = 0;
-    size_t i = 0;
-    for (; i + WIDE <= count; i += WIDE)
-        for (size_t l = 0; l < WIDE; ++l) lanes[l] = std::fabs(x[i + l]) > lanes[l] ? std::fabs(x[i + l]) : lanes[l];
-    for (; i < count; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
-    for (const float lane : lanes) most = lane > most ? lane : most;
-    return most;
+    int32_t most = 0;
+    for (size_t i = 0; i < count; ++i) most = std::max(most, bits_of(x[i]) & 0x7fffffff);
+    return float_of(most);
 }
 
 // out = x by blocks of an orthogonal matrix. x is rounded to integers first, so that sums are exact.
@@ -101,34 +98,37 @@ inline float write_query(const float* x, size_t count, float scale, float* scrat
     return largest * (scale * static_cast<float>(1.4426950408889634 * OCTAVE / (CODE * most)));
 }
 
-// Scores [count], a multiple of WIDE, to integer weights of values with these scales. `factor`: steps of a score. Returns the number that a
-// unit of weights times codes is worth. `scores` are overwritten.
-inline float write_weights(float* scores, const float* scales, size_t count, float factor, int16_t* weights) {
-    float highest[WIDE], largest[WIDE] = {};
-    for (float& lane : highest) lane = UNSEEN;
-    for (size_t i = 0; i < count; i += WIDE)
-        for (size_t l = 0; l < WIDE; ++l) highest[l] = scores[i + l] > highest[l] ? scores[i + l] : highest[l];
-    const float top = *std::max_element(highest, highest + WIDE);
+// Numbers of any sign have the order of these integers.
+inline int32_t in_order(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+
+// The weight, an integer of at most 2^22, of a score that is this many steps below the highest one.
+inline int32_t weight_of(float below) {
+    const int32_t step = rounded_to_int(below < STEPS ? below : STEPS);
+    const float x = static_cast<float>(step & (OCTAVE - 1)) * (1.0f / OCTAVE);
+    float value = POLYNOMIAL[4];
+    for (int term = 3; term >= 0; --term) value = value * x + POLYNOMIAL[term];
+    return rounded_to_int(float_of(bits_of(value) + (22 - (step >> OCTAVE_BITS)) * (1 << 23)));
+}
+
+// Scores [count] to integer weights of values with these scales. `factor`: steps of a score. Returns the number that a unit of weights
+// times codes is worth. `scores` are overwritten.
+inline float write_weights(float* __restrict scores, const float* __restrict scales, size_t count, float factor,
+                           int16_t* __restrict weights) {
+    int32_t highest = in_order(bits_of(UNSEEN));
+    for (size_t i = 0; i < count; ++i) highest = std::max(highest, in_order(bits_of(scores[i])));
+    const float top = float_of(in_order(highest));
     int64_t total = 0;
-    constexpr size_t PART = 256 * WIDE; // sums of fewer weights of 2^22 fit into 32 bits
+    constexpr size_t PART = 256; // the sum of fewer weights fits into 32 bits
     for (size_t from = 0; from < count; from += PART) {
-        int32_t sums[WIDE] = {};
-        for (size_t i = from; i < std::min(from + PART, count); i += WIDE)
-            for (size_t l = 0; l < WIDE; ++l) {
-                const float below = (top - scores[i + l]) * factor;
-                const int32_t step = rounded_to_int(below < STEPS ? below : STEPS);
-                const float x = static_cast<float>(step & (OCTAVE - 1)) * (1.0f / OCTAVE);
-                float value = POLYNOMIAL[4];
-                for (int term = 3; term >= 0; --term) value = value * x + POLYNOMIAL[term];
-                const int32_t weight = rounded_to_int(float_of(bits_of(value) + (22 - (step >> OCTAVE_BITS)) * (1 << 23)));
-                sums[l] += weight;
-                const float scaled = static_cast<float>(weight) * scales[i + l];
-                scores[i + l] = scaled;
-                largest[l] = scaled > largest[l] ? scaled : largest[l];
-            }
-        for (const int32_t sum : sums) total += sum;
+        int32_t sum = 0;
+        for (size_t i = from; i < std::min(from + PART, count); ++i) {
+            const int32_t weight = weight_of((top - scores[i]) * factor);
+            sum += weight;
+            scores[i] = static_cast<float>(weight) * scales[i];
+        }
+        total += sum;
     }
-    const float most = *std::max_element(largest, largest + WIDE), unit = WEIGHT / most;
+    const float most = largest_of(scores, count), unit = WEIGHT / most;
     for (size_t i = 0; i < count; ++i) weights[i] = static_cast<int16_t>(rounded_to_int(scores[i] * unit));
     return most * static_cast<float>(1.0 / (CODE * WEIGHT)) / static_cast<float>(total);
 }

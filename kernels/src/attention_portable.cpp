@@ -22,10 +22,10 @@ struct Portable {
         return sums;
     }
 
-    static void unpack_keys(const int8_t* const* chunks, int32_t* out) {
+    static void unpack_keys(const int8_t* first, size_t stride, int32_t* out) {
         for (size_t d = 0; d < CHUNK; d += 4)
             for (size_t half = 0; half < 2; ++half, out += LANES)
-                for (size_t l = 0; l < LANES; ++l) out[l] = together(chunks[l][d + half], chunks[l][d + half + 2]);
+                for (size_t l = 0; l < LANES; ++l) out[l] = together(first[l * stride + d + half], first[l * stride + d + half + 2]);
     }
 
     static void unpack_values(const int8_t* first, const int8_t* second, int32_t* out) {

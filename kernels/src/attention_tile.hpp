@@ -45,6 +45,7 @@ class Tile {
     Tile(const Attention& of, size_t row, size_t kv_head, size_t tile)
         : call(of), head(row * call.kv_heads + kv_head), slot(tile * call.slots_of_tile()),
           slots(std::min(call.slots_of_tile(), call.slots - slot)), queries(slots * call.group()), dims(rounded_up(call.head_dim, CHUNK)),
+          stride(call.entry_bytes()), keys(call.keys + head * call.capacity * stride), values(call.values + head * call.capacity * stride),
           begin(std::max<int64_t>(0, call.start[row] + static_cast<int64_t>(slot) + 1 - call.window)),
           end(static_cast<size_t>(call.start[row]) + slot + slots), count(rounded_up(end - begin, WIDE)) {
         own.codes.assign(queries * dims, 0);
@@ -74,8 +75,8 @@ class Tile {
     }
 
   private:
-    const int8_t* key(size_t j) const { return call.keys + (head * call.capacity + j) * call.entry_bytes(); }
-    const int8_t* value(size_t j) const { return call.values + (head * call.capacity + j) * call.entry_bytes(); }
+    const int8_t* key(size_t j) const { return keys + j * stride; }
+    const int8_t* value(size_t j) const { return values + j * stride; }
     // The number of a query's head among those of all rows.
     size_t query_head(size_t r) const { return head * call.group() + r % call.group(); }
 
@@ -84,14 +85,14 @@ class Tile {
         const size_t present = std::min(Isa::LANES, end - j);
         for (size_t d = 0; d < call.head_dim; d += CHUNK) {
             const size_t width = std::min(CHUNK, call.head_dim - d);
-            const int8_t* chunks[Isa::LANES];
-            alignas(16) int8_t padded[Isa::LANES][CHUNK] = {};
-            for (size_t l = 0; l < Isa::LANES; ++l) {
-                const bool is_whole = l < present && width == CHUNK;
-                if (!is_whole && l < present) std::memcpy(padded[l], key(j + l) + d, width);
-                chunks[l] = is_whole ? key(j + l) + d : padded[l];
+            int32_t* out = pairs + d / 2 * Isa::LANES;
+            if (present == Isa::LANES && width == CHUNK) {
+                Isa::unpack_keys(key(j) + d, stride, out);
+            } else {
+                int8_t padded[Isa::LANES * CHUNK] = {};
+                for (size_t l = 0; l < present; ++l) std::memcpy(padded + l * CHUNK, key(j + l) + d, width);
+                Isa::unpack_keys(padded, CHUNK, out);
             }
-            Isa::unpack_keys(chunks, pairs + d / 2 * Isa::LANES);
         }
         for (size_t r = 0; r < queries; r += KEY_ROWS) score_queries<KEY_ROWS>(std::min(KEY_ROWS, queries - r), r, j, pairs);
     }
@@ -197,6 +198,8 @@ class Tile {
 
     const Attention& call;
     const size_t head, slot, slots, queries, dims; // head: of all rows; dims: of a head, with zeros up to a whole chunk
+    const size_t stride;          // of entries
+    const int8_t *keys, *values;  // of this head
     const size_t begin, end, count;                // entries that a slot of the tile sees; count: with zeros up to a whole step
     Scratch& own = own_scratch();
 };
