@@ -16,6 +16,10 @@ struct Avx2Lanes {
     static Vector load(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
     static void store(int32_t* to, Vector x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); }
 
+    static void store_scaled(float* to, Vector x, const float* scales) {
+        _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(x), _mm256_loadu_ps(scales)));
+    }
+
     static Vector pair(const int16_t* two) {
         int32_t both;
         std::memcpy(&both, two, sizeof both);

@@ -19,6 +19,10 @@ struct Avx512Vnni {
     }
 
 
+    static void store_scaled(float* to, Vector x, const float* scales) {
+        _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_loadu_ps(scales)));
+    }
+
     static Vector pair(const int16_t* two) {
         int32_t both;
         std::memcpy(&both, two, sizeof both);

@@ -14,6 +14,9 @@ struct Portable {
         return made;
     }
     static void store(int32_t* to, const Vector& x) { std::memcpy(to, &x, sizeof x); }
+    static void store_scaled(float* to, const Vector& x, const float* scales) {
+        for (size_t l = 0; l < LANES; ++l) to[l] = static_cast<float>(x.of[l]) * scales[l];
+    }
     static int32_t pair(const int16_t* two) { return together(two[0], two[1]); }
 
     static Vector add_products(Vector sums, const Vector& pairs, int32_t two) {

@@ -109,13 +109,8 @@ class Tile {
             for (size_t i = 0; i < Rows; ++i) sums[i] = Isa::add_products(sums[i], keys, Isa::pair(q + i * dims + 2 * p));
         }
 #pragma GCC unroll 16
-        for (size_t i = 0; i < Rows; ++i) {
-            alignas(64) int32_t whole[Isa::LANES];
-            Isa::store(whole, sums[i]);
-            float* to = &own.scores[(r + i) * count + j - begin];
-            const float* scales = &own.key_scales[j - begin];
-            for (size_t l = 0; l < Isa::LANES; ++l) to[l] = static_cast<float>(whole[l]) * scales[l];
-        }
+        for (size_t i = 0; i < Rows; ++i)
+            Isa::store_scaled(&own.scores[(r + i) * count + j - begin], sums[i], &own.key_scales[j - begin]);
     }
 
     // Entries after a slot's own, or before its window.
