@@ -34,15 +34,13 @@ def test_it_is_close_to_attention_in_floating_point(sizes: Heads, tmp_path: Path
 
 
 def test_a_large_number_in_each_key_costs_no_accuracy(tmp_path: Path) -> None:
-    """As models with biases of keys have, such as Qwen2. Without the rotation the error is 20 times as
-    large.
-    """
+    """As models with biases of keys have, such as Qwen2. Without the rotation the error is 0.165."""
     sizes = Heads(4, 2, 64)
     step = texts(np.random.default_rng(0), sizes, 60)
     step.k[..., 7] += 100
     y, _, _ = run(write_graph(tmp_path / "graph.onnx", sizes), step)
     exact = float_attention(step.q, step.k, step.v, 0, None)
-    assert np.sqrt(np.square(y - exact).mean()) < 0.15 * np.sqrt(np.square(exact).mean())
+    assert np.sqrt(np.square(y - exact).mean()) < 0.05 * np.sqrt(np.square(exact).mean())
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
