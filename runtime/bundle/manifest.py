@@ -157,7 +157,7 @@ class Variant:
     file: the ONNX graph or the engine
     weights: the file of the graph's weights, if they are apart
     precision: the form of the stored weights
-    kv_dtype: the type of the KV entries
+    kv_dtype: the type of the KV entries; int8 entries have their scales in them
     kv_layout: "in-place" if the graph writes into a KV buffer of fixed size, "appended" if it returns new
         entries
     outputs: the names of its outputs
@@ -207,6 +207,9 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
+        is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
+        if self.kv_dtype == "int8" and not is_plain:
+            yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
         if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits != 7):
             yield "quantization.weight_bits", OLD_W8A8
 
