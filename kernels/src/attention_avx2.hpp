@@ -33,8 +33,8 @@ struct Avx2Lanes {
         for (size_t i = 0; i < 4; ++i) x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(entry(i)), entry(i + 4), 1);
         const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpacklo_epi32(x[2], x[3]);
         const __m256i c = _mm256_unpackhi_epi32(x[0], x[1]), d = _mm256_unpackhi_epi32(x[2], x[3]);
-        for (const __m256i four : {_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b), _mm256_unpacklo_epi64(c, d),
-                                   _mm256_unpackhi_epi64(c, d)}) {
+        for (const __m256i four :
+             {_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b), _mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d)}) {
             store(out, _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8));
             store(out + LANES, _mm256_srai_epi16(four, 8));
             out += 2 * LANES;

@@ -18,7 +18,6 @@ struct Avx512Vnni {
         return sums;
     }
 
-
     static void store_scaled(float* to, Vector x, const float* scales) {
         _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_loadu_ps(scales)));
     }
@@ -39,8 +38,8 @@ struct Avx512Vnni {
         }
         const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpacklo_epi32(x[2], x[3]);
         const __m512i c = _mm512_unpackhi_epi32(x[0], x[1]), d = _mm512_unpackhi_epi32(x[2], x[3]);
-        for (const __m512i four : {_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b), _mm512_unpacklo_epi64(c, d),
-                                   _mm512_unpackhi_epi64(c, d)}) {
+        for (const __m512i four :
+             {_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b), _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)}) {
             store(out, _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8));
             store(out + LANES, _mm512_srai_epi16(four, 8));
             out += 2 * LANES;

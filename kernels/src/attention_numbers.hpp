@@ -16,7 +16,7 @@ constexpr int CODE = 127, WEIGHT = 32767, OCTAVE_BITS = 9, OCTAVES = 24, LOWEST_
 constexpr int OCTAVE = 1 << OCTAVE_BITS, STEPS = OCTAVES * OCTAVE;
 constexpr float UNSEEN = -1e38f, TINY = 0x1p-40f;
 constexpr float POLYNOMIAL[] = {1.0f, -0.69306418f, 0.23946085f, -0.05323139f, 0.00683635f}; // of 2^-x, x from 0 to 1
-constexpr size_t WIDE = 16; // numbers of a loop's step
+constexpr size_t WIDE = 16;                                                                  // numbers of a loop's step
 
 inline int32_t bits_of(float x) {
     int32_t bits;

@@ -27,11 +27,11 @@ struct Chunk {
 
 // Memory of a thread, which stays for the next tile.
 struct Scratch {
-    std::vector<int16_t> codes, weights;                            // [queries, dims], [queries, count]
-    std::vector<float> rotated, factors, scores;                    // [dims], [queries], [queries, count]
-    std::vector<float> key_scales, value_scales;                    // [count]
-    std::vector<int32_t> sums, unpacked;                            // [queries, dims], pairs [VALUES / 2, dims]
-    std::vector<int64_t> totals;                                    // [queries, dims]
+    std::vector<int16_t> codes, weights;         // [queries, dims], [queries, count]
+    std::vector<float> rotated, factors, scores; // [dims], [queries], [queries, count]
+    std::vector<float> key_scales, value_scales; // [count]
+    std::vector<int32_t> sums, unpacked;         // [queries, dims], pairs [VALUES / 2, dims]
+    std::vector<int64_t> totals;                 // [queries, dims]
 };
 
 inline Scratch& own_scratch() {
@@ -63,7 +63,7 @@ class Tile {
 
     void compute() {
         for (size_t r = 0; r < queries; ++r) {
-            const float* q = call.q + ((query_head(r)) * call.slots + slot + r / call.group()) * call.head_dim;
+            const float* q = call.q + ((query_head(r))*call.slots + slot + r / call.group()) * call.head_dim;
             own.factors[r] = write_query(q, call.head_dim, call.scale, own.rotated.data(), &own.codes[r * dims]);
         }
         for (size_t j = begin; j < end; j += Isa::LANES) score_entries(j);
@@ -109,8 +109,7 @@ class Tile {
             for (size_t i = 0; i < Rows; ++i) sums[i] = Isa::add_products(sums[i], keys, Isa::pair(q + i * dims + 2 * p));
         }
 #pragma GCC unroll 16
-        for (size_t i = 0; i < Rows; ++i)
-            Isa::store_scaled(&own.scores[(r + i) * count + j - begin], sums[i], &own.key_scales[j - begin]);
+        for (size_t i = 0; i < Rows; ++i) Isa::store_scaled(&own.scores[(r + i) * count + j - begin], sums[i], &own.key_scales[j - begin]);
     }
 
     // Entries after a slot's own, or before its window.
@@ -193,8 +192,8 @@ class Tile {
 
     const Attention& call;
     const size_t head, slot, slots, queries, dims; // head: of all rows; dims: of a head, with zeros up to a whole chunk
-    const size_t stride;          // of entries
-    const int8_t *keys, *values;  // of this head
+    const size_t stride;                           // of entries
+    const int8_t *keys, *values;                   // of this head
     const size_t begin, end, count;                // entries that a slot of the tile sees; count: with zeros up to a whole step
     Scratch& own = own_scratch();
 };

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ....runtime.bundle.manifest import SCALE_BYTES
 from ...checkpoint.architecture.dims import Dims
-from ..nodes import Nodes
+from ..nodes import Nodes, Value
 from ..quantized import DOMAIN
 
 ATTENTION = "Attention"
@@ -78,7 +78,7 @@ def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, opset: i
     entries = [f"past_key_values.{i}.{kind}" for kind in ("key", "value")]
     factors = (("attention_scale", dims.attention_scale, np.float32), (f"window_of_{window}", window or ANY))
     outputs = [nodes.local("attended"), f"present.{i}.key", f"present.{i}.value"]
-    inputs = (q, k, v, *entries, "kv_length", *factors)
+    inputs: tuple[Value, ...] = (q, k, v, *entries, "kv_length", *factors)
     return nodes.add_many(ATTENTION, *inputs, name="attention", outputs=outputs, domain=DOMAIN)[0]
 
 
@@ -131,9 +131,7 @@ def _function(dims: Dims, opset: int) -> onnx.FunctionProto:
     highest = body.add("ReduceMax", scores, ("last_axis", [-1]), name="highest", keepdims=1)
     below = body.add("Mul", body.add("Sub", highest, scores, name="below"), factor, name="steps_below")
     steps = body.add("Min", below, _number("last_step", OCTAVE * OCTAVES), name="steps_in_table")
-    steps = body.add(
-        "Cast", body.add("Round", steps, name="steps_whole"), name="steps", to=TensorProto.INT32
-    )
+    steps = body.add("Cast", body.add("Round", steps, name="steps_whole"), name="steps", to=TensorProto.INT32)
     table = ("weight_table", weights(), np.float32)
     softmax = body.add("Gather", table, steps, name="weights")  # [b, heads, s, c]
     total = body.add("Cast", softmax, name="weights_f64", to=TensorProto.DOUBLE)

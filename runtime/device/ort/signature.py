@@ -15,8 +15,8 @@ def check_signature(
     session: Any, graph: Path, variant: Variant, model: ModelInfo
 ) -> dict[str, tuple[int, ...]]:
     """The further dimensions of outputs that have several values for each position. Raises BundleError."""
-    width = model.entry_width(variant.kv_dtype)
-    kv_shape, kv_type = (model.num_kv_heads, width), TYPES[variant.kv_dtype]
+    entry = model.entry_width(variant.kv_dtype)
+    kv_shape, kv_type = (model.num_kv_heads, entry), TYPES[variant.kv_dtype]
     in_place = variant.kv_layout == "in-place"  # past and present are one buffer
     pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
     presents = [f"present.{s}" for s in model.kv_suffixes]

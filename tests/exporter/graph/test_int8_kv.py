@@ -1,4 +1,6 @@
-"""Attention over int8 entries: close to attention in floating point, and the same for every width of a step."""
+"""Attention over int8 entries: close to attention in floating point, and the same for every width of a
+step.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,10 @@ def test_sums_of_integers_are_exact(head_dim: int) -> None:
     [
         (ExportOptions(kv="int8"), "--kv int8 is for --precision w8a8, not fp32"),
         (ExportOptions(kv="fp8", precision="w8a8"), "--kv must be one of float, int8, not fp8"),
-        (ExportOptions(kv="int8", precision="w8a8", kv_layout="appended"), "--kv int8 has --kv-layout in-place"),
+        (
+            ExportOptions(kv="int8", precision="w8a8", kv_layout="appended"),
+            "--kv int8 has --kv-layout in-place",
+        ),
     ],
 )
 def test_options_that_do_not_fit(checkpoints: Named, options: ExportOptions, words: str) -> None:

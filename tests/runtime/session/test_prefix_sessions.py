@@ -99,7 +99,9 @@ def test_elsewhere_entries_depend_on_the_pieces(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize(("kind", "piece"), [("fp32", 7), ("w8a8", 16), ("w8a8 kv8", 16), ("int8", 7), ("narrow", 7)])
+@pytest.mark.parametrize(
+    ("kind", "piece"), [("fp32", 7), ("w8a8", 16), ("w8a8 kv8", 16), ("int8", 7), ("narrow", 7)]
+)
 def test_answers_are_bit_for_bit_those_without_a_store(
     seed: int,
     loop: str,

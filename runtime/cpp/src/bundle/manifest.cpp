@@ -136,8 +136,7 @@ Variant read_variant(Fields& fields) {
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
     const bool is_plain = variant.backend == "onnx" && variant.precision == "w8a8" && variant.kv_layout == "in-place";
-    if (variant.kv_dtype == "int8" && !is_plain)
-        fields.wrong("kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout");
+    if (variant.kv_dtype == "int8" && !is_plain) fields.wrong("kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout");
     if (variant.precision == "w8a8" && (!fields.has("quantization") || fields.object("quantization").optional_integer("weight_bits") != 7))
         fields.wrong("quantization.weight_bits", "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export "
                                                  "the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8");
