@@ -61,6 +61,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const std::string provider = provider_of(name.kind);
     const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider;
     const bool is_w8a8 = variant.precision == "w8a8";
+    if (kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 && !is_on_cpu)
+        throw SessionError("variant " + variant.name + ": its int8 KV entries are for CPUs; export with --kv float");
     const OrtParts options = parted(settings.options, is_on_cpu, name.number);
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
