@@ -17,6 +17,7 @@ PRECISIONS = (*FLOATS, *SCHEMES)
 MAX_BLOCK, MAX_TOP_K = 64, 256
 KV = ("float", "int8")
 MAX_INT8_HEAD = 512  # sums of byte products are exact
+MAX_MTP_BLOCK = 4
 
 SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
 
@@ -62,6 +63,8 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
             f" {options.block}"
         )
+    if dims.mtp:
+        problems += _mtp_problems(options)
     if not 0 <= options.top_k <= min(MAX_TOP_K, dims.vocab_size):
         problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {options.top_k}")
     if options.fixed:
@@ -87,3 +90,21 @@ def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:
         yield "--kv int8 does not cap attention scores, as this checkpoint does"
     if dims.head_dim % 4 or dims.head_dim > MAX_INT8_HEAD:
         yield f"--kv int8 needs heads of a multiple of 4, at most {MAX_INT8_HEAD}, not {dims.head_dim}"
+
+
+def _mtp_problems(options: ExportOptions) -> list[str]:
+    """What a checkpoint with an MTP layer cannot be exported with."""
+    problems = []
+    if not 2 <= options.block <= MAX_MTP_BLOCK:
+        problems.append(
+            f"--block must be 2 to {MAX_MTP_BLOCK} for a checkpoint with an MTP layer, one more than the"
+            f" draft tokens of a step, not {options.block}"
+        )
+    if options.quantization is not None and (options.quantization.is_integer or options.calibration_text):
+        problems.append(
+            "an MTP layer has its own norm before lm_head and is not calibrated: use --precision int8, int4"
+            " without a text, fp16 or fp32"
+        )
+    if options.kv_layout != "in-place" or options.fixed:
+        problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes")
+    return problems

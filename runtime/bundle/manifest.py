@@ -21,8 +21,7 @@ from .upgrade import upgrade
 
 FORMAT_VERSION = "1.5"
 OLD_W8A8 = (
-    "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
-    " again: mars-export onnx CHECKPOINT --precision w8a8"
+    "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8"
 )
 NOT_BATCH_INVARIANT = (
     "not batch-invariant: exact mode gives the text of one token a step, except where two tokens are almost"
@@ -46,7 +45,10 @@ Count = Annotated[int | None, integer(1, high=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits."""
+    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits.
+
+    `mtp_drafts`: draft tokens of the model's MTP layer in each step; 0 without such a layer.
+    """
 
     type: str
     vocab_size: Annotated[int, integer(1, high=2**24)]
@@ -56,11 +58,17 @@ class ModelInfo:
     num_kv_heads: Annotated[int, integer(1, high=2**16)]
     head_dim: Annotated[int, integer(1, high=2**16)]
     context_length: Annotated[int, integer(1, high=2**31)]
+    mtp_drafts: Annotated[int, integer(0, high=64)] = 0
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers with KV entries. The MTP layer is the last."""
+        return self.num_layers + bool(self.mtp_drafts)
 
     @property
     def kv_suffixes(self) -> list[str]:
         """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
-        return [f"{i}.{kind}" for i in range(self.num_layers) for kind in ("key", "value")]
+        return [f"{i}.{kind}" for i in range(self.num_kv_layers) for kind in ("key", "value")]
 
     def entry_width(self, kv_dtype: str) -> int:
         """The numbers of one entry of a head: those of an int8 entry include its scale."""
@@ -69,7 +77,7 @@ class ModelInfo:
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
         number = {"float32": 4, "int8": 1}.get(kv_dtype, 2)
-        return 2 * self.num_layers * self.num_kv_heads * self.entry_width(kv_dtype) * number
+        return 2 * self.num_kv_layers * self.num_kv_heads * self.entry_width(kv_dtype) * number
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +218,9 @@ class Variant:
         is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
         if self.kv_dtype == "int8" and not is_plain:
             yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
-        if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits != 7):
+        if self.precision == "w8a8" and (
+            self.quantization is None or self.quantization.weight_bits not in (7, 8)
+        ):
             yield "quantization.weight_bits", OLD_W8A8
 
 
