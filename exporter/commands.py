@@ -161,7 +161,7 @@ def trt(
         ExportOptions,
         Without(
             *("accuracy_level", "asymmetric", "embedding"),
-            *("kv_layout", "fixed", "batch", "capacity", "prefill"),  # the engine's
+            *("kv", "kv_layout", "fixed", "batch", "capacity", "prefill"),  # the engine's
         ),
     ],
     checkpoint_options: CheckpointOptions,

@@ -98,7 +98,7 @@ def write_bundle(
         GRAPH_FILE,
         WEIGHTS_FILE,
         options.weight_precision,
-        options.dtype,
+        options.kv_dtype,
         options.kv_layout,
         options.outputs,
         drift=_self_check(directory, checkpoint, options, spec, placed, report),

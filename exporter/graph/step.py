@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ...runtime.bundle.manifest import FORMAT_VERSION
+from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
 from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
 from . import drafts, mtp, predictions, quantized, scaling
-from .attention import appended, batch_invariant, heads, rotary
+from .attention import appended, batch_invariant, heads, int8, rotary
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
@@ -103,7 +103,10 @@ class Writer:
         self.kind = NUMPY_DTYPES[self.dtype]
         self.half = self.dtype != "float32"
         self.is_appended = spec.options.kv_layout == "appended"
-        self.is_batch_invariant = self.quantization is not None and not (self.half or self.is_appended)
+        self.has_int8_kv = spec.options.kv == "int8"
+        self.is_batch_invariant = self.quantization is not None and not (
+            self.half or self.is_appended or self.has_int8_kv
+        )
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
@@ -142,12 +145,22 @@ class Writer:
     def write_positions(self) -> None:
         nodes = self.nodes
         slots = self.arange("slots", "input_ids", 1)
-        capacity = self.arange("capacity", "past_key_values.0.key", 2)
         start = nodes.add("Unsqueeze", "kv_length", ("axis_1", [1]), name="kv_length_column")
         positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
         column = nodes.add(
             "Unsqueeze", positions, ("axes_1_3", [1, 3]), name="positions_column"
         )  # [b, 1, s, 1]
+        if not self.has_int8_kv:
+            self.write_masks(start, positions, column)
+        kind = ONNX_DTYPES[self.dtype]
+        rotary.write_angles(nodes, self.dims, positions, kind, self.is_appended)
+        scaling.query_growth(nodes, self.quirks, column, kind)
+        if self.is_appended or self.quirks.attention_cap:
+            appended.attention_scale(nodes, self.dims.attention_scale, kind)
+
+    def write_masks(self, start: str, positions: str, column: str) -> None:
+        nodes = self.nodes
+        capacity = self.arange("capacity", "past_key_values.0.key", 2)
         keys = appended.key_positions(nodes, capacity, start, positions) if self.is_appended else capacity
         causal = nodes.add(
             "LessOrEqual", keys, column, name="causal_mask"
@@ -163,11 +176,6 @@ class Writer:
             self.masks = {
                 window: batch_invariant.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
             }
-        kind = ONNX_DTYPES[self.dtype]
-        rotary.write_angles(nodes, self.dims, positions, kind, self.is_appended)
-        scaling.query_growth(nodes, self.quirks, column, kind)
-        if self.is_appended or self.quirks.attention_cap:
-            appended.attention_scale(nodes, self.dims.attention_scale, kind)
 
     # --- one decoder layer ---
 
@@ -199,6 +207,14 @@ class Writer:
         q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
         if self.quirks.query_growth is not None:
             q = nodes.add("Mul", q, "query_growth", name="q_grown")
+        flat = self.attended(i, q, k, v)
+        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+
+    def attended(self, i: int, q: str, k: str, v: str) -> str:
+        """Attention of layer i, [b, s, heads d]."""
+        nodes, dims = self.nodes, self.dims
+        if self.has_int8_kv:
+            return int8.attention(nodes, dims, i, q, k, v, self.spec.versions[0])
         mask = self.masks[dims.windows[i]]
         kind = ONNX_DTYPES[self.dtype]
         mixed = (
@@ -207,10 +223,8 @@ class Writer:
             else self.scattered(i, q, k, v, mask)
         )
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
-        flat = nodes.add(
-            "Reshape", rows, ("flat_heads", [0, 0, dims.num_heads * dims.head_dim]), name="attention_flat"
-        )
-        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+        flat = ("flat_heads", [0, 0, dims.num_heads * dims.head_dim])
+        return nodes.add("Reshape", rows, flat, name="attention_flat")
 
     def scattered(self, i: int, q: str, k: str, v: str, mask: str) -> str:
         """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
@@ -325,8 +339,9 @@ class Writer:
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
         entries = "slots" if self.is_appended and prefix == "present" else "capacity"
-        cache = ["batch", self.dims.num_kv_heads, entries, self.dims.head_dim]
-        dtype = ONNX_DTYPES[self.dtype]
+        width = self.dims.head_dim + (SCALE_BYTES if self.has_int8_kv else 0)
+        cache = ["batch", self.dims.num_kv_heads, entries, width]
+        dtype = TensorProto.INT8 if self.has_int8_kv else ONNX_DTYPES[self.dtype]
         layers = self.dims.num_layers + bool(self.spec.mtp_drafts)
         names = [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
         return [helper.make_tensor_value_info(name, dtype, cache) for name in names]

@@ -16,7 +16,7 @@ from ...bundle.open import Bundle
 from ...decode.backend import StepOutput
 from ...errors import DeviceLost, MarsWarning, SessionError
 from ..failures import RESTART, first_line, is_lasting, memory_advice
-from ..kv import KvRows
+from ..kv import KV_TYPES, KvRows
 from ..memory import HostMemory, require
 from ..name import DeviceName, GpuOptions
 from . import kernels, library
@@ -28,7 +28,7 @@ from .signature import check_signature
 if TYPE_CHECKING:
     from ...decode.backend import Cache
 
-KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+KV_DTYPES = {name: KV_TYPES[name] for name in ("float32", "float16", "int8")}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # GPU memory grows by what is needed, not in powers of two, so that the rest is left for KV rows. Products of
 # float32 are not rounded to TF32, which is the provider's default, so that answers equal those of the CPU.
@@ -86,7 +86,7 @@ class OrtBackend:
         self.max_slots: int | None = None
         self.max_outputs: int | None = None
         self.reproducible_slots: int | None = None
-        self._cache_shape = (model.num_kv_heads, model.head_dim)
+        self._cache_shape = (model.num_kv_heads, model.entry_width(variant.kv_dtype))
         self._dtype = KV_DTYPES[variant.kv_dtype]
         self._in_place = variant.kv_layout == "in-place"
         self._suffixes = model.kv_suffixes
