@@ -1,7 +1,7 @@
 """Exact byte products by ONNX Runtime, tested once in a process.
 
 w8a8 bundles depend on it: without VNNI, ONNX Runtime adds two products of bytes in 16 bits, with saturation,
-unless it is told to make the weights unsigned, for which it has other code.
+unless the weights are made unsigned by a session option, for which it has other code.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ bool Prefill::begin(Sequence& seq, std::vector<Accepted>& accepted) const {
 }
 
 std::int64_t Prefill::next_chunk(const Sequence& seq) {
-    if (!left_) return max_pending_; // of a sequence that is behind
+    if (!left_) return max_pending_; // of a sequence with too many pending tokens
     const std::int64_t chunk = chunk_of(seq);
     *left_ -= chunk;
     ++num_chunks_;
