@@ -31,7 +31,9 @@ class Model:
         self.eos, self.text = frozenset(manifest["tokens"]["eos"]), manifest["text"]
         self.tokenizer = Tokenizer.from_file(str(bundle / self.text["tokenizer"]))
         options = ort.SessionOptions()
-        if variants[0]["precision"] == "w8a8":  # without VNNI its fast products are not exact
+        if (
+            variants[0]["precision"] == "w8a8"
+        ):  # products that are exact without VNNI, too; onnxruntime >= 1.30
             options.add_session_config_entry("session.x64quantprecision", "1")
         path = bundle / variants[0]["file"]
         self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
