@@ -39,8 +39,8 @@ def exact_entries(ort: Any, settings: Mapping[str, str]) -> dict[str, str]:
         return {}
     if tuple(map(int, ort.__version__.split(".")[:2])) < OLDEST:
         raise SessionError(
-            f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor, so a w8a8 bundle"
-            " would give wrong text; install onnxruntime 1.30 or newer, or mars-export-kernels"
+            f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor, so a w8a8"
+            " bundle would give wrong text; install onnxruntime 1.30 or newer, or mars-export-kernels"
         )
     if rows := _inexact(ort, tuple((own | UNSIGNED).items())):
         raise SessionError(
