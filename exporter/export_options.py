@@ -40,6 +40,8 @@ class ExportOptions:
     top_k: Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.
 
     Shapes:
+    kv: Type of KV entries: float (that of activations), or int8, of w8a8 on a CPU only: a quarter of the
+        memory.
     kv_layout: in-place, or appended: plain operators for TensorRT before 10.15.
     fixed: Also write graphs with fixed shapes, which share the weights.
     batch: Rows of the --fixed graphs.
@@ -64,6 +66,7 @@ class ExportOptions:
     metrics: bool = False
     logits: bool = True
     top_k: Annotated[int, typer.Option(min=0, metavar="K")] = 0
+    kv: str = "float"
     kv_layout: str = "in-place"
     fixed: bool = False
     batch: Annotated[int, AtLeastOne] = 1
@@ -75,8 +78,12 @@ class ExportOptions:
 
     @property
     def dtype(self) -> str:
-        """The type of activations and KV entries."""
+        """The type of activations, and of KV entries in floating point."""
         return FLOATS[self.activations if self.quantization else self.precision]
+
+    @property
+    def kv_dtype(self) -> str:
+        return "int8" if self.kv == "int8" else self.dtype
 
     @property
     def quantization(self) -> Quantization | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..runtime.bundle.manifest import KV_LAYOUTS
 from ..runtime.errors import ExportError
 from ..runtime.machine import byte_products
@@ -13,6 +15,9 @@ from .quantize.quantizer import Quantizer, choose_quantizer
 
 PRECISIONS = (*FLOATS, *SCHEMES)
 MAX_BLOCK, MAX_TOP_K = 64, 256
+KV = ("float", "int8")
+MAX_INT8_HEAD = 512  # sums of byte products are exact
+MAX_MTP_BLOCK = 4
 
 SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
 
@@ -38,6 +43,10 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
         problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {options.precision}")
     if options.kv_layout not in KV_LAYOUTS:
         problems.append(f"--kv-layout must be one of {', '.join(KV_LAYOUTS)}, not {options.kv_layout}")
+    if options.kv not in KV:
+        problems.append(f"--kv must be one of {', '.join(KV)}, not {options.kv}")
+    elif options.kv == "int8":
+        problems += _problems_of_int8_kv(options, dims)
     if options.quantization is not None:
         inputs = {
             "q, k, v": dims.hidden_size,
@@ -54,6 +63,8 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
             f" {options.block}"
         )
+    if dims.mtp:
+        problems += _mtp_problems(options)
     if not 0 <= options.top_k <= min(MAX_TOP_K, dims.vocab_size):
         problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {options.top_k}")
     if options.fixed:
@@ -68,3 +79,32 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             problems.append(f"--batch must be 1 or more, not {options.batch}")
     if problems:
         raise ExportError("; ".join(problems))
+
+
+def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:
+    if options.precision != "w8a8":
+        yield f"--kv int8 is for --precision w8a8, not {options.precision}"
+    if options.kv_layout != "in-place" or options.fixed:
+        yield "--kv int8 has --kv-layout in-place, without --fixed"
+    if dims.quirks.attention_cap:
+        yield "--kv int8 does not cap attention scores, as this checkpoint does"
+    if dims.head_dim % 4 or dims.head_dim > MAX_INT8_HEAD:
+        yield f"--kv int8 needs heads of a multiple of 4, at most {MAX_INT8_HEAD}, not {dims.head_dim}"
+
+
+def _mtp_problems(options: ExportOptions) -> list[str]:
+    """What a checkpoint with an MTP layer cannot be exported with."""
+    problems = []
+    if not 2 <= options.block <= MAX_MTP_BLOCK:
+        problems.append(
+            f"--block must be 2 to {MAX_MTP_BLOCK} for a checkpoint with an MTP layer, one more than the"
+            f" draft tokens of a step, not {options.block}"
+        )
+    if options.quantization is not None and (options.quantization.is_integer or options.calibration_text):
+        problems.append(
+            "an MTP layer has its own norm before lm_head and is not calibrated: use --precision int8, int4"
+            " without a text, fp16 or fp32"
+        )
+    if options.kv_layout != "in-place" or options.fixed:
+        problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes")
+    return problems

@@ -37,8 +37,9 @@ class Model:
         path = bundle / variants[0]["file"]
         self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
-        shape = manifest["model"]["num_kv_heads"], capacity, manifest["model"]["head_dim"]
-        dtype = {"float32": np.float32, "float16": np.float16}[variants[0]["kv_dtype"]]
+        kinds = {"float32": (np.float32, 0), "float16": (np.float16, 0), "int8": (np.int8, 2)}
+        dtype, scale_bytes = kinds[variants[0]["kv_dtype"]]
+        shape = manifest["model"]["num_kv_heads"], capacity, manifest["model"]["head_dim"] + scale_bytes
         for i in range(manifest["model"]["num_layers"]):
             for kind in ("key", "value"):
                 memory = ort.OrtValue.ortvalue_from_numpy(np.zeros((1, *shape), dtype))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from ...runtime.device.ort.library import Results, open_graph
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, GraphSpec, hidden_after
-from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
 
 WHOLE = 1 << 28  # a model of more weights is run in segments
 SEGMENT = 1 << 26  # weights of a segment, if it is more than one layer
@@ -47,8 +46,7 @@ def run(
     Each segment has at most `layers` layers (None: the whole graph). It is saved to `scratch`, in the
     directory of the weights, for ONNX Runtime to read.
     """
-    kind = graph.graph.input[-1].type.tensor_type.elem_type
-    rows = _Rows(sequences, spec.dims, kind, spec.options.kv_layout == "appended")
+    rows = _Rows(sequences, spec.dims, graph.graph.input[-1], spec.options.kv_layout == "appended")
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
     # Packing pays off for codes, but not for float weights that are used for a few products only.
     quantization = spec.options.quantization
@@ -119,7 +117,8 @@ def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) 
             nodes.append(node)
             needed |= set(node.input)
     nodes.reverse()
-    kind = graph.input[-1].type.tensor_type.elem_type  # of KV memory, and so of hidden states
+    kv_kind = graph.input[-1].type.tensor_type.elem_type
+    kind = TensorProto.FLOAT if kv_kind == TensorProto.INT8 else kv_kind  # of hidden states
     known = {info.name: info for info in [*graph.input, *graph.output]}
     entries = [info for info in graph.input if info.name in needed]
     entries += [helper.make_tensor_value_info(name, kind, None) for name in inputs]
@@ -137,7 +136,9 @@ class _Rows:
     Rows are padded to the longest of a step. The padding's KV entries come after all that a token attends to.
     """
 
-    def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, appended: bool) -> None:
+    def __init__(
+        self, sequences: Sequence[Sequence[int]], dims: Dims, kv: onnx.ValueInfoProto, appended: bool
+    ) -> None:
         self.appended = appended
         halves = [max(1, len(ids) // 2) for ids in sequences]
         self.spans = [
@@ -160,8 +161,9 @@ class _Rows:
             longest = max(longest, int(kv_length.max()) + slots)
         if not self.values[1]["input_ids"].size:
             del self.values[1], self.spans[1]
-        dtype = next(NUMPY_DTYPES[name] for name, kind in ONNX_DTYPES.items() if kind == kv_kind)
-        shape = (len(sequences), dims.num_kv_heads, longest, dims.head_dim)
+        dtype = helper.tensor_dtype_to_np_dtype(kv.type.tensor_type.elem_type)
+        width = kv.type.tensor_type.shape.dim[-1].dim_value
+        shape = (len(sequences), dims.num_kv_heads, longest, width)
         self.memory = {
             f"{i}.{kind}": np.zeros(shape, dtype) for i in range(dims.num_layers) for kind in ("key", "value")
         }

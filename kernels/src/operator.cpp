@@ -5,6 +5,7 @@
 
 #include <onnxruntime_cxx_api.h>
 
+#include "attention_operator.hpp"
 #include "product.hpp"
 
 namespace {
@@ -88,6 +89,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
     static const Ort::CustomOpDomain domain = [] {
         Ort::CustomOpDomain made("mars_export");
         made.Add(&product);
+        made.Add(attention_operator(chosen().name));
         return made;
     }();
     return Ort::GetApi().AddCustomOpDomain(options, domain);

@@ -1,22 +1,64 @@
-// Whether the products of an instruction set of this processor have the bits of the portable code.
+// Whether products and attention with an instruction set of this processor have the bits of the portable code, and attention those of
+// other processors.
 //   same_bits NAME    exit code 0: yes; 1: no; 2: this processor lacks it
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
 
+#include "../src/attention.hpp"
 #include "../src/product.hpp"
 
 using namespace mars::kernels;
 
 namespace {
 
+constexpr auto in_turn = [](size_t count, auto part) {
+    for (size_t index = 0; index < count; ++index) part(index);
+};
+
 std::vector<float> product(const Packed& weights, const std::vector<float>& x, size_t rows) {
     std::vector<float> out(rows * weights.outputs, NAN);
-    multiply(weights, x.data(), rows, out.data(), [](size_t count, auto part) {
-        for (size_t index = 0; index < count; ++index) part(index);
-    });
+    multiply(weights, x.data(), rows, out.data(), in_turn);
     return out;
+}
+
+// The output and the entries of a few steps, whose numbers every processor draws.
+std::vector<uint8_t> attended(const AttentionCode& code, size_t heads, size_t kv_heads, size_t head_dim, int64_t window) {
+    std::mt19937 draw(1);
+    const auto number = [&draw] { return static_cast<float>(static_cast<int32_t>(draw())) * 0x1p-30f; };
+    const size_t capacity = 1400, bytes = kv_heads * capacity * (head_dim + SCALE_BYTES);
+    std::vector<int8_t> keys(bytes), values(bytes);
+    std::vector<uint8_t> all;
+    int64_t start = 0;
+    for (const size_t slots : {1300, 1, 3, 30}) {
+        std::vector<float> q(heads * slots * head_dim), k(kv_heads * slots * head_dim), v(k.size()), out(q.size());
+        for (std::vector<float>* numbers : {&q, &k, &v})
+            for (float& x : *numbers) x = number();
+        const float scale = 0.125f;
+        attend(code,
+               {q.data(), k.data(), v.data(), keys.data(), values.data(), &start, scale, window, out.data(), 1, heads, kv_heads, slots,
+                capacity, head_dim},
+               in_turn);
+        start += static_cast<int64_t>(slots);
+        const auto* begin = reinterpret_cast<const uint8_t*>(out.data());
+        all.insert(all.end(), begin, begin + out.size() * sizeof(float));
+    }
+    all.insert(all.end(), keys.begin(), keys.end());
+    all.insert(all.end(), values.begin(), values.end());
+    return all;
+}
+
+bool is_attention_right(const char* name) {
+    uint32_t hash = 2166136261; // FNV-1a
+    for (const auto& [heads, kv_heads, head_dim, window] :
+         std::vector<std::array<size_t, 4>>{{9, 3, 64, 4096}, {4, 4, 36, 50}, {4, 1, 80, 4096}, {2, 1, 8, 5}}) {
+        const auto slow = attended(attention_portable, heads, kv_heads, head_dim, static_cast<int64_t>(window));
+        if (attended(attention_code(name), heads, kv_heads, head_dim, static_cast<int64_t>(window)) != slow) return false;
+        for (const uint8_t byte : slow) hash = (hash ^ byte) * 16777619;
+    }
+    return hash == 2747143674;
 }
 
 } // namespace
@@ -46,6 +88,10 @@ int main(int, char** arguments) {
                 return 1;
             }
         }
+    }
+    if (!is_attention_right(set.name)) {
+        std::printf("%s: attention differs\n", set.name);
+        return 1;
     }
     return 0;
 }

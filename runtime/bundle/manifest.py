@@ -19,7 +19,7 @@ from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
 from .upgrade import upgrade
 
-FORMAT_VERSION = "1.4"
+FORMAT_VERSION = "1.5"
 OLD_W8A8 = (
     "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8"
 )
@@ -28,7 +28,8 @@ NOT_BATCH_INVARIANT = (
     " equally likely (docs/decoding.md)"
 )
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
-KV_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
+SCALE_BYTES = 2  # after the codes of an int8 entry
 KV_LAYOUTS = ("in-place", "appended")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
@@ -44,7 +45,10 @@ Count = Annotated[int | None, integer(1, high=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits."""
+    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits.
+
+    `mtp_drafts`: draft tokens of the model's MTP layer in each step; 0 without such a layer.
+    """
 
     type: str
     vocab_size: Annotated[int, integer(1, high=2**24)]
@@ -54,16 +58,26 @@ class ModelInfo:
     num_kv_heads: Annotated[int, integer(1, high=2**16)]
     head_dim: Annotated[int, integer(1, high=2**16)]
     context_length: Annotated[int, integer(1, high=2**31)]
+    mtp_drafts: Annotated[int, integer(0, high=64)] = 0
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers with KV entries. The MTP layer is the last."""
+        return self.num_layers + bool(self.mtp_drafts)
 
     @property
     def kv_suffixes(self) -> list[str]:
         """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
-        return [f"{i}.{kind}" for i in range(self.num_layers) for kind in ("key", "value")]
+        return [f"{i}.{kind}" for i in range(self.num_kv_layers) for kind in ("key", "value")]
+
+    def entry_width(self, kv_dtype: str) -> int:
+        """The numbers of one entry of a head: those of an int8 entry include its scale."""
+        return self.head_dim + (SCALE_BYTES if kv_dtype == "int8" else 0)
 
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
-        number = 4 if kv_dtype == "float32" else 2
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number
+        number = {"float32": 4, "int8": 1}.get(kv_dtype, 2)
+        return 2 * self.num_kv_layers * self.num_kv_heads * self.entry_width(kv_dtype) * number
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +165,7 @@ class Variant:
     file: the ONNX graph or the engine
     weights: the file of the graph's weights, if they are apart
     precision: the form of the stored weights
-    kv_dtype: the type of the KV entries
+    kv_dtype: the type of the KV entries; int8 entries have their scales in them
     kv_layout: "in-place" if the graph writes into a KV buffer of fixed size, "appended" if it returns new
         entries
     outputs: the names of its outputs
@@ -201,6 +215,9 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
+        is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
+        if self.kv_dtype == "int8" and not is_plain:
+            yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
         if self.precision == "w8a8" and (
             self.quantization is None or self.quantization.weight_bits not in (7, 8)
         ):

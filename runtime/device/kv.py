@@ -25,6 +25,7 @@ KV_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
+    "int8": np.dtype("i1"),
 }
 
 ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"

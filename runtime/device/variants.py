@@ -124,6 +124,8 @@ def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
     if not variant.is_engine:
         if variant.is_fixed:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
+        if variant.kv_dtype == "int8" and DeviceName.of(device).kind != "cpu":
+            return "its int8 KV entries are for CPUs; export with --kv float"
         return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
     if DeviceName.of(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"

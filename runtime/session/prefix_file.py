@@ -28,7 +28,7 @@ class PrefixFormat:
     """How the entries of one variant on one kind of machine are written.
 
     fingerprint: what the bits of the entries depend on
-    shape: number of KV tensors, kv_heads, head_dim
+    shape: number of KV tensors, kv_heads, numbers of an entry
     backend: copies entries from and to the device
     """
 
@@ -39,7 +39,7 @@ class PrefixFormat:
 
     @classmethod
     def of(cls, fingerprint: str, model: ModelInfo, kv_dtype: str, backend: Backend) -> PrefixFormat:
-        shape = (len(model.kv_suffixes), model.num_kv_heads, model.head_dim)
+        shape = (len(model.kv_suffixes), model.num_kv_heads, model.entry_width(kv_dtype))
         return cls(fingerprint, shape, KV_TYPES[kv_dtype], backend)
 
     def name(self, entry: PrefixEntry) -> str:

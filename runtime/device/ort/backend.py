@@ -16,7 +16,7 @@ from ...bundle.open import Bundle
 from ...decode.backend import StepOutput
 from ...errors import DeviceLost, MarsWarning, SessionError
 from ..failures import RESTART, first_line, is_lasting, memory_advice
-from ..kv import KvRows
+from ..kv import KV_TYPES, KvRows
 from ..memory import HostMemory, require
 from ..name import DeviceName, GpuOptions
 from . import kernels, library
@@ -28,7 +28,7 @@ from .signature import check_signature
 if TYPE_CHECKING:
     from ...decode.backend import Cache
 
-KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+KV_DTYPES = {name: KV_TYPES[name] for name in ("float32", "float16", "int8")}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # GPU memory grows by what is needed, not in powers of two, so that the rest is left for KV rows. Products of
 # float32 are not rounded to TF32, which is the provider's default, so that answers equal those of the CPU.
@@ -86,10 +86,11 @@ class OrtBackend:
         self.max_slots: int | None = None
         self.max_outputs: int | None = None
         self.reproducible_slots: int | None = None
-        self._cache_shape = (model.num_kv_heads, model.head_dim)
+        self._cache_shape = (model.num_kv_heads, model.entry_width(variant.kv_dtype))
         self._dtype = KV_DTYPES[variant.kv_dtype]
         self._in_place = variant.kv_layout == "in-place"
         self._suffixes = model.kv_suffixes
+        self._mtp_drafts = model.mtp_drafts
         is_gpu = name.kind != "cpu"
         package = kernels.used(variant.precision, name.kind)
         if variant.precision == "w8a8" and not is_gpu and package is None:
@@ -204,13 +205,15 @@ class OrtBackend:
             cache.place(first, inputs.kv_length, new)
         if want_logits and "logits" in results:
             results["logits"] = binding.take("logits")
-        return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
+        values = {n: value if n == "logits" else value.read() for n, value in results.items()}
+        return StepOutput(**values, mtp_drafts=self._mtp_drafts)
 
     def _bind_step(self, binding: Binding, inputs: StepInput, want_logits: bool) -> dict[str, Any]:
         """Write the inputs of a step; return the memory of its results, by name."""
         for name, value in inputs._asdict().items():
             binding.write(name, value)
-        predictions = inputs.output_index.shape
+        rows, outputs = inputs.output_index.shape
+        predictions = rows, outputs + self._mtp_drafts
         results: dict[str, Any] = {}
         for name in self.outputs:
             if name == "logits" and not want_logits:

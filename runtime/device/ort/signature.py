@@ -8,14 +8,15 @@ from typing import Any
 from ...bundle.manifest import ModelInfo, Variant
 from ...errors import BundleError
 
-TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8": "tensor(int8)"}
 
 
 def check_signature(
     session: Any, graph: Path, variant: Variant, model: ModelInfo
 ) -> dict[str, tuple[int, ...]]:
     """The further dimensions of outputs that have several values for each position. Raises BundleError."""
-    kv_shape, kv_type = (model.num_kv_heads, model.head_dim), TYPES[variant.kv_dtype]
+    entry = model.entry_width(variant.kv_dtype)
+    kv_shape, kv_type = (model.num_kv_heads, entry), TYPES[variant.kv_dtype]
     in_place = variant.kv_layout == "in-place"  # past and present are one buffer
     pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
     presents = [f"present.{s}" for s in model.kv_suffixes]

@@ -11,6 +11,7 @@ from support.cabi import build
 from support.fixtures import Named
 from support.paths import ROOT
 
+from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
@@ -18,10 +19,13 @@ from mars_export.exporter.export_options import ExportOptions
 LIBRARY = ROOT / "build" / "kernels" / "mars_export_kernels" / "libmars_export_kernels.so"
 
 
-@pytest.fixture(scope="module")
-def w8a8(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["float", "int8"])
+def w8a8(
+    request: pytest.FixtureRequest, checkpoints: Named, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Bundles with KV entries of both types."""
     bundle = tmp_path_factory.mktemp("cpp_kernels") / "w8a8"
-    options = ExportOptions(block=6, precision="w8a8")
+    options = ExportOptions(block=6, precision="w8a8", kv=request.param)
     export_onnx(open_checkpoint(str(checkpoints("llama"))), bundle, options)
     return bundle
 
@@ -44,6 +48,13 @@ def test_the_text_is_the_same_with_the_operator(w8a8: Path, place: Path) -> None
     plain, fast = answer(w8a8), answer(w8a8, MARS_KERNELS=place, MARS_EXPORT_KERNELS="portable")
     assert plain.returncode == fast.returncode == 0, plain.stderr + fast.stderr
     assert plain.stdout == fast.stdout != ""
+
+
+def test_the_text_is_that_of_python(w8a8: Path) -> None:
+    session = Session.open(w8a8, threads=1, cache_bytes=0)
+    messages = [{"role": "user", "content": "some words to begin with"}]
+    done = session.generate(messages, GenerationConfig(max_new_tokens=24, tau=0.3))
+    assert answer(w8a8).stdout.rstrip("\n") == done.text.rstrip("\n")
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="make kernels has not been run")

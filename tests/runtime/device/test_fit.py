@@ -77,6 +77,12 @@ def test_every_mismatch_names_both_sides(changes: dict[str, Any], here: dict[str
         choose(held, "cuda", replace(HERE, **here))
 
 
+def test_int8_entries_are_for_cpus() -> None:
+    graph = replace(GRAPH, precision="w8a8", kv_dtype="int8")
+    assert why_not(graph, "cpu", HERE) is None
+    assert "for CPUs; export with --kv float" in str(why_not(graph, "cuda", HERE))
+
+
 def test_an_engine_of_unknown_origin_is_not_opened() -> None:
     assert "does not say what it was built for" in str(why_not(replace(engine(), engine=None), "cuda", HERE))
     assert "does not say what it was built for" in str(

@@ -216,7 +216,7 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 # --- over ONNX Runtime ---
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+@pytest.fixture(scope="module", params=["fp32", "int8", "w8a8 kv8"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_reproducible(request.param, tmp_path_factory.mktemp("prefixes"))
 

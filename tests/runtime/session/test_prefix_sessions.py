@@ -49,7 +49,7 @@ def asked(seed: int) -> list[tuple[list[int], GenerationConfig]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["fp32", "w8a8", "fp32 own", "w8a8 own"])
+@pytest.mark.parametrize("kind", ["fp32", "w8a8", "fp32 own", "w8a8 own", "w8a8 kv8", "w8a8 own kv8"])
 def test_entries_of_reproducible_steps_have_the_same_bits(
     kind: str, reproducible: Callable[[str], Path]
 ) -> None:
@@ -100,7 +100,9 @@ def test_elsewhere_entries_depend_on_the_pieces(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize(("kind", "piece"), [("fp32", 7), ("w8a8", 16), ("int8", 7), ("narrow", 7)])
+@pytest.mark.parametrize(
+    ("kind", "piece"), [("fp32", 7), ("w8a8", 16), ("w8a8 kv8", 16), ("int8", 7), ("narrow", 7)]
+)
 def test_answers_are_bit_for_bit_those_without_a_store(
     seed: int,
     loop: str,

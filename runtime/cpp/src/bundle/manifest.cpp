@@ -1,3 +1,4 @@
+// runtime/bundle/manifest.py: reads and checks manifest.json.
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -73,6 +74,7 @@ ModelInfo read_model(Fields fields) {
     model.num_kv_heads = fields.integer("num_kv_heads", 1, one << 16);
     model.head_dim = fields.integer("head_dim", 1, one << 16);
     model.context_length = fields.integer("context_length", 1, one << 31);
+    if (fields.has("mtp_drafts")) model.mtp_drafts = fields.integer("mtp_drafts", 0, 64);
     return model;
 }
 
@@ -130,11 +132,13 @@ Variant read_variant(Fields& fields) {
     variant.file = fields.text("file");
     variant.weights = fields.optional_text("weights");
     variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});
-    variant.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16"});
+    variant.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16", "int8"});
     variant.kv_layout = fields.text("kv_layout", {"in-place", "appended"});
     variant.batch = fields.optional_integer("batch", 1);
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
+    const bool is_plain = variant.backend == "onnx" && variant.precision == "w8a8" && variant.kv_layout == "in-place";
+    if (variant.kv_dtype == "int8" && !is_plain) fields.wrong("kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout");
     if (variant.precision == "w8a8") {
         const auto bits = fields.has("quantization") ? fields.object("quantization").optional_integer("weight_bits") : std::nullopt;
         if (bits != 7 && bits != 8)

@@ -15,6 +15,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
+constexpr std::int64_t scale_bytes = 2;   // of an int8 entry
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 constexpr const char* step_advice = "; not enough memory: run fewer rows at once, shorten the prompt, or free memory";
 constexpr const char* open_advice = "; not enough memory: use a model of fewer or smaller weights, or free memory";
@@ -34,6 +35,7 @@ void check_memory(const Bundle& bundle, const Variant& variant) {
 ONNXTensorElementDataType kv_type_of(const Variant& variant) {
     if (variant.kv_layout == "in-place" && variant.kv_dtype == "float32") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
     if (variant.kv_layout == "in-place" && variant.kv_dtype == "float16") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    if (variant.kv_layout == "in-place" && variant.kv_dtype == "int8") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
     throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
                        " does not run on ONNX Runtime");
 }
@@ -58,11 +60,13 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const std::string provider = provider_of(name.kind);
     const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider;
     const bool is_w8a8 = variant.precision == "w8a8";
+    if (kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 && !is_on_cpu)
+        throw SessionError("variant " + variant.name + ": its int8 KV entries are for CPUs; export with --kv float");
     OrtParts options = parted(settings.options, is_on_cpu, name.number);
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
     is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
-    for (std::int64_t i = 0; i < model_.num_layers; ++i)
+    for (std::int64_t i = 0; i < model_.num_kv_layers(); ++i)
         for (const char* kind : {".key", ".value"}) {
             past_names_.push_back("past_key_values." + std::to_string(i) + kind);
             present_names_.push_back("present." + std::to_string(i) + kind);
@@ -86,8 +90,13 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
 }
 
 std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
-    const std::int64_t item = kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
-    return std::make_unique<OrtRows>(memory_, graph_.session, past_names_.size(), num_rows, model_.num_kv_heads, model_.head_dim * item);
+    const bool is_int8 = kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    const std::int64_t item = is_int8 ? 1 : kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
+    return std::make_unique<OrtRows>(memory_, graph_.session, past_names_.size(), num_rows, model_.num_kv_heads, entry_width() * item);
+}
+
+std::int64_t OrtBackend::entry_width() const {
+    return model_.head_dim + (kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 ? scale_bytes : 0);
 }
 
 void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
@@ -126,7 +135,7 @@ void OrtBackend::run(OrtRows& rows, std::int64_t first, const StepInput& input, 
 
 /// Bind rows first, first + 1, ... as the graph's past and present.
 void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const {
-    const Shape shape{count, model_.num_kv_heads, rows.capacity(), model_.head_dim};
+    const Shape shape{count, model_.num_kv_heads, rows.capacity(), entry_width()};
     const auto num_bytes = static_cast<std::size_t>(count * rows.row_bytes());
     for (std::size_t i = 0; i < past_names_.size(); ++i) {
         const Ort::Value kv = Ort::Value::CreateTensor(rows_info_, rows.at(i, first), num_bytes, shape.data(), shape.size(), kv_type_);
@@ -137,14 +146,15 @@ void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) 
 
 /// Bind the wanted outputs; outputs that are not bound are not computed.
 void OrtBackend::bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const {
-    output.outputs = input.outputs;
+    output.outputs = input.outputs + model_.mtp_drafts;
+    output.mtp_drafts = model_.mtp_drafts;
     output.vocab_size = model_.vocab_size;
     output.top_k = input.want_topk ? top_k_ : 0;
     if (!want_logits) output.logits.clear();
     const auto bind = [&](const std::string& name, auto& values, std::int64_t width) {
-        Shape shape{input.rows, input.outputs};
+        Shape shape{input.rows, output.outputs};
         if (width > 0) shape.push_back(width);
-        values.resize(static_cast<std::size_t>(input.rows * input.outputs * std::max(width, std::int64_t{1})));
+        values.resize(static_cast<std::size_t>(input.rows * output.outputs * std::max(width, std::int64_t{1})));
         rows.binding.BindOutput(name.c_str(), tensor(values, shape));
     };
     for (const std::string& name : outputs_) {

@@ -1,4 +1,4 @@
-// The ONNX Runtime backend: IO binding by address, KV written in place, on the host or a device.
+// runtime/device/ort/backend.py: ONNX Runtime, with IO binding by address and KV written in place.
 #pragma once
 
 #include <atomic>
@@ -52,6 +52,8 @@ class OrtBackend : public Backend {
   private:
     void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output);
     void bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const;
+    /// The numbers of one entry of a head, with its scale.
+    std::int64_t entry_width() const;
     void bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const;
 
     template <typename T>

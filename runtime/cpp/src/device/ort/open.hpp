@@ -1,4 +1,4 @@
-// Opens graphs in ONNX Runtime: execution providers and their options.
+// runtime/device/ort/library.py: opens graphs in ONNX Runtime: execution providers and their options.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Exact byte products by ONNX Runtime, which w8a8 needs: some kernels add two products in 16 bits, with saturation
-// (runtime/device/ort/products.py).
+// runtime/device/ort/products.py: exact byte products by ONNX Runtime, which w8a8 needs: some kernels add two products
+// in 16 bits, with saturation.
 #pragma once
 
 #include "device/ort/open.hpp"

@@ -1,4 +1,4 @@
-// The names and sizes that a step graph must have by the manifest (runtime/device/ort/signature.py).
+// runtime/device/ort/signature.py: the names and sizes that a step graph must have by the manifest.
 #include <algorithm>
 #include <set>
 
@@ -19,7 +19,7 @@ void OrtBackend::check_signature(const std::filesystem::path& file) {
         const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
         const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
         if (name.rfind("past_key_values.", 0) == 0 || name.rfind("present.", 0) == 0) {
-            if (shape.size() != 4 || shape[1] != model_.num_kv_heads || shape[3] != model_.head_dim ||
+            if (shape.size() != 4 || shape[1] != model_.num_kv_heads || shape[3] != entry_width() ||
                 type.GetTensorTypeAndShapeInfo().GetElementType() != kv_type_)
                 odd.insert(name);
         } else if (name == "logits" && (shape.size() != 3 || shape[2] != model_.vocab_size)) {
