@@ -92,7 +92,8 @@ class OrtBackend:
         self._suffixes = model.kv_suffixes
         self._mtp_drafts = model.mtp_drafts
         is_gpu = name.kind != "cpu"
-        if variant.precision == "w8a8" and not is_gpu:
+        package = kernels.used(variant.precision, name.kind)
+        if variant.precision == "w8a8" and not is_gpu and package is None:
             entries |= exact_entries(ort, entries)
         entries |= {
             library.LEVEL: str(accuracy_level),
@@ -103,7 +104,6 @@ class OrtBackend:
             provider_options["user_compute_stream"] = str(int(memory.stream))
         providers, remedy = [(provider, provider_options)], GPU_ADVICE if is_gpu else ""
         threads = threads or machine.default_threads()
-        package = kernels.used(variant.precision, name.kind)
         operators = None if package is None else package.library
         self._session = library.open_session(
             ort, graph, providers, entries, threads, operators=operators, remedy=remedy

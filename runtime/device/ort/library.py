@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import SessionError
 from ..failures import first_line
 from ..name import DeviceName
-from .products import UNSIGNED
+from .products import exact_entries
 
 # The providers of a device; the first that this library has is used. CUDA's is a plugin if its library is
 # beside ONNX Runtime's own, or was registered by the application.
@@ -194,7 +194,7 @@ def open_graph(
     """
     ort, provider = load("cpu")
     entries = {"session.disable_prepacking": "0" if pack else "1", LEVEL: str(accuracy_level)}
-    entries |= UNSIGNED if exact else {}
+    entries |= exact_entries(ort, entries) if exact else {}
     session = open_session(ort, graph, [provider], entries, arena=False)
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))

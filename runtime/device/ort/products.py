@@ -27,6 +27,7 @@ WEIGHTS = np.tile(np.array([LARGEST, -LARGEST], np.int8), (INPUTS, OUTPUTS // 2)
 
 
 UNSIGNED = {"session.x64quantprecision": "1"}  # for weights of 8 bits; with VNNI it only costs time
+OLDEST = (1, 30)  # with this entry; 1.25, 1.26 and 1.28 abort, 1.27 and 1.29 were not tested
 
 
 def exact_entries(ort: Any, settings: Mapping[str, str]) -> dict[str, str]:
@@ -36,6 +37,11 @@ def exact_entries(ort: Any, settings: Mapping[str, str]) -> dict[str, str]:
     own = dict(settings)
     if not _inexact(ort, tuple(own.items())):
         return {}
+    if tuple(map(int, ort.__version__.split(".")[:2])) < OLDEST:
+        raise SessionError(
+            f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor, so a w8a8"
+            " bundle would give wrong text; install onnxruntime 1.30 or newer, or mars-export-kernels"
+        )
     if rows := _inexact(ort, tuple((own | UNSIGNED).items())):
         raise SessionError(
             f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor"

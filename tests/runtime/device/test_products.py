@@ -34,6 +34,10 @@ def test_wrong_products_are_avoided_or_refused(monkeypatch: pytest.MonkeyPatch) 
     signed = tuple(own.items())
     monkeypatch.setattr(products, "_inexact", lambda _, settings: [2, 8] if settings == signed else [])
     assert products.exact_entries(onnxruntime, own) == products.UNSIGNED
+    monkeypatch.setattr(onnxruntime, "__version__", "1.28.0")  # which would abort
+    with pytest.raises(SessionError, match=r"install onnxruntime 1\.30 or newer, or mars-export-kernels"):
+        products.exact_entries(onnxruntime, own)
+    monkeypatch.undo()
     monkeypatch.setattr(products, "_inexact", lambda *_: [2, 8])
     with pytest.raises(SessionError, match=r"wrong products .* steps of 2, 8 slots.* --precision int8"):
         products.exact_entries(onnxruntime, {})

@@ -63,7 +63,6 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     if (kv_type_ == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 && !is_on_cpu)
         throw SessionError("variant " + variant.name + ": its int8 KV entries are for CPUs; export with --kv float");
     OrtParts options = parted(settings.options, is_on_cpu, name.number);
-    options.needs_exact_products = is_on_cpu && is_w8a8;
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
     is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
@@ -76,6 +75,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     check_memory(bundle, variant);
     try {
         const std::optional<Kernels> kernels = is_on_cpu && is_w8a8 ? installed_kernels() : std::nullopt;
+        options.needs_exact_products = is_on_cpu && is_w8a8 && !kernels;
         const std::filesystem::path operators = kernels ? kernels->library : std::filesystem::path();
         open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level), operators);
         check_signature(file);

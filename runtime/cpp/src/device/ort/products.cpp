@@ -1,6 +1,7 @@
 #include "device/ort/products.hpp"
 
 #include <array>
+#include <cstdio>
 #include <optional>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::int64_t inputs = 64, outputs = 48;
 constexpr std::int8_t largest = 127;
+constexpr int least_minor = 30;                                           // older versions abort with the entry below
 const OrtOptions unsigned_weights = {{"session.x64quantprecision", "1"}}; // for weights of 8 bits; with VNNI it only costs time
 // An ONNX model with one node, MatMulInteger of x [rows, 64] uint8 and w [64, 48] int8, up to the bytes of w.
 constexpr std::array<unsigned char, 89> head{0x08, 0x08, 0x42, 0x04, 0x0A, 0x00, 0x10, 0x0D, 0x3A, 0xCE, 0x18, 0x0A, 0x18, 0x0A, 0x01,
@@ -58,6 +60,12 @@ std::optional<std::int64_t> inexact(const Ort::Env& env, const OrtOptions& entri
 
 OrtOptions find(const Ort::Env& env, const OrtOptions& entries) {
     if (!inexact(env, entries)) return {};
+    int major = 0, minor = 0;
+    if (std::sscanf(OrtBackend::version().c_str(), "%d.%d", &major, &minor) == 2 && major == 1 && minor < least_minor)
+        throw SessionError("ONNX Runtime " + OrtBackend::version() +
+                           " computes wrong products of bytes on this processor, so a w8a8 bundle "
+                           "would give wrong text; use version 1." +
+                           std::to_string(least_minor) + " or newer, or mars-export-kernels");
     OrtOptions both = unsigned_weights;
     both.insert(entries.begin(), entries.end());
     if (const std::optional<std::int64_t> rows = inexact(env, both))
