@@ -15,7 +15,7 @@ from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import drafts, predictions, quantized, scaling
+from . import drafts, fused, predictions, quantized, scaling
 from .attention import appended, batch_invariant, heads, rotary
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
@@ -106,6 +106,9 @@ class _Writer:
         self.half = self.dtype != "float32"
         self.is_appended = spec.options.kv_layout == "appended"
         self.is_batch_invariant = self.quantization is not None and not (self.half or self.is_appended)
+        is_integer = self.quantization is not None and self.quantization.is_integer
+        is_plain = not (self.half or self.is_appended or spec.draft_owners)
+        self.is_fused = is_integer and is_plain and fused.fits(spec.dims)
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
@@ -169,6 +172,10 @@ class _Writer:
     # --- one decoder layer ---
 
     def write_layer(self, i: int, hidden: str) -> str:
+        if self.is_fused:
+            opset, output = self.spec.versions[0], hidden_after(i)
+            q, k, v = fused.layer_start(self.nodes, self.dims, i, hidden, opset)
+            return fused.layer_end(self.nodes, self.dims, i, hidden, self.attended(i, q, k, v), output, opset)
         norms = self.quirks.norms
         normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed", norms.before_attention)
         attended = self.attention(i, normed)
@@ -194,6 +201,12 @@ class _Writer:
             return self.norm(x, f"layers.{i}.{module}", name)
 
         q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
+        flat = self.attended(i, q, k, v)
+        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+
+    def attended(self, i: int, q: str, k: str, v: str) -> str:
+        """Attention of layer i, [b, s, heads d]."""
+        nodes, dims = self.nodes, self.dims
         if self.quirks.query_growth is not None:
             q = nodes.add("Mul", q, "query_growth", name="q_grown")
         mask = self.masks[dims.windows[i]]
@@ -204,10 +217,8 @@ class _Writer:
             else self.scattered(i, q, k, v, mask)
         )
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
-        flat = nodes.add(
-            "Reshape", rows, ("flat_heads", [0, 0, dims.num_heads * dims.head_dim]), name="attention_flat"
-        )
-        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+        flat = ("flat_heads", [0, 0, dims.num_heads * dims.head_dim])
+        return nodes.add("Reshape", rows, flat, name="attention_flat")
 
     def scattered(self, i: int, q: str, k: str, v: str, mask: str) -> str:
         """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
