@@ -17,7 +17,7 @@ from ..checkpoint.architecture.quirks import PRE
 from . import scaling
 from .attention import heads, rotary
 from .nodes import Body, Nodes
-from .quantized import DOMAIN, PRODUCT
+from .quantized import DOMAIN, integer_product
 from .weights import NUMPY_DTYPES
 
 START, END = "LayerStart", "LayerEnd"
@@ -38,7 +38,9 @@ def fits(dims: Dims) -> bool:
 
 def layer_start(nodes: Nodes, dims: Dims, i: int, hidden: str, opset: int) -> list[str]:
     """Layer i's q [b, heads, s, d], k and v [b, kv_heads, s, d] of hidden [b, s, hidden]."""
-    nodes.functions.setdefault(START, _start(dims, opset))
+    if START not in nodes.functions:
+        body = Body()
+        nodes.functions |= {START: _start(body, dims, opset)} | body.functions
     weight, angles = f"layers.{i}.qkv.weight", rotary.angles(dims, i)
     inputs = [hidden, f"layers.{i}.input_norm.weight", weight, f"{weight}_scale", *angles]
     return nodes.add_many(
@@ -56,7 +58,9 @@ def layer_start(nodes: Nodes, dims: Dims, i: int, hidden: str, opset: int) -> li
 
 def layer_end(nodes: Nodes, dims: Dims, i: int, hidden: str, attended: str, output: str, opset: int) -> str:
     """Layer i's output [b, s, hidden], of its input `hidden` and of `attended` [b, s, heads d]."""
-    nodes.functions.setdefault(END, _end(dims, opset))
+    if END not in nodes.functions:
+        body = Body()
+        nodes.functions |= {END: _end(body, dims, opset)} | body.functions
     names = (f"layers.{i}.{name}.weight" for name in ("attention_output", "gate_up", "down"))
     attention_output, gate_up, down = ((name, f"{name}_scale") for name in names)
     norm = f"layers.{i}.post_norm.weight"
@@ -65,9 +69,8 @@ def layer_end(nodes: Nodes, dims: Dims, i: int, hidden: str, attended: str, outp
     return nodes.add(END, *inputs, name="end", output=output, domain=DOMAIN, epsilon=epsilon)
 
 
-def _start(dims: Dims, opset: int) -> onnx.FunctionProto:
-    body = Body()
-    packed = _product(body, _norm(body, "hidden"), "qkv", "packed")
+def _start(body: Body, dims: Dims, opset: int) -> onnx.FunctionProto:
+    packed = integer_product(body, _norm(body, "hidden"), "qkv", "packed", opset)
     if dims.qkv_bias:
         packed = body.add("Add", packed, "bias", name="packed_biased")
     outputs = heads.split_heads(body, dims, 0, packed, lambda x, _module, _name: x, is_appended=False)
@@ -75,16 +78,16 @@ def _start(dims: Dims, opset: int) -> onnx.FunctionProto:
     return _function(START, inputs, outputs, body, opset, ["epsilon", "num_heads", "num_kv_heads"])
 
 
-def _end(dims: Dims, opset: int) -> onnx.FunctionProto:
-    body = Body()
-    added = _product(body, "attended", "attention_output", "attention_added")
+def _end(body: Body, dims: Dims, opset: int) -> onnx.FunctionProto:
+    added = integer_product(body, "attended", "attention_output", "attention_added", opset)
     middle = body.add("Add", "hidden", added, name="middle")
-    packed = _product(body, _norm(body, middle), "gate_up", "packed")
+    packed = integer_product(body, _norm(body, middle), "gate_up", "packed", opset)
     sizes = ("gate_up_sizes", [dims.intermediate_size] * 2)
     gate, up = body.split(packed, sizes, ("gate", "up"), "gate_up_split")
     active = scaling.activated(body, dims.quirks, gate, NUMPY_DTYPES["float32"], False)
     gated = body.add("Mul", active, up, name="gated")
-    body.add("Add", middle, _product(body, gated, "down", "mlp_added"), name="output")
+    added = integer_product(body, gated, "down", "mlp_added", opset)
+    body.add("Add", middle, added, name="output")
     return _function(END, END_INPUTS, ["output"], body, opset, ["epsilon"])
 
 
@@ -93,10 +96,6 @@ def _norm(body: Nodes, x: str) -> str:
     epsilon = AttributeProto(name="epsilon", ref_attr_name="epsilon", type=AttributeProto.FLOAT)
     body.nodes[-1].attribute.append(epsilon)
     return name
-
-
-def _product(body: Nodes, x: str, weight: str, name: str) -> str:
-    return body.add(PRODUCT, x, weight, f"{weight}_scale", name=name, domain=DOMAIN)
 
 
 def _function(

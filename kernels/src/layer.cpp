@@ -38,7 +38,8 @@ class StandardOperator {
     }
 
     void operator()(const Ort::KernelContext& context, std::initializer_list<const OrtValue*> inputs, OrtValue* output) const {
-        Ort::ThrowOnError(Ort::GetApi().InvokeOp(context.GetOrtKernelContext(), op, inputs.begin(), static_cast<int>(inputs.size()), &output, 1));
+        Ort::ThrowOnError(
+            Ort::GetApi().InvokeOp(context.GetOrtKernelContext(), op, inputs.begin(), static_cast<int>(inputs.size()), &output, 1));
     }
 
   private:
@@ -58,7 +59,14 @@ StandardOperator rotary_embedding(const OrtKernelInfo* info) {
     const int64_t zero = 0;
     const std::array attributes{Ort::OpAttr("interleaved", &zero, 1, ORT_OP_ATTR_INT), Ort::OpAttr("num_heads", &zero, 1, ORT_OP_ATTR_INT),
                                 Ort::OpAttr("rotary_embedding_dim", &zero, 1, ORT_OP_ATTR_INT)};
-    return {info, "", "RotaryEmbedding", 23, 3, {{"T", FLOAT}, {"M", ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64}}, attributes.data(), attributes.size()};
+    return {info,
+            "",
+            "RotaryEmbedding",
+            23,
+            3,
+            {{"T", FLOAT}, {"M", ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64}},
+            attributes.data(),
+            attributes.size()};
 }
 
 // To which ONNX Runtime fuses x * Sigmoid(x).
@@ -69,10 +77,6 @@ StandardOperator silu(const OrtKernelInfo* info) {
 }
 
 Shape shape_of(const Ort::ConstValue& value) { return value.GetTensorTypeAndShapeInfo().GetShape(); }
-
-void require(bool is_right, const char* message) {
-    if (!is_right) throw Ort::Exception(message, ORT_INVALID_ARGUMENT);
-}
 
 // hidden [b, s, hidden] -> q [b, num_heads, s, d], k and v [b, num_kv_heads, s, d], ready for attention
 struct LayerStart {
@@ -86,11 +90,13 @@ struct LayerStart {
 
     explicit LayerStart(const OrtKernelInfo* info)
         : heads(count(info, "num_heads")), kv_heads(count(info, "num_kv_heads")), norm(rms_norm(info)), rotate(rotary_embedding(info)),
-          qkv(packed_weights(info, 2)) {}
+          qkv(packed_weights(info, 2)) {
+        require(qkv.outputs % (heads + 2 * kv_heads) == 0, "LayerStart: qkv must have num_heads + 2 num_kv_heads heads", ORT_INVALID_GRAPH);
+    }
 
     static size_t count(const OrtKernelInfo* info, const char* name) {
         const auto value = Ort::ConstKernelInfo(info).GetAttribute<int64_t>(name);
-        require(value > 0 && value < 1 << 20, "LayerStart: num_heads and num_kv_heads must be positive");
+        require(value > 0 && value < 1 << 20, "LayerStart: num_heads and num_kv_heads must be positive", ORT_INVALID_GRAPH);
         return static_cast<size_t>(value);
     }
 
@@ -100,6 +106,7 @@ struct LayerStart {
         const Shape shape = shape_of(hidden);
         const size_t d = qkv.outputs / (heads + 2 * kv_heads);
         require(shape.size() == 3 && shape[2] == static_cast<int64_t>(qkv.inputs), "LayerStart: hidden must be [batch, slots, inputs]");
+        require(!bias || shape_of(bias) == Shape{static_cast<int64_t>(qkv.outputs)}, "LayerStart: bias must be [outputs]");
         const auto slots = static_cast<size_t>(shape[1]), rows = static_cast<size_t>(shape[0]) * slots;
         const Shape q_shape{shape[0], static_cast<int64_t>(heads), shape[1], static_cast<int64_t>(d)};
         const Shape kv_shape{shape[0], static_cast<int64_t>(kv_heads), shape[1], static_cast<int64_t>(d)};
@@ -145,7 +152,10 @@ struct LayerEnd {
 
     explicit LayerEnd(const OrtKernelInfo* info)
         : norm(rms_norm(info)), activate(silu(info)), attention_output(packed_weights(info, 2)), down(packed_weights(info, 7)),
-          gate(packed_weights(info, 5, 0, down.inputs)), up(packed_weights(info, 5, down.inputs)) {}
+          gate(packed_weights(info, 5, 0, 2)), up(packed_weights(info, 5, 1, 2)) {
+        require(attention_output.outputs == down.outputs && gate.inputs == down.outputs && gate.outputs == down.inputs,
+                "LayerEnd: attention_output, gate_up and down must fit together", ORT_INVALID_GRAPH);
+    }
 
     void compute(const Ort::KernelContext& context) const {
         const Threads threads{context};

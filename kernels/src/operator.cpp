@@ -8,23 +8,23 @@ namespace mars::kernels {
 
 const InstructionSet& chosen() { return choose(std::getenv("MARS_EXPORT_KERNELS")); }
 
-Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t first, size_t columns) {
+Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part, size_t parts) {
     const Ort::ConstKernelInfo kernel(info);
     int weight_is_constant = 0, scale_is_constant = 0;
     const auto weight = kernel.GetTensorConstantInput(index, &weight_is_constant);
     const auto scale = kernel.GetTensorConstantInput(index + 1, &scale_is_constant);
-    if (!weight_is_constant || !scale_is_constant) throw Ort::Exception("weight and scale must be initializers", ORT_INVALID_GRAPH);
+    require(weight_is_constant && scale_is_constant, "weight and scale must be initializers", ORT_INVALID_GRAPH);
     const auto shape = weight.GetTensorTypeAndShapeInfo().GetShape();
-    if (shape.size() != 2 || shape[0] < 1 || shape[0] > 4 * 65535 || scale.GetTensorTypeAndShapeInfo().GetShape() != std::vector{shape[1]})
-        throw Ort::Exception("weight must be [inputs, outputs], with at most 262140 inputs, and scale [outputs]", ORT_INVALID_GRAPH);
-    const auto inputs = static_cast<size_t>(shape[0]), outputs = static_cast<size_t>(shape[1]);
-    if (columns == 0) columns = outputs - first;
-    const auto* codes = weight.GetTensorData<int8_t>();
-    const auto* scales = scale.GetTensorData<float>() + first;
-    if (columns == outputs) return {chosen(), codes, scales, inputs, outputs};
-    std::vector<int8_t> part(inputs * columns);
-    for (size_t i = 0; i < inputs; ++i) std::copy_n(codes + i * outputs + first, columns, part.data() + i * columns);
-    return {chosen(), part.data(), scales, inputs, columns};
+    require(shape.size() == 2 && shape[0] > 0 && shape[0] <= 4 * 65535 &&
+                scale.GetTensorTypeAndShapeInfo().GetShape() == std::vector{shape[1]} && shape[1] % static_cast<int64_t>(parts) == 0,
+            "weight must be [inputs, outputs], with at most 262140 inputs, and scale [outputs]", ORT_INVALID_GRAPH);
+    const auto inputs = static_cast<size_t>(shape[0]), outputs = static_cast<size_t>(shape[1]), columns = outputs / parts;
+    const auto* codes = weight.GetTensorData<int8_t>() + part * columns;
+    const auto* scales = scale.GetTensorData<float>() + part * columns;
+    if (parts == 1) return {chosen(), codes, scales, inputs, outputs};
+    std::vector<int8_t> copy(inputs * columns);
+    for (size_t i = 0; i < inputs; ++i) std::copy_n(codes + i * outputs, columns, copy.data() + i * columns);
+    return {chosen(), copy.data(), scales, inputs, columns};
 }
 
 namespace {
@@ -44,8 +44,8 @@ struct QuantizedMatMul {
     void compute(const Ort::KernelContext& context) const {
         const auto x = context.GetInput(0);
         auto shape = x.GetTensorTypeAndShapeInfo().GetShape();
-        if (shape.empty() || shape.back() != static_cast<int64_t>(weights.inputs))
-            throw Ort::Exception("QuantizedMatMul: the last axis of x must be the weight's inputs", ORT_INVALID_ARGUMENT);
+        require(!shape.empty() && shape.back() == static_cast<int64_t>(weights.inputs),
+                "QuantizedMatMul: the last axis of x must be the weight's inputs");
         const size_t rows = x.GetTensorTypeAndShapeInfo().GetElementCount() / weights.inputs;
         shape.back() = static_cast<int64_t>(weights.outputs);
         float* out = context.GetOutput(0, shape).GetTensorMutableData<float>();
@@ -69,7 +69,8 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
     static const mars::kernels::Operator<mars::kernels::QuantizedMatMul> product;
     static const Ort::CustomOpDomain domain = [] {
         Ort::CustomOpDomain made("mars_export");
-        for (const OrtCustomOp* added : {static_cast<const OrtCustomOp*>(&product), mars::kernels::layer_start(), mars::kernels::layer_end()})
+        for (const OrtCustomOp* added :
+             {static_cast<const OrtCustomOp*>(&product), mars::kernels::layer_start(), mars::kernels::layer_end()})
             made.Add(added);
         return made;
     }();

@@ -13,9 +13,9 @@ namespace mars::kernels {
 // The set that MARS_EXPORT_KERNELS asks for if this processor has it, else the fastest.
 const InstructionSet& chosen();
 
-// Weights [inputs, outputs] int8 and scales [outputs] of a kernel's inputs `index` and `index` + 1, which must be initializers; only
-// `columns` outputs from `first` on, or all.
-Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t first = 0, size_t columns = 0);
+// Weights [inputs, outputs] int8 and scales [outputs] of a kernel's inputs `index` and `index` + 1, which must be initializers: one of
+// `parts` equal parts of the outputs.
+Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part = 0, size_t parts = 1);
 
 // Calls part(0) to part(count - 1) on the threads of the session.
 struct Threads {
@@ -26,6 +26,10 @@ struct Threads {
         context.ParallelFor([](void* data, size_t index) { (*static_cast<Part*>(data))(index); }, count, 0, &part);
     }
 };
+
+inline void require(bool is_right, const char* message, OrtErrorCode code = ORT_INVALID_ARGUMENT) {
+    if (!is_right) throw Ort::Exception(message, code);
+}
 
 // Runs `work`, and returns what it throws as a status.
 template <class Work>

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +14,6 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 from support.fixtures import Named
-from support.missing import lacking
-from support.paths import ROOT
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -30,28 +26,7 @@ from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.library import open_session
 from mars_export.runtime.session.cost_file import CostFile
 
-BUILT = ROOT / "build" / "kernels"
-SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "portable")
 SHAPES = [(1, 1), (3, 5), (8, 8), (17, 33), (64, 48), (130, 100), (576, 65)]
-
-
-@pytest.fixture(params=SETS)
-def instructions(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[kernels.Kernels]:
-    """The package with an instruction set. Other tests do not find it."""
-    monkeypatch.syspath_prepend(BUILT)
-    monkeypatch.setenv(kernels.VARIABLE, request.param)
-    try:
-        try:
-            package = kernels.installed()
-        except SessionError as error:
-            pytest.skip(str(error))  # this processor lacks it
-        if package is None:
-            lacking("make kernels has not been run")
-        yield package
-    finally:
-        sys.modules.pop("mars_export_kernels", None)
 
 
 def write_product(path: Path, weight: np.ndarray, scale: np.ndarray) -> Path:
@@ -184,7 +159,7 @@ def test_a_wrong_name_and_a_broken_library_are_errors(
         kernels.installed()
     monkeypatch.delenv(kernels.VARIABLE)
     monkeypatch.setattr(mars_export_kernels, "LIBRARY", tmp_path / "cut.so")
-    (tmp_path / "cut.so").write_bytes(BUILT.joinpath("mars_export_kernels").name.encode())
+    (tmp_path / "cut.so").write_bytes(b"mars_export_kernels")
     with pytest.raises(SessionError, match=r"does not load .* install it again"):
         kernels.installed()
     assert doctor._kernels().state == "bad"
