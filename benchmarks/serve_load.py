@@ -1,7 +1,6 @@
-"""Load on `mars-export serve`: an open loop, a soak, and llama.cpp's server beside it.
+"""Load on `mars-export serve`: an open loop, and llama.cpp's server beside it.
 
     python benchmarks/serve_load.py open BUNDLE --fixed exact tau=0.95 --adaptive exact,assistant@0.02
-    python benchmarks/serve_load.py soak BUNDLE --minutes 40 --requests 20000      # Ctrl-C ends it cleanly
     python benchmarks/serve_load.py peers --llama-server LLAMA_SERVER --clients 1 4 16
 
 Each starts its server, sends requests of many clients over HTTP, and writes results/serve_COMMAND.json.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +20,7 @@ from typing import Any
 
 from peers import catalog, machine, models
 from peers.machine import say
-from serving import loops, prompts, soak
+from serving import loops, prompts
 from serving.figures import table
 from serving.loops import Outcome, asker
 from serving.server import Server, llama_server, ours
@@ -105,24 +103,6 @@ def opened(args: argparse.Namespace) -> None:
         "refused",
     )
     print(table(rows, columns))
-
-
-# --- soak ---
-
-
-def soaked(args: argparse.Namespace) -> None:
-    with start(args, "--queue-timeout", "600") as server:
-        say(f"{args.pool} texts alone")
-        asked = asyncio.run(soak.references(server.port, requests(args, args.pool)))
-        run = soak.Soak(
-            server, asked, args.clients, args.requests, args.minutes * 60, args.seed, args.journal,
-            args.every, args.rate,
-        )  # fmt: skip
-        value = asyncio.run(run.run())
-    save(args, value)
-    print(json.dumps({k: v for k, v in value.items() if k != "outcomes"}, indent=1))
-    if value["wrong"] or not value["server_alive"]:
-        sys.exit(1)
 
 
 # --- peers ---
@@ -226,15 +206,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=120, help="of arrivals for each point")
     made.add_argument("--slo", type=float, default=5.0, help="seconds within which an answer is good")
     made.add_argument("--capacity-requests", type=int, default=96)
-
-    made = command("soak", soaked, "every habit, for long", max_tokens=32)
-    made.add_argument("--clients", type=int, default=32)
-    made.add_argument("--requests", type=int, default=20_000)
-    made.add_argument("--minutes", type=float, default=40)
-    made.add_argument("--rate", type=float, default=0, help="requests a second of all clients; 0: no limit")
-    made.add_argument("--pool", type=int, default=96, help="requests whose texts alone are known")
-    made.add_argument("--every", type=float, default=10, help="seconds between lines of the journal")
-    made.add_argument("--journal", type=Path, default=Path("build/serve-soak.jsonl"))
 
     made = command("peers", compared, "beside llama.cpp's server")
     made.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's server")

@@ -79,7 +79,7 @@ def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = No
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """What a command over task rows needs."""
+    """The inputs of a command over task rows."""
 
     bundle: Path
     task: str  # a built-in task's name or a file

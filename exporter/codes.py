@@ -93,7 +93,7 @@ class Encoded:
 
 @runtime_checkable
 class CodeSource(Protocol):
-    """Tensors of which some are codes already, to be stored unchanged."""
+    """Tensors, some already codes that are stored unchanged."""
 
     def holds(self, name: str, codec: Codec) -> bool:
         """Whether weight `name` is stored as codes of the form that `codec` makes."""
@@ -130,7 +130,7 @@ class Quantization:
     embedding: str = "int8"
 
     def problems(self, inputs: Mapping[str, int]) -> list[str]:
-        """What is wrong with these choices; `inputs` are the numbers of inputs of Linear maps, by name."""
+        """The errors in these choices; `inputs` are the numbers of inputs of Linear maps, by name."""
         problems = []
         if self.scheme not in SCHEMES:
             problems.append(f"unknown quantization `{self.scheme}` (known: {', '.join(SCHEMES)})")
@@ -165,9 +165,7 @@ class Quantization:
         return Codec(self.scheme, self.group_size, self.symmetric)
 
     def table(self, kind: str) -> Codec | None:
-        """The codec of a vocabulary table. int8 tables have one scale for each row, so that a row can be read
-        alone.
-        """
+        """The codec of a vocabulary table. int8 tables have a scale for each row, which can be read alone."""
         if kind == "float":
             return None
         if kind == "int4":

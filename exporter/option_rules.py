@@ -18,7 +18,7 @@ SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
 
 
 def choose_precision(device: str = "cpu") -> tuple[str, str]:
-    """What `--precision auto` means for ONNX Runtime on a CPU or a GPU, and the reason."""
+    """The precision of `auto` for ONNX Runtime on a CPU or a GPU, and the reason."""
     if device == "cuda":
         return "fp16", f"the fastest on a GPU; {SMALLER}"
     if device != "cpu":

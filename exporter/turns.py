@@ -20,7 +20,7 @@ from ..runtime.errors import BundleError, CheckpointError, SessionError
 from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
 
-# Tried in this order: all common roles, then without those that many templates treat specially.
+# Tried in this order: all common roles, then without the ones that many templates treat specially.
 ROLE_SETS = (
     ("system", "user", "assistant", "tool"),
     ("system", "user", "assistant"),
@@ -103,9 +103,7 @@ def _rendering(text: Text, **template: object) -> Render:
 
 
 def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> ChatTurns | None:
-    """The text between message contents, rendered with unmistakable contents; None if it depends on more than
-    the roles before and after it.
-    """
+    """The text between two message contents; None if it depends on more than their roles."""
     between: dict[str, dict[str, str]] = {}
     after: dict[str, str] = {}
     patterns = [
@@ -200,9 +198,7 @@ def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:
 
 
 def find_thinking(vocabulary: Vocabulary, turns: ChatTurns | None) -> ThinkingMarks | None:
-    """The marks that the template has, if they are part of an answer's text; special tokens are not. `turns`:
-    the template's table.
-    """
+    """The template's marks of thinking, unless they are special tokens. `turns`: the template's table."""
     added = Tokenizer.from_str(vocabulary.tokenizer_json).get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special}
     template = vocabulary.chat_template or ""

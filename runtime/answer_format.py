@@ -37,9 +37,7 @@ Json = str | Mapping[str, Any] | bool | Sequence[Mapping[str, Any]]
 
 
 def canonical(name: str, value: Any) -> Any:
-    """A schema or tools as JSON text in one form, the order of keys kept. What is not JSON is returned
-    unchanged.
-    """
+    """A schema or tools as JSON text in one form, the order of keys kept; other text unchanged."""
     if value is None:
         return None
     try:

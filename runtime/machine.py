@@ -1,4 +1,4 @@
-"""What this machine offers the process: memory, cores, processor, GPUs, the user's cache directory.
+"""The resources of this process: memory, cores, processor, GPUs, the user's cache directory.
 
 The details come from Linux; on other systems most of them are unknown.
 """
@@ -70,9 +70,7 @@ def group_left() -> int | None:
 
 
 def cores() -> int:
-    """Logical cores that this process may keep busy, by its affinity mask and by the CPU limit of its control
-    groups, rounded up.
-    """
+    """Logical cores that affinity mask and control groups leave this process, rounded up."""
     try:
         count = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -85,9 +83,7 @@ def cores() -> int:
 
 
 def default_threads() -> int | None:
-    """Threads of a session by default: None for the library's choice, unless this process may use only some
-    of the machine's cores.
-    """
+    """Threads of a session by default: None for the library's choice, unless cores are limited."""
     return cores() if cores() < (os.cpu_count() or 1) else None
 
 

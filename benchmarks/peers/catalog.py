@@ -12,10 +12,8 @@ from typing import Any
 
 TORCH = "torch==2.13.0"
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
-    "transformers": (TORCH, "transformers>=5"),
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
     "onnx-genai": ("onnx-genai==0.1.0.dev6", "tokenizers"),
-    "optimum": (TORCH, "optimum-onnx[onnxruntime]"),
     "openvino": (
         TORCH,
         "openvino-genai==2026.4.1.0",
@@ -104,16 +102,11 @@ def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Pr
         fixed = [builder[0], "-m", "peers.onnx_genai_model", str(place), "{out}"]
         yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
 
-    export = ["export", "onnx", "--model", str(weights), "--task", "text-generation-with-past"]
-    make = [str(venvs / "optimum" / "bin" / "optimum-cli"), *export, "{out}"]
-    runtime = {"runtime": "onnx"}
-    yield Program("optimum fp32", "optimum", "huggingface", work / "optimum", make, runtime)
-
     for kind in ("q4_0", "q8_0"):
         yield gguf(work, venvs, kind)
 
-    export[1] = "openvino"
-    intel = [str(venvs / "openvino" / "bin" / "optimum-cli"), *export, "--weight-format"]
+    intel = [str(venvs / "openvino" / "bin" / "optimum-cli"), "export", "openvino", "--model", str(weights)]
+    intel += ["--task", "text-generation-with-past", "--weight-format"]
     for p, more in (("int8", []), ("int4", ["--group-size", "64", "--ratio", "1.0"])):
         made, place = [*intel, p, *more, "{out}"], work / f"openvino-{p}"
         yield Program(f"openvino {p}", "openvino", "openvino", place, made)
@@ -126,8 +119,6 @@ def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Pr
             options = {**model.options, "server": str(server), "flags": flags}
             name = f"llama-server q4_0{word}"
             yield Program(name, None, "llama_server", model.model, model.make, options)
-
-    yield Program("transformers fp32", "transformers", "huggingface", weights, ())
 
 
 def gguf(work: Path, venvs: Path, kind: str) -> Program:

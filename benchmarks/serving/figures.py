@@ -1,4 +1,4 @@
-"""Times of many requests as figures: percentiles, rates, and what a curve of memory says."""
+"""Times of many requests as figures: percentiles and tables."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {
         **{f"p{p}": round(float(v), 4) for p, v in zip((50, 95, 99), points, strict=True)},
         "max": round(max(values), 4),
-    }
-
-
-def growth(seconds: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
-    """Memory at the start, at the end, and its slope over the second half: MiB and MiB an hour."""
-    if len(sizes) < 4:
-        return {}
-    half, mib = len(sizes) // 2, np.asarray(sizes) / 2**20
-    slope = np.polyfit(np.asarray(seconds[half:]), mib[half:], 1)[0]
-    return {
-        "first_mib": round(float(mib[0]), 1),
-        "half_mib": round(float(mib[half]), 1),
-        "last_mib": round(float(mib[-1]), 1),
-        "most_mib": round(float(mib.max()), 1),
-        "slope_mib_per_hour": round(float(slope) * 3600, 2),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -28,15 +27,6 @@ def family(pid: int) -> Iterator[int]:
             continue
         for child in children:
             yield from family(int(child))
-
-
-def anonymous(pid: int) -> int:
-    """RssAnon in bytes; 0 for a process that has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 class Server:
@@ -104,27 +94,6 @@ class Server:
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
-
-    @property
-    def memory(self) -> int:
-        """Anonymous bytes of the process and its children."""
-        return sum(map(anonymous, family(self._process.pid)))
-
-    @property
-    def num_files(self) -> int:
-        """Its open file descriptors; 0 once it has ended."""
-        try:
-            return len(os.listdir(f"/proc/{self._process.pid}/fd"))
-        except OSError:
-            return 0
-
-    @property
-    def cpu_seconds(self) -> float:
-        """What it has computed so far."""
-        fields = (
-            Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        )
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ours(bundle: Path, threads: int, max_rows: int, max_waiting: int, *more: str) -> list[str]:

@@ -1,6 +1,4 @@
-"""Runs a benchmark: decodes rows in interleaved rounds into a report, and stores the fastest draft adapter as
-a profile.
-"""
+"""Runs a benchmark: decodes rows in interleaved rounds, and stores the fastest draft adapter as a profile."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from ...runtime.batcher.batcher import Batcher
-from ...runtime.decode.schedule import Limits
+from ...runtime.decode.limits import Limits
 from ...runtime.decode.stats import Stats
 from ...runtime.session.session import Session
 from ..tasks.scores import Output
@@ -48,9 +48,7 @@ class Timeline:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: from the first event to the last, for all tokens but one. None for one
-        token.
-        """
+        """Time per output token: from the first event to the last, for all tokens but one; None for one."""
         return sum(self.gaps) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 

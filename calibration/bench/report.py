@@ -36,7 +36,7 @@ class BenchReport:
     stored: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `bench --json` prints; docs/bench.md describes it."""
+        """The output of `bench --json` (docs/bench.md)."""
         return {"schema": SCHEMA, **asdict(self), "notes": self.notes}
 
     @property

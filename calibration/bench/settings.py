@@ -50,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to compare: every tau and number of masks at every batch, with one-token mode and, with `exact`,
+    """The compared settings: every tau and number of masks at every batch, one-token mode and, with `exact`,
     exact mode at every number of masks with every one of `drafts`. Raises CalibrationError that lists every
     bad value.
     """

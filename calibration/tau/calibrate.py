@@ -359,7 +359,7 @@ def _scores(
 
 
 def changes_of(tasks: Sequence[TaskRow], references: Outcomes, outcomes: Outcomes) -> list[Change]:
-    """All changed answers: those that lost most first, then those that changed most."""
+    """All changed answers, sorted by the score they lost, then by how much they changed."""
     changes = []
     for task, before, after in zip(tasks, references, outcomes, strict=True):
         if before.token_ids != after.token_ids:

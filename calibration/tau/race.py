@@ -88,9 +88,7 @@ def choose(laps: Laps) -> tuple[str, str]:
 
 
 def not_slower(laps: Laps, name: str, other: str) -> bool:
-    """Whether `other` has no lead over `name`: a lead has a median of at least TIE, and is there in every
-    round.
-    """
+    """Whether `other` has no lead over `name`: a lead has a median of TIE or more, and is in every round."""
     lead = speedup(laps, other, name)
     return lead.median < TIE or lead.low <= 1
 

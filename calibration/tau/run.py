@@ -85,7 +85,7 @@ class CalibrationRequest(TaskRequest):
 
 
 def identity(session: Session) -> dict[str, Any]:
-    """What finished work depends on: the graph, its weights, and how it runs."""
+    """The key of finished work: the graph, its weights, and how it runs."""
     files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
     variant = session.variant
     weights = files.get(variant.weights) if variant.weights else None
@@ -94,7 +94,7 @@ def identity(session: Session) -> dict[str, Any]:
 
 
 def conditions(request: CalibrationRequest, session: Session, plan: Plan) -> dict[str, Any]:
-    """What the measurements of one run must have in common."""
+    """The conditions that all measurements of one run share."""
     ort = version_and_devices()
     return {
         "batch": request.options.batch,

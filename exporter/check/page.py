@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -11,24 +12,7 @@ from ...runtime.bundle.manifest import TextDrift
 from ..graph.step import NEVER
 
 TOKENS = 64  # at most, of each paragraph
-PARAGRAPHS = (
-    "The old bridge had carried carts and cattle across the river for three hundred years before the"
-    " first car drove over it. In spring the water rose to its arches and brought down branches from the"
-    " hills, and every summer the village repaired the stones that the winter had loosened. Nobody"
-    " remembered who had built it, but everybody knew where to stand to see the fish.",
-    "Bread needs little more than flour, water, salt and time. Mix them until no dry flour is left,"
-    " cover the bowl and wait until the dough has doubled. Fold it, shape it into a loaf, and let it"
-    " rest again while the oven becomes hot. After forty minutes the crust is dark and sounds hollow"
-    " when you knock on it; leave it to cool before you cut it.",
-    "A battery stores energy in chemical form. When it is connected to a lamp, electrons move from the"
-    " negative to the positive side through the wire, and ions move through the liquid between them."
-    " When one of the two materials is used up, the battery is empty. Charging it reverses the reaction,"
-    " but a little of the material is lost each time.",
-    "Dear Anna, thank you for your letter and for the photographs. We arrived on Tuesday, a day late,"
-    " because the train from the coast was cancelled. The children have already found the lake and"
-    " refuse to leave it. If the weather stays as it is, we will be back at the end of the month. Please"
-    " water the plants in the kitchen, and say hello to your mother.",
-)
+PARAGRAPHS = Path(__file__).with_name("page.txt").read_text(encoding="utf-8").splitlines()
 MAX_LOSS = 60.0  # nats per token; a perplexity stays a finite number
 
 

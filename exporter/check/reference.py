@@ -52,7 +52,7 @@ def logits(
 
 
 def _added(drafts: Drafts, i: int, owners: torch.Tensor) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """What the draft adapters add to the output of a Linear map of layer i, for slots of `owners`."""
+    """The draft adapters' addition to the output of a Linear map of layer i, for slots of `owners`."""
 
     def added(part: str, value: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(())
@@ -78,7 +78,7 @@ def embedded(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -
 
 
 def head_input(dims: Dims, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
-    """What lm_head gets [tokens, hidden] from the output x of the last layer."""
+    """The input of lm_head [tokens, hidden], from the output x of the last layer."""
     return _rms(x, _read(tensors, names.FINAL_NORM) + dims.quirks.norm_offset, dims.rms_norm_eps)
 
 

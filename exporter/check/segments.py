@@ -107,9 +107,7 @@ def _tail(
 
 
 def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-    """The nodes that `outputs` need, with the values `inputs` as additional inputs. The weights file is
-    shared.
-    """
+    """The nodes that `outputs` need, with `inputs` as additional inputs. The weights file is shared."""
     graph = model.graph
     needed, nodes = set(outputs), []
     for node in reversed(graph.node):

@@ -124,9 +124,7 @@ def _open(directory: Path, base: Tensors) -> MergedTensors:
 
 
 def check_merge(directory: Path, config: AdapterConfig) -> None:
-    """Raise CheckpointError for an adapter that NeMo made as a draft adapter; warn about a large scale, which
-    draft adapters have, too.
-    """
+    """Raise CheckpointError for NeMo's draft adapters; warn about a large scale."""
     advice = (
         "a draft adapter acts at draft slots only; merged into every slot it gives nonsense. Give it with its"
         f" base: mars-export onnx BASE --draft-adapter {directory}"

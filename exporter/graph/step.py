@@ -1,6 +1,4 @@
-"""Writes the step graph: a forward over pending tokens, draft tokens and masks, with KV entries in and
-out.
-"""
+"""Writes the step graph: a forward over pending tokens, draft tokens and masks, with KV in and out."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class GraphSpec:
 
 
 def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
-    """Build the model, with its weights in the file `location` in its directory. The bytes depend only on the
-    arguments.
-    """
+    """Build the model, with its weights in the file `location` beside it. Deterministic."""
     writer = _Writer(spec)
     writer.write()
     graph = helper.make_graph(

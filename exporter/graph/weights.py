@@ -253,9 +253,7 @@ def _write(file: BinaryIO, recipe: WeightRecipe, tensors: Tensors) -> list[Place
 
 
 def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The parts, transposed and joined on the last axis. torch converts bfloat16 several times faster than
-    numpy.
-    """
+    """The parts, transposed and joined on the last axis; by torch, which converts bfloat16 faster."""
     packed = np.empty(shape, dtype)
     target, start = as_torch(packed), 0
     for part in parts:
@@ -318,9 +316,7 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
 
 
 def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
-    """Call work(first row, rows) on blocks of about `limit` numbers, several at once: numpy releases the
-    interpreter lock while it computes.
-    """
+    """Call work(first row, rows) on blocks of about `limit` numbers, in threads: numpy releases the lock."""
     blocks = list(chunks(part, limit))
     with ThreadPoolExecutor(WORKERS) as pool:
         # list() waits for all of them and raises the error of one.

@@ -23,66 +23,7 @@ PARTS = 3  # sequences of a row: whole, and cut twice with masks after the cut
 CHARACTERS = 8 * LONGEST  # at most, of a row or paragraph; a longer one keeps its end
 SEED = 0
 Prompt = str | list[Any]
-GENERAL = (
-    "The market opens at six in the morning. Farmers from the valley bring apples, cheese and"
-    " eggs, and by nine o'clock most of the bread has been sold. In the afternoon the square is"
-    " empty again, except for the pigeons.",
-    "def mean(values: list[float]) -> float:\n    total = 0.0\n    for value in values:\n       "
-    " total += value\n    return total / len(values) if values else 0.0\n\nprint(mean([3.5, 4.25,"
-    " 10]))\n",
-    '{"id": 4821, "name": "Maria Keller", "email": "maria@example.org", "tags": ["admin", "beta"],'
-    ' "active": true, "score": 17.25, "address": {"city": "Bern", "zip": "3011"}}',
-    "Question: A box holds 24 pencils. How many pencils are in 7 boxes, if 5 pencils are"
-    " missing?\nAnswer: 7 boxes hold 7 * 24 = 168 pencils. 168 - 5 = 163. There are 163 pencils.",
-    "User: My order has not arrived yet. Can you help me?\nAssistant: I am sorry to hear that."
-    " Please give me the order number, and I will find out where the parcel is.\nUser: It is 77-1093.",
-    "Photosynthesis converts light into chemical energy. Plants absorb carbon dioxide and water,"
-    " and release oxygen; the sugar that they build is stored as starch. The rate depends on"
-    " temperature, light and the supply of water.",
-    "# Installation\n\n1. Download the archive (version 2.4.1 or later).\n2. Run `make install` as"
-    " root.\n3. Edit /etc/server.conf and set `port = 8080`.\n\n- Linux, macOS: supported\n- Windows:"
-    " see [notes](notes.md)\n",
-    "Translate into French: Good evening, where is the station? Bonsoir, où est la gare ?"
-    " Translate into German: The train is late. Der Zug hat Verspätung. Translate into Spanish:"
-    " Thank you. Gracias.",
-    "In the north of the country the winters are long, and people heat their houses with wood"
-    " from the forests around them. Every family has a stove in the middle of the largest"
-    " room, where the children do their homework and the dog sleeps. When the snow melts in"
-    " April, the roads turn to mud, and for two weeks nobody travels farther than the next"
-    " village. Then the birch trees become green within a few days, and everybody who can is"
-    " outside until midnight.",
-    "The committee published its report on 14 March 2019. It found that the bridge had been"
-    " inspected in 2011 and 2015, that both inspections had noted corrosion at three of the"
-    " twelve supports, and that no repairs were made because the budget of the district"
-    " (about 2.3 million euros a year) had been spent on other roads. The minister said that"
-    " the government would accept all 21 recommendations, but the opposition asked why it had"
-    " taken four years.",
-    "What is the difference between weather and climate? Weather is the state of the"
-    " atmosphere at one place and time: today it rains, tomorrow the sun may shine. Climate"
-    " is the average of the weather over many years, usually thirty. A cold week in May says"
-    " nothing about the climate, but if most weeks in May have become warmer over several"
-    " decades, the climate has changed.",
-    "He opened the letter with a knife, read it twice, and put it back into the envelope."
-    ' "Bad news?" she asked. "I don\'t know yet," he said. "My brother wants to come home."'
-    " She looked out of the window, where the neighbor's boys were playing in the rain."
-    ' "After all these years," she said. "Where would he sleep?"',
-    "import json\nfrom pathlib import Path\n\n\nclass Store:\n    def __init__(self, path: Path)"
-    " -> None:\n        self.path = path\n        self.items = json.loads(path.read_text()) if"
-    " path.exists() else {}\n\n    def put(self, key: str, value: object) -> None:\n       "
-    " self.items[key] = value\n        self.path.write_text(json.dumps(self.items, indent=2))\n",
-    "SELECT customer.name, COUNT(*) AS orders, SUM(total) AS revenue FROM orders JOIN"
-    " customer ON customer.id = orders.customer_id WHERE orders.created >= '2024-01-01' GROUP"
-    " BY customer.name HAVING SUM(total) > 1000 ORDER BY revenue DESC LIMIT 20;",
-    "Here are three tips for a better presentation: 1. Know what you want your listeners to"
-    " remember, and say it at the beginning and at the end. 2. Use few slides with few words;"
-    " people cannot read and listen at the same time. 3. Practice aloud, with a clock. If"
-    " something goes wrong, stay calm: most people in the room want you to succeed.",
-    "The heart of an adult beats about 70 times a minute at rest and pumps five liters of"
-    " blood through the body in that time. The right side sends blood to the lungs, where it"
-    " takes up oxygen, and the left side sends it to all other organs. Valves between the"
-    " chambers keep it from flowing back. During exercise the heart can pump more than twenty"
-    " liters a minute.",
-)
+GENERAL = Path(__file__).with_name("general.jsonl")  # a short text of many kinds, for typical activations
 
 
 Row = tuple[int, Prompt, str | None]
@@ -103,7 +44,7 @@ class CalibrationText:
 
 def built_in_text(checkpoint: Checkpoint, block: int) -> CalibrationText:
     """A short general text, for what needs typical activations only."""
-    rows: list[Row] = [(number, text, None) for number, text in enumerate(GENERAL, 1)]
+    rows = _rows(GENERAL, GENERAL.read_text(encoding="utf-8"))
     return CalibrationText(_draw(Path("the built-in text"), rows, checkpoint, block), None)
 
 

@@ -31,9 +31,7 @@ from .recipe import RECIPE_FILE, recipe
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """The result, or the plan alone if `manifest` is None. `memory`: bytes that the build was expected to
-    take.
-    """
+    """The result, or the plan alone if `manifest` is None. `memory`: expected bytes of the build."""
 
     plan: EnginePlan
     memory: int
@@ -147,9 +145,7 @@ def add_engine(
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:
-    """Raise ExportError for forms that TensorRT's parser would only refuse after minutes: it supports integer
-    weights as an operand of a product only.
-    """
+    """Raise ExportError for integer weights outside of products, which TensorRT's parser refuses late."""
     if precision == "w8a8":
         raise ExportError(
             "w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4,"
@@ -193,9 +189,7 @@ def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: i
 
 
 def _added(manifest: Manifest, name: str, variant: Variant | None, files: Sequence[FileEntry]) -> Manifest:
-    """`manifest` with what a build adds, which replaces entries of the same names. `variant` is None for a
-    recipe.
-    """
+    """`manifest` with the results of a build, by name in place of earlier ones. No `variant`: a recipe."""
     names = {entry.path for entry in files}
     kept = (entry for entry in manifest.files if entry.path not in names)
     variants = tuple(v for v in manifest.variants if v.name != name)

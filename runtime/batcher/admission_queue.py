@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from ..decode.schedule import Limits
+from ..decode.limits import Limits
+from ..decode.stats import Stats
 from ..errors import Overloaded
-from ..session.answer import Completion
 
 MAX_RETRY = 60.0  # seconds, the most of `retry_after`
 RECENT = 8  # finished requests, about, from which the time of a request is estimated
@@ -92,11 +92,10 @@ class AdmissionQueue:
         self.forget(client)
         self.count(refused=int(refused))
 
-    def end(self, client: Hashable, outcome: str, answer: Completion) -> None:
+    def end(self, client: Hashable, outcome: str, stats: Stats) -> None:
         """A request of `client` has ended. `outcome` names its count."""
-        stats = answer.stats
         self.forget(client)
-        self.count(prompt_tokens=stats.prompt_tokens, tokens=len(answer.token_ids), **{outcome: 1})
+        self.count(prompt_tokens=stats.prompt_tokens, tokens=stats.tokens, **{outcome: 1})
         if outcome == "finished":
             seconds = stats.prefill_time + stats.decode_time
             self._seconds += (seconds - self._seconds) / min(self.counts.finished, RECENT)

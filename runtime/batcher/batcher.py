@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
@@ -23,13 +23,14 @@ from typing import Any
 from ..decode.batch import KvBudget
 from ..decode.config import GenerationConfig
 from ..decode.lanes import Lanes
-from ..decode.schedule import Limits, Schedule
+from ..decode.limits import Limits
+from ..decode.schedule import Schedule
 from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
 from ..text.prompts import Prompt
 from .admission_queue import AdmissionQueue, Counts
-from .request import Request, Waiters, deadline_at, earlier
+from .request import Request, deadline_at, earlier, settled
 
 # Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
@@ -68,7 +69,7 @@ class Batcher:
         self._admission = AdmissionQueue(self.limits)
         self._arrivals: deque[Sequence] = deque()  # sequences that the thread will add to the schedule
         self._numbers = itertools.count()
-        self._waiters = Waiters()  # for room
+        self._room: Future[None] = Future()  # completed at the next change, for coroutines
         self._step_began: float | None = None
         self._closed = self._stopped = False
         self.fault: BaseException | None = None
@@ -105,7 +106,7 @@ class Batcher:
         Raises Overloaded if there is no room, SessionError for an invalid prompt or config, for a batcher
         that is closed or has failed, and in a forked process.
         """
-        until, wait = deadline_at(deadline), earlier(wait, deadline)
+        config, until, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._admit(client)
@@ -121,13 +122,15 @@ class Batcher:
         deadline: float | None = None,
         client: Hashable = None,
         executor: Executor | None = None,
+        system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> Request:
         """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
         `tools`: functions as JSON text that messages list and the answer may call. `template`: its variables.
+        `system`: the system message of a prompt of token ids, for the prefix cache.
         """
-        until, wait = deadline_at(deadline), earlier(wait, deadline)
+        config, until, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:
@@ -136,9 +139,9 @@ class Batcher:
                 if is_late or not isinstance(self._refusal(client), Overloaded):
                     self._admit(client)
                     break
-                room = self._waiters.join()
-            await asyncio.wait({room}, timeout=seconds)
-        new_request = partial(self._new_request, prompt, config, until, client, tools, template)
+                room = self._room
+            await settled(room, seconds)
+        new_request = partial(self._new_request, prompt, config, until, client, system, tools, template)
         with self._returning_place(client):
             return self._start(await asyncio.get_running_loop().run_in_executor(executor, new_request))
 
@@ -159,14 +162,14 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a sequence, including those that are being tokenized."""
+        """Requests that wait for a sequence, or are being tokenized."""
         return self._admission.num_admitting + len(self._arrivals) + self._schedule.num_waiting
 
     @property
     def longest_wait(self) -> float:
         """Seconds that the oldest request without a sequence has waited."""
         with self._changed:
-            waiting = (request for request in self._requests.values() if not request.has_row)
+            waiting = (request for request in self._requests.values() if not request.has_started)
             oldest = next(waiting, None)
         return 0.0 if oldest is None else perf_counter() - oldest.stats.began
 
@@ -220,6 +223,18 @@ class Batcher:
 
     # --- the way in ---
 
+    def _checked(self, config: GenerationConfig | None) -> GenerationConfig:
+        """The settings of a request. Raises SessionError unless the bundle and the limits allow them."""
+        config = config if config is not None else GenerationConfig()
+        try:
+            self.session.check(config)
+            self.limits.check(config)
+        except SessionError:
+            with self._changed:
+                self._admission.count(refused=1)
+            raise
+        return config
+
     def _refusal(self, client: Hashable) -> SessionError | None:
         """Why no request is accepted now. The caller holds the lock."""
         if self.fault is not None:
@@ -253,22 +268,20 @@ class Batcher:
     def _new_request(
         self,
         prompt: Prompt,
-        config: GenerationConfig | None,
+        config: GenerationConfig,
         until: float | None,
         client: Hashable,
-        tools: str | None = None,
-        template: Mapping[str, Any] | None = None,
+        *context: Any,
     ) -> Request:
-        """Tokenize the prompt and compile a grammar, without the lock."""
-        config = config if config is not None else GenerationConfig()
-        self.session.check(config)
-        self.limits.check(config)
+        """Tokenize the prompt, with the last parameters of `asubmit`, and compile a grammar; without the
+        lock.
+        """
         number, most = next(self._numbers), self.limits.max_prompt_tokens
-        seq, text = self.session.new_sequence(number, prompt, config, most, tools=tools, template=template)
+        seq, text = self.session.new_sequence(
+            number, prompt, config, most, *context, client=client, on_start=lambda: request.start()
+        )
         self._budget.check(seq)
-        seq.client = client
-        request = Request(seq, text, self._end, until, client)
-        seq.on_start = request.start
+        request = Request(seq, text, self._end, until)
         return request
 
     def _start(self, request: Request) -> Request:
@@ -277,12 +290,11 @@ class Batcher:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
             self._arrivals.append(request.seq)
-            self._requests[request.number] = request
+            self._requests[request.seq.index] = request
             self._admission.accept()
             self._notify()
-        LOG.debug(
-            "request %d of %r: %d prompt tokens", request.number, request.client, request.stats.prompt_tokens
-        )
+        seq = request.seq
+        LOG.debug("request %d of %r: %d prompt tokens", seq.index, seq.client, seq.stats.prompt_tokens)
         return request
 
     # --- the way out ---
@@ -297,26 +309,27 @@ class Batcher:
         next step. An ended request stays as it is. The caller holds the lock.
         """
         seq = request.seq
-        if self._requests.pop(request.number, None) is None:
+        if self._requests.pop(seq.index, None) is None:
             return
-        seq.finish_reason = seq.finish_reason or reason
+        seq.end(reason)
         reason = request.last_reason or reason
         outcome = ENDS.get(reason, "finished") if error is None else "failed"
-        self._admission.end(request.client, outcome, request.completion)
+        self._admission.end(seq.client, outcome, request.stats)
         request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
         stats, tau = request.stats, "exact" if seq.config.exact else seq.config.tau
         LOG.log(
             logging.WARNING if error else logging.INFO,
             "request %d of %r %s: %s, %d tokens after %d prompt tokens, tau %s, waited %.3f s, %.3f s in all",
-            *(request.number, request.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
+            *(seq.index, seq.client, outcome, cause, stats.tokens, stats.prompt_tokens, tau),
             *(stats.queue_time, perf_counter() - stats.began),
         )
         self._notify()
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        self._waiters.wake()
+        room, self._room = self._room, Future()
+        room.set_result(None)
 
     # --- the thread ---
 
@@ -349,10 +362,10 @@ class Batcher:
         room = schedule.num_rows - schedule.num_waiting
         self._step_began = perf_counter()
         try:
-            for events in schedule.forwards():
-                for event in events:  # at once: first tokens of a prompt do not wait for the others' forward
-                    self._deliver(event)
-                    lost = event.error if isinstance(event.error, DeviceLost) else lost
+            for step in schedule.steps():
+                for accepted in step:  # at once: first tokens of a prompt do not wait for the others' forward
+                    self._deliver(accepted)
+                    lost = accepted.error if isinstance(accepted.error, DeviceLost) else lost
         finally:
             self._step_began = None
         if schedule.num_rows - schedule.num_waiting > room:
@@ -362,20 +375,20 @@ class Batcher:
             LOG.critical("%s", lost)
             raise lost
 
-    def _deliver(self, event: Accepted) -> None:
-        request, error = self._requests.get(event.seq), event.error
+    def _deliver(self, accepted: Accepted) -> None:
+        request, error = self._requests.get(accepted.seq), accepted.error
         if request is None:
             return  # it ended while the forward ran
         if error is None:
             try:
-                request.deliver(event)
+                request.deliver(accepted)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as panic:  # of the tokenizer; it concerns only this answer
                 error = panic
-        if error is not None or event.finish_reason is not None:
+        if error is not None or accepted.finish_reason is not None:
             with self._changed:
-                self._conclude(request, event.finish_reason or "cancelled", error)
+                self._conclude(request, accepted.finish_reason or "cancelled", error)
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

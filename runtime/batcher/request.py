@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
+from typing import Any
 
 from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..decode.stats import Stats
@@ -18,31 +20,10 @@ from ..text.tokenizer import TextStream
 
 End = Callable[["Request", FinishReason], None]
 """(request, reason): the batcher's function that ends a request"""
-
-
-class Waiters:
-    """Coroutines that wait for a change. The owner's lock guards it."""
-
-    def __init__(self) -> None:
-        self._futures: list[asyncio.Future[None]] = []
-
-    def join(self) -> asyncio.Future[None]:
-        """A future of the running loop for the next change."""
-        future = asyncio.get_running_loop().create_future()
-        self._futures.append(future)
-        return future
-
-    def wake(self) -> None:
-        """Complete all futures, from any thread."""
-        futures, self._futures = self._futures, []
-        for future in futures:
-            with suppress(RuntimeError):  # the loop is closed
-                future.get_loop().call_soon_threadsafe(_complete, future)
-
-
-def _complete(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+Item = Event | BaseException | None
+"""None when a request starts; then its events, the last one with a finish_reason; an error in its place."""
+Items = asyncio.Queue["tuple[Request | None, Item]"]
+"""Items of several requests, and without one those of another source."""
 
 
 class Request(Answer):
@@ -50,75 +31,95 @@ class Request(Answer):
     it. The last event has the finish_reason; an error is raised instead. `tau` and `exact` may be changed
     while it runs.
 
-    number: counts a batcher's requests
-    client: the one of `submit`
     finish_reason: None while the request runs or waits
     error: the request's error, if it failed
-    has_row: whether it no longer waits for its sequence
+    has_started: whether its sequence takes part in steps
     last_reason: the finish_reason of a delivered step, if one ended the request
     """
 
     def __init__(
-        self,
-        seq: Sequence,
-        text: TextStream | None,
-        end: End,
-        deadline: float | None = None,
-        client: Hashable = None,
+        self, seq: Sequence, text: TextStream | None, end: End, deadline: float | None = None
     ) -> None:
         super().__init__(seq, text)
-        self.seq, self.number, self.client = seq, seq.index, client
         self.finish_reason: FinishReason | None = None
         self.last_reason: FinishReason | None = None
         self.error: BaseException | None = None
-        self.has_row = False
+        self.has_started = False
         self._end, self._deadline = end, deadline  # a time of the monotonic clock
-        self._changed = threading.Condition()  # guards the fields; never held while a step runs
-        self._waiters = Waiters()
-        self._events: deque[Event] = deque()
-        self._token_ids: list[int] = []
-        self._answer_text, self._num_sent = "", 0  # and how many of its characters events have
+        self._lock = threading.Lock()  # guards the fields; never held while a step runs
+        self._ended: Future[None] = Future()
+        self._sink: Callable[[Item], object] | None = None
+        self._answer_text = ""  # with the text that events hold back
         self._stats = seq.stats.copy()
-        self._is_read = False
 
     # --- for readers, in any thread ---
 
     def __iter__(self) -> Iterator[Event]:
-        self._begin()
+        items: SimpleQueue[Item] = SimpleQueue()
+        self._listen(items.put)
         try:
-            while self._wait(lambda: bool(self._events)) and (event := self._take()) is not None:
-                yield event
+            event = None
+            while event is None or event.finish_reason is None:
+                try:
+                    event = _event(items.get(timeout=self._seconds_left()))
+                except Empty:  # the batcher's thread may hang in a step
+                    self._end(self, "deadline")
+                    continue
+                if event is not None:
+                    yield event
         finally:
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        self._begin()
+        items = Items()
+        self.attach(items)
         try:
-            while True:
-                await self._await(lambda: bool(self._events))
-                if (event := self._take()) is None:
-                    return
-                yield event
+            event = None
+            while event is None or event.finish_reason is None:
+                event = _event((await items.get())[1])
+                if event is not None:
+                    yield event
         finally:
             self.cancel()
 
-    async def begun(self) -> None:
-        """Wait until the request has its sequence, or has ended."""
-        await self._await(lambda: self.has_row)
+    def attach(self, items: Items) -> None:
+        """Put the request's items into a queue of the running loop, in place of an iteration. Several
+        requests may have one queue.
+        """
+        loop, left = asyncio.get_running_loop(), self._seconds_left()
+        # The batcher's thread may hang in a step.
+        timer = None if left is None else loop.call_later(left, self._end, self, "deadline")
+
+        def put(item: Item) -> None:
+            is_last = isinstance(item, BaseException) or (item is not None and item.finish_reason is not None)
+            if timer is not None and is_last:
+                timer.cancel()
+            items.put_nowait((self, item))
+
+        self._listen(lambda item: post(loop, put, item))
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer. Raises the request's error, or after `timeout` seconds SessionError; the
         request then goes on.
         """
-        if not self._wait(lambda: False, timeout):
-            raise SessionError(
-                f"the answer is not finished after {timeout:g} seconds; it goes on, ask again or cancel it"
-            )
+        last = None if timeout is None else monotonic() + timeout
+        while not self._ended.done():
+            left = None if last is None else last - monotonic()
+            if left is not None and left <= 0:
+                raise SessionError(
+                    f"the answer is not finished after {timeout:g} seconds; it goes on,"
+                    " ask again or cancel it"
+                )
+            wait([self._ended], earlier(self._seconds_left(), left))
+            if self.is_overdue:  # the batcher's thread may hang in a step
+                self._end(self, "deadline")
         return self._outcome()
 
     async def aresult(self) -> Completion:
         """`result` for coroutines; `asyncio.wait_for` limits the wait, and the request then goes on."""
-        await self._await(lambda: False)
+        await settled(self._ended, self._seconds_left())
+        if not self._ended.done():
+            self._end(self, "deadline")
         return self._outcome()
 
     def cancel(self) -> None:
@@ -128,11 +129,9 @@ class Request(Answer):
     @property
     def completion(self) -> Completion:
         """The answer of all events so far; `finish_reason` is "cancelled" before the end. Never waits."""
-        with self._changed:
+        with self._lock:
             reason = self.finish_reason or "cancelled"
-            ids, confidences = tuple(self._token_ids), tuple(self._confidences)
-            tops = tuple(self.seq.top_logprobs[: len(ids)])
-            return Completion(self._answer_text, ids, confidences, reason, self._stats, tops)
+            return Completion.of(self._events, self._answer_text, reason, self._stats)
 
     @property
     def stats(self) -> Stats:
@@ -152,85 +151,61 @@ class Request(Answer):
         return self._deadline is not None and monotonic() >= self._deadline
 
     def start(self) -> None:
-        """The request has its sequence. Called in the batcher's thread, before each step."""
-        if not self.has_row:
-            with self._changed:
-                self.has_row, self._stats = True, self.seq.stats.copy()
-                self._wake()
+        """The request takes part in a step. Called in the batcher's thread, before each step."""
+        if not self.has_started:
+            with self._lock:
+                self.has_started, self._stats = True, self.seq.stats.copy()
+                self._send(None)
 
     def deliver(self, accepted: Accepted) -> None:
         """Add the event of a step. Called in the batcher's thread only, because the text grows here."""
-        event = Event.of(accepted, self._grown(accepted.finish_reason))
+        event = Event.of(accepted, self._text)
         text = self._text.text if self._text is not None else ""
-        with self._changed:
+        with self._lock:
             if self.finish_reason is not None:
                 return  # it ended while the step ran
-            self._token_ids += accepted.token_ids
-            self._confidences += accepted.confidences
+            # The sequence may have tokens of a later event of this step.
+            num_tokens = self._stats.tokens + len(event.token_ids)
             self._answer_text, self._stats = text, self.seq.stats.copy()
-            # the sequence may have tokens of a later event of this step
-            self._stats.tokens = len(self._token_ids)
-            self._num_sent += len(event.text)
-            self._events.append(event)
-            self.last_reason = accepted.finish_reason
-            self._wake()
+            self._stats.tokens, self.last_reason = num_tokens, event.finish_reason
+            self._add(event)
 
     def conclude(self, reason: FinishReason, error: BaseException | None = None) -> None:
         """End the request and notify its readers. Called once, in any thread."""
-        with self._changed:
+        with self._lock:
             self.finish_reason, self.error = reason, error
-            if not self.has_row:
+            if not self.has_started:
                 self._stats.queue_time = perf_counter() - self._stats.began
-            if error is None and self.last_reason is None:
-                self._events.append(Event(self._answer_text[self._num_sent :], (), (), reason))
-                self._num_sent = len(self._answer_text)
-            self._wake()
+            if error is not None:
+                self._send(error)
+            elif self.last_reason is None:
+                num_sent = sum(len(event.text) for event in self._events)
+                self._add(Event(self._answer_text[num_sent:], (), (), reason))
+        self._ended.set_result(None)
 
-    # --- waiting ---
+    # --- parts ---
 
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        self._waiters.wake()
-
-    def _begin(self) -> None:
-        with self._changed:
-            if self._is_read:
+    def _listen(self, sink: Callable[[Item], object]) -> None:
+        """Pass the items to `sink`, those so far at once. It is called in any thread, and returns at once."""
+        with self._lock:
+            if self._sink is not None:
                 raise SessionError(
                     "the events of this request are being read, or were; they come once: read `completion`"
                 )
-            self._is_read = True
+            self._sink = sink
+            if self.has_started:
+                self._send(None)
+            for item in (*self._events, self.error):
+                if item is not None:
+                    self._send(item)
 
-    def _wait(self, is_enough: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait for the end, or until `is_enough`. False after `timeout` seconds."""
-        last = None if timeout is None else monotonic() + timeout
-        while True:
-            left = None if last is None else last - monotonic()
-            with self._changed:
-                seconds = earlier(self._seconds_left(), left)
-                if self._changed.wait_for(lambda: self.finish_reason is not None or is_enough(), seconds):
-                    return True
-            self._expire()
-            if last is not None and monotonic() >= last and self.finish_reason is None:
-                return False
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        self._send(event)
 
-    async def _await(self, is_enough: Callable[[], bool]) -> None:
-        """`_wait` for coroutines, without a timeout."""
-        while True:
-            with self._changed:
-                if self.finish_reason is not None or is_enough():
-                    return
-                change = self._waiters.join()
-            await asyncio.wait({change}, timeout=self._seconds_left())
-            self._expire()
-
-    def _take(self) -> Event | None:
-        """The next event; None after the last."""
-        with self._changed:
-            if self._events:
-                return self._events.popleft()
-        if self.error is not None:
-            raise self.error
-        return None
+    def _send(self, item: Item) -> None:
+        if self._sink is not None:
+            self._sink(item)
 
     def _outcome(self) -> Completion:
         if self.error is not None:
@@ -241,10 +216,26 @@ class Request(Answer):
         """Seconds until the deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 
-    def _expire(self) -> None:
-        """End an overdue request in the reader's thread, because the batcher's may hang in a step."""
-        if self.is_overdue:
-            self._end(self, "deadline")
+
+def _event(item: Item) -> Event | None:
+    """The event of an item. Raises the error of a request."""
+    if isinstance(item, BaseException):
+        raise item
+    return item
+
+
+def post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Call a function in an event loop, from any thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(function, *args)
+
+
+async def settled(future: Future[None], seconds: float | None) -> None:
+    """Wait until another thread completes `future`, at most `seconds`."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    future.add_done_callback(lambda _: post(loop, done.set))
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(done.wait(), seconds)
 
 
 def deadline_at(deadline: float | None) -> float | None:
@@ -257,5 +248,5 @@ def deadline_at(deadline: float | None) -> float | None:
 
 
 def earlier(a: float | None, b: float | None) -> float | None:
-    """The lesser of two times, of which None is never."""
+    """The earlier of two times; None is never."""
     return min((seconds for seconds in (a, b) if seconds is not None), default=None)

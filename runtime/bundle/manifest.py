@@ -296,9 +296,7 @@ class Manifest:
 
     @property
     def mask_id(self) -> int:
-        """The input of a slot without a token: the mask, token 0 of a draft slot, or any id if no step has
-        masks.
-        """
+        """The input of a slot without a token: the mask, token 0 of a draft slot, or any id without masks."""
         if self.draft is not None:
             return self.model.vocab_size + self.draft.low
         return self.tokens.pad if self.tokens.mask is None else self.tokens.mask

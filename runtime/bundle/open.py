@@ -71,7 +71,7 @@ def open_bundle(
 
 
 def _too_large(manifest: Manifest, num_bytes: int) -> Iterator[str]:
-    """What is larger than an export needs; docs/security.md says what each limit is for."""
+    """Sizes beyond those of any export; docs/security.md explains each limit."""
     if num_bytes > SAFE_MANIFEST:
         yield f"the manifest has {num_bytes} bytes, {SAFE_MANIFEST} are taken"
     if len(manifest.files) > SAFE_FILES:
@@ -83,7 +83,7 @@ def _too_large(manifest: Manifest, num_bytes: int) -> Iterator[str]:
 
 
 def _no_bundle(path: str, directory: Path) -> str:
-    """What is at `path` instead of a bundle, and what to do."""
+    """Describe the thing at `path` that is not a bundle, and say what to do."""
     if (directory / "config.json").is_file() or (directory / "adapter_config.json").is_file():
         what = "a checkpoint, not a bundle; export it first"
     elif directory.suffix == ".gguf":

@@ -1,6 +1,4 @@
-"""A chat template as a table: the text between the messages of a conversation, without jinja2; and its marks
-of thinking.
-"""
+"""A chat template as a table, without jinja2: the text between messages, and the marks of thinking."""
 
 from __future__ import annotations
 

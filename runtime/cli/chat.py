@@ -134,9 +134,7 @@ class Talk:
 
 
 def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
-    """Join lines to questions, until `read` returns None. The argument of `read` says whether a line
-    continues the one before it.
-    """
+    """Join lines to questions, until `read` returns None. Its argument: whether a line continues another."""
     while (line := read(False)) is not None:
         parts = []
         while line is not None and line.endswith("\\"):

@@ -137,7 +137,7 @@ MaxNewTokens = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class PrintOptions:
-    """What is printed of an answer.
+    """The printed parts of an answer.
 
     runs: Mark tokens that were accepted together.
     quiet: Print answers only, no statistics.
@@ -149,7 +149,7 @@ class PrintOptions:
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """What is asked once.
+    """One question.
 
     prompt: Prompt. By default, or with -, read standard input.
     file: Read the prompt from a file.

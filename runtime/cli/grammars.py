@@ -23,7 +23,7 @@ app.add_typer(grammar_app, name="grammar")
 
 @dataclass(frozen=True, slots=True)
 class LanguageOptions:
-    """What answers look like.
+    """The form of answers.
 
     schema: Answers are JSON that satisfies this schema.
     tools: Answers call these functions: a JSON file in the form of OpenAI's API.

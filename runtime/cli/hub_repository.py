@@ -21,7 +21,7 @@ CARD = "README.md"
 
 def push(path: str | Path, repo: str, *, private: bool = False, licence: str | None = None) -> str:
     """Upload the bundle at `path` to the model repository `repo`, with a model card if it has none. Of the
-    other files, it deletes those that the previous manifest of the repository lists.
+    other files, it deletes the ones that the previous manifest of the repository lists.
 
     Returns the URL of the commit. Raises BundleError.
     """
@@ -50,9 +50,7 @@ def _old_files(hub: Any, repo: str) -> list[str]:
 
 
 def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manifest:
-    """Download the bundle in `repo` to the new directory `output`, which appears after all hashes are
-    checked. Raises BundleError.
-    """
+    """Download the bundle in `repo` to the new directory `output`, all hashes checked. Raises BundleError."""
     hub, target = _library(), Path(output).expanduser()
     if target.exists():
         raise BundleError(f"{output} exists; choose another directory with -o")

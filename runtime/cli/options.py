@@ -167,7 +167,7 @@ class SessionOptions:
 
 
 def tau_warning(tau: float, metric: str | None) -> str:
-    """What to say about a tau that no prediction can reach; empty for others. Entropy is in nats."""
+    """A warning for a tau that no prediction can reach; empty for others. Entropy is in nats."""
     if tau <= 1 or metric == "entropy":
         return ""
     return f"tau {tau:g}: no {metric or 'probability'} is above 1, so each step accepts one token, as with 1"

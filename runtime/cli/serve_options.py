@@ -12,7 +12,7 @@ import typer
 from ..terminal.options import Count, Most, MostBytes, Size
 
 if TYPE_CHECKING:
-    from ..decode.schedule import Limits
+    from ..decode.limits import Limits
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -121,7 +121,7 @@ class LimitOptions:
 
     @property
     def limits(self) -> Limits:
-        from ..decode.schedule import Limits
+        from ..decode.limits import Limits
 
         return Limits(
             max_rows=self.max_rows or Limits().max_rows, max_waiting=self.max_waiting,

@@ -13,7 +13,7 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one row feeds into a step, from its cursor on: `pending` tokens, `draft_tokens`, `masks`.
+    """The inputs of one row in a step, from its cursor on: `pending` tokens, `draft_tokens`, `masks`.
 
     The outputs are those of the last pending token, of every draft token and of every mask, in this order.
     """

@@ -18,8 +18,8 @@ from .sequence import Accepted, Sequence
 
 
 @contextmanager
-def error_boundary(seqs: abc.Sequence[Sequence], events: list[Accepted]) -> Iterator[None]:
-    """If the body raises, `seqs` end, and no others; their last events are added to `events`.
+def error_boundary(seqs: abc.Sequence[Sequence], accepted: list[Accepted]) -> Iterator[None]:
+    """If the body raises, `seqs` end, and no others; how they ended is added to `accepted`.
 
     It catches BaseException, because a panic of a Rust library is not an Exception.
     """
@@ -28,29 +28,42 @@ def error_boundary(seqs: abc.Sequence[Sequence], events: list[Accepted]) -> Iter
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        events += [seq.fail(error) for seq in seqs]
+        accepted += [seq.fail(error) for seq in seqs]
 
 
 SLOTS = 64  # of a decode step within a KV budget: a wider sequence adds entries to all sequences of its step
 
 
 class Batch:
-    """Row i of the cache belongs to `active[i]`; sequences that run together are neighbours."""
+    """The sequences that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are
+    being read, shorter ones before longer ones. Row i of the cache belongs to `active[i]`.
+    """
 
     def __init__(self, backend: Backend, num_rows: int, mask_id: int) -> None:
         self.backend, self.num_rows, self.mask_id = backend, num_rows, mask_id
         self.cache = backend.new_cache(num_rows)
         self.active: list[Sequence] = []
+        self.num_decoding = 0
         self.step_seconds = 0.0  # of the last step
 
-    def forward(self, first: int, plans: abc.Sequence[StepPlan]) -> StepOutput:
-        """Run one step on the active sequences first, first + 1, ... with these plans.
+    @property
+    def decoding(self) -> list[Sequence]:
+        return self.active[: self.num_decoding]
+
+    @property
+    def readers(self) -> list[Sequence]:
+        """The sequences whose prompts are being read."""
+        return self.active[self.num_decoding :]
+
+    def forward(self, seqs: abc.Sequence[Sequence], plans: abc.Sequence[StepPlan]) -> StepOutput:
+        """Run one step on neighbouring active sequences with these plans.
 
         Output 0 of a sequence belongs to its last pending token; then come its draft tokens and its masks.
         The output of a slot predicts the token at the next position. Only the block loop (blocks.py) has
         sequences without pending tokens: their outputs are those of their masks.
         """
-        seqs = self.active[first : first + len(plans)]
+        for seq in seqs:
+            seq.start()
         slots = max([plan.slots for plan in plans])
         outputs = max(1, *[plan.outputs for plan in plans])
         # Lists, and one array of each at the end: after a forward the processor's caches are cold, and each
@@ -72,7 +85,7 @@ class Batch:
         self.cache.reserve(max(cursors) + slots)
         want_logits = any(seq.wants_logits for seq in seqs)
         ids, kv_length, index = [np.array(v, np.int64) for v in (input_ids, cursors, output_index)]
-        begun = perf_counter()
+        first, begun = self.active.index(seqs[0]), perf_counter()
         output = self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
         self.step_seconds = perf_counter() - begun
         return output
@@ -91,29 +104,61 @@ class Batch:
         """Whether the sequence's pending tokens fit in the context."""
         return len(seq.tokens) <= self.backend.max_capacity
 
-    def lookup(self, place: int, chunk: int, max_entries: int | None = None) -> None:
+    def lookup(self, seq: Sequence, chunk: int, max_entries: int | None = None) -> None:
         """Load the beginning of the sequence's prompt from the prefix cache.
 
         `max_entries`: entries to which a saved prefix may widen the sequences, None for any number.
         """
-        seq = self.active[place]
         if seq.prefix_handle is not None:
-            capacity = self.backend.max_capacity
-            seq.cursor = seq.prefix_handle.lookup(self.cache, place, seq.tokens, chunk, capacity, max_entries)
+            row, capacity = self.active.index(seq), self.backend.max_capacity
+            seq.cursor = seq.prefix_handle.lookup(self.cache, row, seq.tokens, chunk, capacity, max_entries)
             seq.stats.cached_tokens = seq.cursor
 
-    def store(self, place: int) -> None:
+    def store(self, seq: Sequence) -> None:
         """Offer the sequence's final entries to the prefix cache."""
-        seq = self.active[place]
         if seq.prefix_handle is not None:
-            seq.prefix_handle.store(self.cache, place, seq.tokens)
+            seq.prefix_handle.store(self.cache, self.active.index(seq), seq.tokens)
 
-    def move(self, source: int, target: int) -> None:
-        """Move the sequence at `source` to `target`, with its final entries unless it has ended."""
+    def add(self, seq: Sequence, accepted: list[Accepted]) -> None:
+        """Add a sequence before the others whose prompts are being read."""
+        self.active.append(seq)
+        for i in range(len(self.active) - 1, self.num_decoding, -1):
+            self.move(i - 1, i, accepted)
+        self.active[self.num_decoding] = seq
+
+    def start_decoding(self, seq: Sequence) -> None:
+        """The prompt of `seq`, the first that is being read, has been read."""
+        self.num_decoding += 1
+        self.store(seq)  # now: the next prompt may begin alike
+
+    def drop_finished(self, accepted: list[Accepted]) -> None:
+        """Remove sequences that have ended, and close the gaps; decoding sequences stay first."""
+        active = self.active
+        while ended := [i for i, seq in enumerate(active) if seq.finish_reason is not None]:
+            i = ended[-1]
+            self.store(active[i])
+            if i < self.num_decoding:
+                self.num_decoding -= 1
+                self.move(self.num_decoding, i, accepted)
+                i = self.num_decoding
+            for later in range(i + 1, len(active)):
+                self.move(later, later - 1, accepted)
+            active.pop()
+
+    def move(self, source: int, target: int, accepted: list[Accepted]) -> None:
+        """Move the sequence at `source` to `target`, with its final entries unless it has ended. It ends if
+        these cannot be copied.
+        """
         if source != target:
             seq = self.active[target] = self.active[source]
             if seq.finish_reason is None:
-                self.cache.move(source, target, seq.cursor)
+                with error_boundary([seq], accepted):
+                    self.cache.move(source, target, seq.cursor)
+
+    def free(self) -> None:
+        """Free the KV memory; no sequence is active."""
+        if self.cache.capacity:
+            self.cache = self.backend.new_cache(self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

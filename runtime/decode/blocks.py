@@ -5,11 +5,13 @@ boundaries.
 from __future__ import annotations
 
 from collections import abc
+from operator import attrgetter
 
 from ..errors import SessionError
 from .backend import Backend, StepOutput, StepPlan
 from .batch import error_boundary
-from .schedule import Limits, Schedule
+from .limits import Limits
+from .schedule import Schedule
 from .sequence import Accepted, Predictions, Sequence
 
 UNUSED = StepPlan(0, 0, 1)  # of a sequence that waits between two working ones; recognized by identity
@@ -45,8 +47,49 @@ class BlockSchedule(Schedule):
     def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits, cache_block: int) -> None:
         super().__init__(backend, block, mask_id, limits)
         self._cache_block = cache_block
-        # By sequence: the last commit's prediction of the block's first token.
+        # By sequence: the last commit's prediction of the block's first token, and what the step feeds.
         self._first: dict[int, Predictions] = {}
+        self._plans: dict[int, StepPlan] = {}
+
+    def step(self) -> list[Accepted]:
+        return sorted(super().step(), key=attrgetter("seq"))
+
+    def decoding(self, accepted: list[Accepted]) -> list[list[Sequence]]:
+        """All sequences if their blocks are full, to commit them; else those whose block is not."""
+        seqs = self.batch.decoding
+        if all(map(self._is_full, seqs)):
+            accepted += [seq.finish("capacity") for seq in seqs if self._length(seq) == 0]
+            self.batch.drop_finished(accepted)
+            seqs = self.batch.decoding
+            self._plans = {seq.index: StepPlan(seq.num_pending) for seq in seqs}
+            return [seqs] if seqs else []
+        self._plans = {seq.index: self._inner_plan(seq) for seq in seqs if not self._is_full(seq)}
+        for seq in seqs:
+            # One-token mode at the start of a block: the commit predicted its token.
+            if seq.index in self._plans and not self._plans[seq.index].slots:
+                del self._plans[seq.index]
+                with error_boundary([seq], accepted):
+                    accepted += filter(None, [seq.accept(self._first[seq.index])])
+        # Neighbouring sequences run together. The cursor of a sequence that waits does not move.
+        working = [i for i, seq in enumerate(seqs) if seq.index in self._plans]
+        return [seqs[working[0] : working[-1] + 1]] if working else []
+
+    def decode_plans(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
+        return [self._plans.get(seq.index, UNUSED) for seq in seqs]
+
+    def first_plan(self, seq: Sequence) -> StepPlan:
+        return StepPlan(seq.num_pending)
+
+    def commit_and_accept(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
+        if plan is UNUSED:
+            return None
+        predictions = Predictions.of(output, i, plan.outputs, seq.config.metric)
+        seq.stats.forwards += 1
+        if self.reader is not None or self._is_full(seq):  # a commit, whose prediction is kept
+            seq.cursor += plan.pending
+            self._first[seq.index] = predictions
+            return None
+        return seq.accept(predictions if plan.pending else self._first[seq.index].then(predictions))
 
     def _length(self, seq: Sequence) -> int:
         """Tokens of the sequence's current block; at the end of the context fewer, even none."""
@@ -55,48 +98,6 @@ class BlockSchedule(Schedule):
     def _is_full(self, seq: Sequence) -> bool:
         return seq.num_pending >= max(1, self._length(seq))
 
-    def _first_plan(self, seq: Sequence) -> StepPlan:
-        return StepPlan(seq.num_pending)
-
-    def _finish_prompt(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> None:
-        """A commit: pending tokens are final, and the next prediction is kept."""
-        seq.cursor += plan.pending
-        seq.stats.forwards += 1
-        self._first[seq.index] = Predictions.of(output, i, 1, seq.config.metric)
-
-    def _decode(self, seqs: list[Sequence]) -> list[Accepted]:
-        incomplete = [i for i, seq in enumerate(seqs) if not self._is_full(seq)]
-        if not incomplete:
-            return self._commit(seqs)
-        plans = {i: self._inner_plan(seqs[i]) for i in incomplete}
-        events: list[Accepted] = []
-        for i in incomplete:
-            if not plans[i].slots:  # one-token mode at the start of a block: the commit predicted its token
-                with error_boundary([seqs[i]], events):
-                    events += filter(None, [seqs[i].accept(self._first[seqs[i].index])])
-        working = [i for i in incomplete if plans[i].slots]
-        if working:
-            # Neighbouring sequences run together. The cursor of a sequence that waits does not move.
-            span = range(working[0], working[-1] + 1)
-            span_plans = [plans[i] if i in working else UNUSED for i in span]
-            events += self._run([seqs[i] for i in span], span_plans, self._accept_inner)
-        return sorted(events, key=lambda event: event.seq)
-
-    def _commit(self, seqs: list[Sequence]) -> list[Accepted]:
-        """Write every full block into the cache. Rows whose context is full end."""
-        events = [seq.finish("capacity") for seq in seqs if self._length(seq) == 0]
-        self._drop_finished()
-        if seqs := self._decoding():
-            events += self._run(seqs, [StepPlan(seq.num_pending) for seq in seqs], self._finish_prompt)
-        return events
-
     def _inner_plan(self, seq: Sequence) -> StepPlan:
         pending = seq.num_pending
         return StepPlan(pending, 0, min(seq.max_masks(self.block), max(1, self._length(seq) - pending) - 1))
-
-    def _accept_inner(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
-        if plan is UNUSED:
-            return None
-        seq.stats.forwards += 1
-        predictions = Predictions.of(output, i, plan.outputs, seq.config.metric)
-        return seq.accept(predictions if plan.pending else self._first[seq.index].then(predictions))

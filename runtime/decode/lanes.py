@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .batch import KvBudget
+from .limits import Limits
 from .queue import Queue
-from .schedule import Limits, Schedule
+from .schedule import Schedule
 from .sequence import Accepted, Sequence
 
 MAX_PASSES = 4  # times max_rows: requests that may pass one that waits for memory
@@ -24,7 +25,7 @@ class Lane:
 
     @property
     def seqs(self) -> list[Sequence]:
-        """Its sequences, with those that are about to start."""
+        """Its sequences, including the ones about to start."""
         return [*self.schedule.running, *self.schedule.waiting]
 
 
@@ -89,17 +90,17 @@ class Lanes:
         """
         self.waiting.add(seq)
 
-    def iterate(self) -> list[Accepted]:
-        """One whole iteration; returns its events."""
-        return [event for events in self.forwards() for event in events]
-
-    def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one iteration of each batch."""
+    def steps(self) -> Iterator[list[Accepted]]:
+        """The steps of one iteration of each batch, each as it is run."""
         self.waiting.drop_finished()
         self._start_rows()
         for lane in self._lanes:
-            yield from lane.schedule.forwards()
+            yield from lane.schedule.steps()
         self._lanes = [lane for lane in self._lanes if not lane.schedule.is_idle]  # frees their memory
+
+    def iterate(self) -> list[Accepted]:
+        """One whole iteration."""
+        return [each for accepted in self.steps() for each in accepted]
 
     def _start_rows(self) -> None:
         """Give a place to each waiting sequence that has one, in the order of their turns."""

@@ -63,7 +63,7 @@ class PrefixStats:
     """Counts of a prefix cache since it was created.
 
     queries: prompts that were looked up.
-    hits: prompts of which a beginning was found.
+    hits: prompts with a stored beginning.
     query_tokens: tokens of all these prompts.
     hit_tokens: tokens of them that were found.
     saved: entries that were added.
@@ -100,7 +100,7 @@ class PrefixCache:
             OrderedDict()
         )  # the last is the latest used
         self._sorted: dict[Group, list[bytes]] = {}  # keys with a common beginning are neighbours
-        self._num_bytes = 0  # of the entries and of those that are being copied
+        self._num_bytes = 0  # of the entries, including unfinished copies
         self._counts: Counter[str] = Counter()
 
     @property
@@ -234,7 +234,7 @@ class PrefixCache:
 class PrefixHandle:
     """One sequence's connection to the prefix cache. Used by the thread that runs the sequence.
 
-    `num_reproducible` counts the sequence's leading entries whose bits are those that any other sequence
+    `num_reproducible` counts the sequence's leading entries with the same bits that any other sequence
     would have. Only these are saved; they end at the sequence's cursor or before it.
     """
 

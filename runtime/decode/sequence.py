@@ -14,7 +14,7 @@ from .backend import StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
 from .sample import Draws, Penalties, Top, top_of
-from .speculation.draft_slots import DraftSlots
+from .speculation.draft_slots import DraftSlots, check_tau
 from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
 from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
 from .speculation.exact_planner import Outlook
@@ -30,8 +30,7 @@ FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadli
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What one step gave one sequence. The sequence's last event has a `finish_reason`, and may have no
-    tokens.
+    """The outcome of one step for one sequence. The last one has a `finish_reason`, and may have no tokens.
 
     `error`: what ended the sequence, if it failed; its finish_reason is then "cancelled".
     `accepted_draft_tokens`: how many of the first tokens were draft tokens. `forced`: positions of the tokens
@@ -89,18 +88,17 @@ class Predictions:
 class Sequence:
     """A sequence that is being decoded.
 
-    index: its number, which its events carry.
+    index: its number, also in its `Accepted`.
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     draft_tokens: predicted next tokens that are not verified yet.
-    config: may be replaced while the sequence runs; the next step uses the new one.
+    config: `change` replaces it while the sequence runs; the next step uses the new one.
     on_token: called with each accepted token, which also makes the text grow; True if the token completes a
         stop string.
     acceptance_rates: shared by the sequences of a session.
     prompt_lookup: another source of draft tokens than the sequence's masks.
     prefix_handle: the sequence's connection to the prefix cache.
     penalties: the bias and the penalties of its logits.
-    top_logprobs: of each token of the answer, if the config asks for them.
     draft_slots: what its draft slots feed; None if masks feed the mask token.
     mask_limit: the most masks of a step; None for the block's.
     client: whose sequence it is; None for no client.
@@ -117,8 +115,15 @@ class Sequence:
         stats: Stats | None = None,
         acceptance_rates: AcceptanceRates | None = None,
         prefix_handle: PrefixHandle | None = None,
+        *,
+        draft_slots: DraftSlots | None = None,
+        mask_limit: int | None = None,
+        client: Hashable = None,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
         self.index, self.config, self.on_token, self.prefix_handle = index, config, on_token, prefix_handle
+        self.draft_slots, self.mask_limit = draft_slots, mask_limit
+        self.client, self.on_start = client, on_start
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
         self.cursor = 0
@@ -126,7 +131,6 @@ class Sequence:
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)
         self.penalties = Penalties(config, len(prompt))
-        self.top_logprobs: list[Top] = []
         self.pass_rates = PassRates()
         self.acceptance_rates = acceptance_rates or AcceptanceRates()
         self.mask_rates = MaskRates()
@@ -134,10 +138,6 @@ class Sequence:
         self.prompt_lookup: PromptLookup | None = (
             PromptLookup(config.prompt_lookup) if config.prompt_lookup else None
         )
-        self.draft_slots: DraftSlots | None = None
-        self.mask_limit: int | None = None
-        self.client: Hashable = None
-        self.on_start: Callable[[], None] | None = None
 
     @property
     def num_pending(self) -> int:
@@ -147,6 +147,24 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its prompt is being read: no forward of it has had outputs."""
+        return not self.stats.forwards
+
+    # --- for other threads, while the sequence runs ---
+
+    def change(self, **settings: Any) -> None:
+        """Change settings from the next step on. Raises SessionError for values that cannot be."""
+        config = self.config.with_values(**settings)
+        if self.draft_slots is not None:
+            check_tau(config)
+        self.config = config
+
+    def end(self, reason: FinishReason) -> None:
+        """End the sequence before its next step. An ended one keeps its reason."""
+        self.finish_reason = self.finish_reason or reason
 
     # --- what the next step feeds ---
 
@@ -223,7 +241,7 @@ class Sequence:
         return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
 
     def outlook(self, block: int, room: int) -> Outlook:
-        """What the next step may expect of the sequence, with `room` slots after its pending tokens."""
+        """The expectations of the next step for the sequence, with `room` slots after its pending tokens."""
         num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
         expected = tuple(self.mask_rates.expected(self.max_masks(block)))
         ending = probabilities[num] if self.ends_at(num) else None
@@ -240,6 +258,14 @@ class Sequence:
         return draft_tokens
 
     # --- what a step gave ---
+
+    def commit_chunk(self, num_tokens: int) -> None:
+        """A chunk of the pending tokens is final; its output is not used."""
+        self.cursor += num_tokens
+        if self.is_reading:
+            self.stats.prefill_forwards += 1
+        else:
+            self.stats.forwards += 1
 
     def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
         """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now.
@@ -350,9 +376,7 @@ class Sequence:
             return ()
         logits = token_ids.penalized if isinstance(token_ids, Draws) else predictions.logits
         assert logits is not None, "logits were not exported: the session checks this first"
-        tops = tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
-        self.top_logprobs += tops
-        return tops
+        return tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
 
     @staticmethod
     def _confidences(predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What to say about failed steps: CUDA errors that end the process, and lack of memory."""
+"""Explains failed steps: CUDA errors that end the process, and lack of memory."""
 
 from __future__ import annotations
 

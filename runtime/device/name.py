@@ -50,7 +50,7 @@ class GpuOptions:
     """How a session uses a GPU.
 
     `stream`: a cudaStream_t of the caller's; None for a stream of its own with CUDA's `priority`. `strict`
-    refuses a graph of which a part is computed on the CPU.
+    refuses a graph that is partly computed on the CPU.
     """
 
     stream: int | None = None

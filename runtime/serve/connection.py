@@ -14,9 +14,7 @@ from .refusals import Refused, encoded
 
 
 class Connection(H11Protocol):
-    """`connections` sets the timeouts of its subclass. Above the limit, new connections are
-    closed at once.
-    """
+    """`connections` sets the timeouts of its subclass. New connections above the limit are closed."""
 
     header_timeout, write_timeout = 10.0, 30.0
 

@@ -79,9 +79,7 @@ class Metrics:
                 between.observe(seconds / num_tokens)
 
     def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
-        """Count a request that ended `seconds` after its arrival. A prompt with several answers counts
-        once.
-        """
+        """Count a request that ended `seconds` after its arrival, once for all its answers."""
         name = admitted.model.name
         self._requests.labels(name, outcome, admitted.level or "").inc()
         self._whole.labels(name).observe(seconds)
@@ -107,9 +105,7 @@ class Metrics:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """The page of metrics, without the `_created` series that the library adds. Metrics of the same name
-    become one.
-    """
+    """The page of metrics, without the library's `_created` series. Metrics of the same name become one."""
     families: dict[str, Metric] = {}
     for metric in metrics:
         if (family := families.setdefault(metric.name, metric)) is not metric:
@@ -147,7 +143,7 @@ class _Gauges(Collector):
             usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
         for name, opened in self._models.opened.items():
             prefixes = opened.session.prefix_stats
-            level.add_metric([name], opened.level)
+            level.add_metric([name], opened.level(choose=False))
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
         yield from (loaded, running, waiting, usage, level, queries, hits)

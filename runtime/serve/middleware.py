@@ -31,7 +31,7 @@ PREFLIGHT = {
 
 class Middleware:
     """An ASGI application around another one, which serves `service`. `scope["mars.client"]` is the
-    digest of the caller's key. `paths` are those that a 404 names.
+    digest of the caller's key. A 404 names `paths`.
     """
 
     def __init__(self, inner: ASGIApp, service: Service, options: ServeOptions, paths: Sequence[str]) -> None:
@@ -117,9 +117,7 @@ class Middleware:
         return client
 
     def _check_source(self, headers: Headers, origin: str | None) -> None:
-        """Protect against foreign pages in a browser: against DNS rebinding by Host, and against cross-origin
-        requests by Origin.
-        """
+        """Protect against foreign pages: DNS rebinding by Host, cross-origin requests by Origin."""
         host = headers.get("host", "").lower().strip()
         if self._hosts is not None and host and re.sub(r":\d*$", "", host) not in self._hosts:
             raise Refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..decode.schedule import Limits
+from ..decode.limits import Limits
 from ..errors import SessionError
 from ..rules import broken, integer, number
 

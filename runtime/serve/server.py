@@ -50,9 +50,7 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
 
 
 def traced(app: ASGIApp) -> ASGIApp:
-    """`app` with a span for each request, except health checks and metrics. Raises MarsError without the
-    extra `traces`.
-    """
+    """`app` with a span for each request but health checks and metrics. Raises MarsError without `traces`."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware

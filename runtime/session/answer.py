@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ..decode.sample import Top
 from ..decode.sequence import Accepted, FinishReason, Sequence
-from ..decode.speculation.draft_slots import check_tau
 from ..decode.stats import Stats
 from ..text.tokenizer import TextStream
 
@@ -29,22 +27,22 @@ class Completion:
     top_logprobs: tuple[Top, ...] = ()
 
     @classmethod
-    def of(cls, seq: Sequence, text: TextStream | None, confidences: abc.Sequence[float]) -> Completion:
-        """The sequence's answer so far."""
-        if text is not None and seq.finish_reason is not None:
-            text.complete()
-        ids, reason = tuple(seq.tokens[seq.stats.prompt_tokens :]), seq.finish_reason or "cancelled"
-        tops = tuple(seq.top_logprobs)
-        return cls(text.text if text else "", ids, tuple(confidences), reason, seq.stats, tops)
+    def of(cls, events: abc.Sequence[Event], text: str, reason: FinishReason, stats: Stats) -> Completion:
+        """The answer of `events`."""
+        token_ids = tuple(token for event in events for token in event.token_ids)
+        confidences = tuple(p for event in events for p in event.confidences)
+        tops = tuple(top for event in events for top in event.top_logprobs)
+        return cls(text, token_ids, confidences, reason, stats, tops)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step added to an answer. It has no tokens for a prefill chunk, and possibly at the end.
+    """The addition of one step to an answer. It has no tokens for a prefill chunk, and possibly at the end.
 
     `text` may come later than its tokens: incomplete characters and possible stop strings are held back.
     `accepted_draft_tokens`: how many of the first tokens were draft tokens that held. `forced`: positions of
-    the tokens that a grammar forced. `top_logprobs`: of each token, if the config asks for them.
+    the tokens that a grammar forced. `top_logprobs`: of each token, if the config asks for them. `texts`: of
+    each token, at once, with the text that `text` holds back.
     """
 
     text: str
@@ -54,46 +52,45 @@ class Event:
     accepted_draft_tokens: int = 0
     forced: tuple[int, ...] = ()
     top_logprobs: tuple[Top, ...] = ()
+    texts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, accepted: Accepted, text: str) -> Event:
-        """The event of what a step accepted, with the text that became final."""
+    def of(cls, accepted: Accepted, stream: TextStream | None) -> Event:
+        """The event of what a step accepted, with its text from the sequence's own `stream`."""
+        text, texts = "", ("",) * len(accepted.token_ids)
+        if stream is not None:
+            text = stream.read() if accepted.finish_reason is None else stream.finish()
+            texts = stream.take_token_texts(len(accepted.token_ids))
         how = (accepted.finish_reason, accepted.accepted_draft_tokens, accepted.forced, accepted.top_logprobs)
-        return cls(text, accepted.token_ids, accepted.confidences, *how)
+        return cls(text, accepted.token_ids, accepted.confidences, *how, texts)
 
 
 class Answer:
-    """A growing answer: its sequence, its text and the confidences so far. `tau` and `exact` may be changed
-    at any time.
+    """A growing answer: its sequence, its text and its events so far. `tau` and `exact` may be changed at
+    any time.
     """
 
     def __init__(self, seq: Sequence, text: TextStream | None) -> None:
-        self._row, self._text = seq, text
-        self._confidences: list[float] = []
+        self.seq, self._text = seq, text
+        self._events: list[Event] = []
 
     @property
     def tau(self) -> float | None:
         """None in exact mode. Setting it ends exact mode, from the next step on."""
-        return self._row.config.tau
+        return self.seq.config.tau
 
     @tau.setter
     def tau(self, value: float) -> None:
-        self._set(tau=value)
+        self.seq.change(tau=value)
 
     @property
     def exact(self) -> bool:
         """Setting it to True continues with the one-token text of the answer so far."""
-        return self._row.config.exact is True
+        return self.seq.config.exact is True
 
     @exact.setter
     def exact(self, value: bool) -> None:
-        self._set(exact=value)
-
-    def _set(self, **changes: Any) -> None:
-        config = self._row.config.with_values(**changes)
-        if self._row.draft_slots is not None:
-            check_tau(config)
-        self._row.config = config
+        self.seq.change(exact=value)
 
     @property
     def stop_string(self) -> str | None:
@@ -102,23 +99,7 @@ class Answer:
 
     @property
     def stats(self) -> Stats:
-        return self._row.stats
-
-    @property
-    def completion(self) -> Completion:
-        """The answer so far; `finish_reason` is "cancelled" until it is finished."""
-        return Completion.of(self._row, self._text, self._confidences)
-
-    def _event(self, accepted: Accepted) -> Event:
-        """Add what a step accepted."""
-        self._confidences += accepted.confidences
-        return Event.of(accepted, self._grown(accepted.finish_reason))
-
-    def _grown(self, finish_reason: FinishReason | None) -> str:
-        """The text that became final."""
-        if self._text is None:
-            return ""
-        return self._text.read() if finish_reason is None else self._text.finish()
+        return self.seq.stats
 
 
 class Stream(Answer):
@@ -137,21 +118,30 @@ class Stream(Answer):
                 if event.error is not None:
                     self.failed = True
                     raise event.error
-                yield self._event(event)
+                self._events.append(Event.of(event, self._text))
+                yield self._events[-1]
+
+    @property
+    def completion(self) -> Completion:
+        """The answer so far; `finish_reason` is "cancelled" until it is finished."""
+        text = self._text
+        if text is not None and self.is_over:
+            text.complete()
+        reason = self.seq.finish_reason or "cancelled"
+        return Completion.of(self._events, text.text if text is not None else "", reason, self.stats)
 
     @property
     def prefilled(self) -> int:
         """Prompt tokens that are in the cache."""
-        return min(self._row.cursor, self._row.stats.prompt_tokens)
+        return min(self.seq.cursor, self.seq.stats.prompt_tokens)
 
     @property
     def is_over(self) -> bool:
-        return self._row.finish_reason is not None
+        return self.seq.finish_reason is not None
 
     def cancel(self) -> None:
         """End the answer after the current event."""
-        if self._row.finish_reason is None:
-            self._row.finish_reason = "cancelled"
+        self.seq.end("cancelled")
 
     def close(self) -> None:
         """End the answer now, and free its memory."""

@@ -47,7 +47,7 @@ class CostFile:
         return cls(cache / "costs" / f"{name}.json")
 
     def read(self) -> tuple[Learned, ...]:
-        """What earlier sessions learned; empty without a valid file."""
+        """The costs that earlier sessions learned; empty without a valid file."""
         try:
             sizes = json.loads(read_small(self.path, MAX_BYTES))["sizes"]
             return tuple(Learned(int(size), float(ratio), float(weight)) for size, ratio, weight in sizes)

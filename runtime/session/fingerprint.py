@@ -1,4 +1,4 @@
-"""What the results and the speed of a step depend on: the files of a variant, the library, the machine."""
+"""The identity of a step's results and speed: the files of a variant, the library, the machine."""
 
 from __future__ import annotations
 

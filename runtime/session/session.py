@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from ..decode.backend import Backend
 from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
+from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
-from ..decode.schedule import Limits, Schedule, run
+from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.draft_slots import DraftSlots
@@ -33,7 +35,7 @@ from ..text.prompts import Prompt, Prompts, system_of
 from ..text.thinking import ThinkingStream
 from ..text.tokenizer import Text, TextStream
 from ..text.toolcalls import ToolStream, dialect_of
-from .answer import Completion, Stream
+from .answer import Completion, Event, Stream
 from .conversation import Conversation
 from .cost_file import CostFile
 from .fingerprint import fingerprint
@@ -109,7 +111,7 @@ class Session:
         priority: int = 0,
         strict: bool = False,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another GPU of those that
+        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another of the GPUs that
         CUDA_VISIBLE_DEVICES shows).
 
         threads: compute threads; None for the backend's choice.
@@ -214,48 +216,40 @@ class Session:
         system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
+        *,
+        client: abc.Hashable = None,
+        on_start: abc.Callable[[], None] | None = None,
     ) -> tuple[Sequence, TextStream | None]:
         """A sequence for a prompt of at most `most` tokens, and its growing text if the bundle has a
         tokenizer.
 
-        `system` is the system message of a prompt of token ids. `tools`: functions that the prompt lists, if
-        the config has none. `template`: variables of the chat template. Raises SessionError as `encode` and
-        `check` do.
+        The bundle has what `config` needs (`check`). `system` is the system message of a prompt of token ids.
+        `tools`: functions that the prompt lists, if the config has none. `template`: variables of the chat
+        template. `client` and `on_start` are those of a Sequence. Raises SessionError as `encode` does.
         """
-        self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
-        # Each accepted token is pushed: the text grows, and a complete stop string ends the sequence.
-        on_token, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         tools = tools if config.tools is None else str(config.tools)
         ids = self.encode(prompt, most, tools, template)
         marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
-        prefix_handle = self._prefixes.handle(config.cache_salt, marks)
+        new: abc.Callable[..., Sequence] = Sequence
         if config.is_structured:
-            grammar_state = self.grammar_state(config)
-            seq: Sequence = ConstrainedSequence(
-                index,
-                ids,
-                config,
-                eos_ids,
-                grammar_state,
-                on_token,
-                stats,
-                self._acceptance_rates,
-                prefix_handle=prefix_handle,
-            )
-        else:
-            seq = Sequence(
-                index,
-                ids,
-                config,
-                eos_ids,
-                on_token,
-                stats,
-                self._acceptance_rates,
-                prefix_handle=prefix_handle,
-            )
-        seq.draft_slots, seq.mask_limit = self._draft_slots(config.draft), self.bundle.manifest.masks
+            new = partial(ConstrainedSequence, grammar_state=self.grammar_state(config))
+        seq = new(
+            index,
+            ids,
+            config,
+            self.bundle.manifest.tokens.eos,
+            # Each accepted token is pushed: the text grows, and a complete stop string ends the sequence.
+            text.push if text else None,
+            stats,
+            self._acceptance_rates,
+            self._prefixes.handle(config.cache_salt, marks),
+            draft_slots=self._draft_slots(config.draft),
+            mask_limit=self.bundle.manifest.masks,
+            client=client,
+            on_start=on_start,
+        )
         return seq, text
 
     def _draft_slots(self, name: str | None) -> DraftSlots | None:
@@ -285,6 +279,7 @@ class Session:
             )
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
+            self.check(config)
             seq, text = self.new_sequence(0, ids, config, system=system)
             return Stream(seq, text, run(self._schedule([seq], 1, CURSOR), [seq]))
 
@@ -364,6 +359,8 @@ class Session:
         )
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
+        for each in configs:
+            self.check(each)
         return [
             self.new_sequence(i, prompt, c)
             for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
@@ -381,18 +378,17 @@ class Session:
         self, streams: abc.Sequence[tuple[Sequence, TextStream | None]], num_rows: int, commit: Commit
     ) -> Iterator[Completion]:
         """Completions in the order of `streams`. The error of one sequence is raised."""
-        confidences: list[list[float]] = [[] for _ in streams]
         seqs = [seq for seq, _ in streams]
-        forwards = run(self._schedule(seqs, num_rows, commit), seqs)
-        ended: set[int] = set()  # by their last events: a sequence that fails has its finish_reason before
-        for (seq, text), seq_confidences in zip(streams, confidences, strict=True):
-            while seq.index not in ended:
-                for event in next(forwards):
-                    if event.error is not None:
-                        raise event.error
-                    confidences[event.seq] += event.confidences
-                    if event.finish_reason is not None:
-                        ended.add(event.seq)
-            yield Completion.of(seq, text, seq_confidences)
-        for _ in forwards:
+        steps = run(self._schedule(seqs, num_rows, commit), seqs)
+        events: list[list[Event]] = [[] for _ in streams]
+        for (seq, text), mine in zip(streams, events, strict=True):
+            # By its last event: a sequence that fails has its finish_reason before.
+            while (reason := mine[-1].finish_reason if mine else None) is None:
+                for accepted in next(steps):
+                    if accepted.error is not None:
+                        raise accepted.error
+                    events[accepted.seq].append(Event.of(accepted, streams[accepted.seq][1]))
+            yield Completion.of(mine, text.text if text is not None else "", reason, seq.stats)
+            mine.clear()
+        for _ in steps:
             pass  # the last sequences leave the batch, and their entries are cached

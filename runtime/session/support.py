@@ -1,4 +1,4 @@
-"""What a config needs of a bundle and of its graph."""
+"""Checks that a bundle and its graph support a config."""
 
 from __future__ import annotations
 

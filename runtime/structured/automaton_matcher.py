@@ -15,9 +15,7 @@ LOOK_BACK = 4  # forced tokens at the end that a longer token may replace
 
 
 class Transitions:
-    """An automaton over one vocabulary: the masks and the forced tokens of its states, shared by
-    all answers.
-    """
+    """An automaton over one vocabulary: masks and forced tokens of its states, shared by all answers."""
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.automaton, self.vocabulary = automaton, vocabulary
@@ -61,9 +59,7 @@ class Transitions:
         return bytes(data), state
 
     def _forced_tokens(self, state: int, last: int | None) -> tuple[int, ...]:
-        """The forced bytes as tokens. They are tokenized with the token `last` before them, if
-        that keeps it.
-        """
+        """The forced bytes as tokens, tokenized with the token `last` before them if that keeps it."""
         data, end = self.forced(state)
         tokens: list[int] = []
         if data and last is not None:

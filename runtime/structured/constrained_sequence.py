@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from ..decode.config import GenerationConfig
-from ..decode.prefix import PrefixHandle
 from ..decode.sample import Top, top_of
 from ..decode.sequence import MIN_PROBABILITY, Accepted, Predictions, Sequence
 from ..decode.speculation.draft_tokens import NONE, DraftTokens
-from ..decode.speculation.estimates import AcceptanceRates
-from ..decode.stats import Stats
 from .grammar_state import SURE, GrammarState
 
 
@@ -29,19 +25,9 @@ class Pick:
 class ConstrainedSequence(Sequence):
     """A sequence that appends what its grammar forces, and accepts only what its grammar allows."""
 
-    def __init__(
-        self,
-        index: int,
-        prompt: abc.Sequence[int],
-        config: GenerationConfig,
-        eos_ids: abc.Sequence[int],
-        grammar_state: GrammarState,
-        on_token: Callable[[int], bool] | None = None,
-        stats: Stats | None = None,
-        acceptance_rates: AcceptanceRates | None = None,
-        prefix_handle: PrefixHandle | None = None,
-    ) -> None:
-        super().__init__(index, prompt, config, eos_ids, on_token, stats, acceptance_rates, prefix_handle)
+    def __init__(self, *args: Any, grammar_state: GrammarState, **settings: Any) -> None:
+        """`args` and `settings` are those of a Sequence."""
+        super().__init__(*args, **settings)
         self.grammar_state = grammar_state
 
     @property
@@ -82,7 +68,7 @@ class ConstrainedSequence(Sequence):
         """Append tokens from the left: the one that the grammar forces, else the one that the model chooses.
 
         Prediction i is for position i of the run. The model chooses by it only while `is_seen`: the tokens
-        that were appended before it are those that the model saw. The first `num_draft_tokens` positions were
+        that were appended before it are the ones the model saw. The first `num_draft_tokens` positions were
         fed as draft tokens. None if no token was appended: the next step returns logits.
         """
         run: list[Pick] = []
@@ -111,8 +97,7 @@ class ConstrainedSequence(Sequence):
 
     def _is_seen(self, pick: Pick, predictions: Predictions, i: int, num_draft_tokens: int) -> bool:
         """Whether later predictions are for a text with `pick` at position i. A draft token was fed there, or
-        a
-        mask: then they are for the model's own token, or for the one that is drawn from its logits.
+        a mask: then they are for the model's own token, or for the one that is drawn from its logits.
         """
         if i < num_draft_tokens:
             return pick.token == self.draft_tokens.token_ids[i]
@@ -133,7 +118,7 @@ class ConstrainedSequence(Sequence):
         """The token for position i, if the grammar leaves a choice; None ends the run.
 
         Prediction `num_verified` is the model's own next token. Later ones are predictions of masks: exact
-        mode accepts none of them, a tau those that pass it, up to the number of masks that the model was
+        mode accepts none of them, a tau the passing ones, up to the number of masks that the model was
         trained for.
         """
         config = self.config
@@ -162,7 +147,6 @@ class ConstrainedSequence(Sequence):
 
     def _accepted(self, run: abc.Sequence[Pick], num_verified: int = 0) -> Accepted:
         tops = tuple(pick.top for pick in run) if self.config.top_logprobs else ()
-        self.top_logprobs += tops
         tokens, confidences = tuple(pick.token for pick in run), tuple(pick.confidence for pick in run)
         forced = tuple(i for i, pick in enumerate(run) if pick.is_forced)
         return Accepted(self.index, tokens, confidences, self.finish_reason, None, num_verified, forced, tops)

@@ -29,7 +29,7 @@ LIMITS = {
 
 
 class AnswerForm(NamedTuple):
-    """What a config asks of an answer; one of the first four is set."""
+    """The form that a config asks of an answer; one of the first four is set."""
 
     schema: str | None
     regex: str | None

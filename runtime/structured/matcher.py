@@ -93,8 +93,7 @@ class TokenMatcher:
         return self.may_end and not self.mask().any()
 
     def _settled(self, forced: list[int]) -> list[int]:
-        """The forced tokens that do not depend on the text after them. Others become the only ones of the
-        mask.
+        """The forced tokens that do not depend on the text after them. Others become the mask's only ones.
 
         llguidance leaves out a last token that another could extend. With byte-pair encoding, the text after
         forced tokens can move their ends: `"}}` is `"` and `}}`, but before a comma it is `"}` and `},`.

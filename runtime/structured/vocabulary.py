@@ -96,9 +96,7 @@ class Vocabulary:
         return rests
 
     def retokenizations(self, data: bytes, after: np.ndarray) -> Retokenizations:
-        """The tokenizations of `data` before tokens of the mask `after`, of which a few for each first byte
-        are tried.
-        """
+        """Tokenizations of `data` before tokens of the mask `after`, trying a few for each first byte."""
         return self._cached_retokenizations(data, np.packbits(after).tobytes())
 
     def _retokenizations(self, data: bytes, packed: bytes) -> Retokenizations:

@@ -1,1 +1,1 @@
-"""What all commands print with, and the options that they share."""
+"""Output of all commands, and the options that they share."""

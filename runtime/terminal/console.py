@@ -25,9 +25,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block: a rich console that is interrupted while it prints
-    stays silent.
-    """
+    """Delay Ctrl-C to the end of the block: a rich console that is interrupted stays silent."""
     signals: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:

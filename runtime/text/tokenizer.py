@@ -282,9 +282,7 @@ def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
 
 
 class TextStream:
-    """The growing text of one answer. It holds back incomplete characters, and text that may become a stop
-    string.
-    """
+    """The growing text of one answer, without incomplete characters and possible stop strings at its end."""
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
         self._source = text
@@ -296,6 +294,7 @@ class TextStream:
         self._stop = [s for s in stop if s]
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
+        self._token_texts: list[str] = []  # that `take_token_texts` has not returned
         self._unread = 0  # number of last tokens without text so far
         self._text = ""
         self._shown = 0
@@ -310,6 +309,7 @@ class TextStream:
         self._token_ids.append(token)
         self._unread += 1
         piece = self._step(token)
+        self._token_texts.append(piece or "")
         if piece:
             self._unread = 0
             self._append(piece)
@@ -335,6 +335,14 @@ class TextStream:
     def read(self) -> str:
         """The text that became final since the last call."""
         return self._up_to(len(self._text) - (0 if self.stopped else self._held()))
+
+    def take_token_texts(self, num_tokens: int) -> tuple[str, ...]:
+        """The texts of the next `num_tokens` tokens of the answer, of which an end-of-sequence token was not
+        pushed. They are whole: a stop string, and text that is held back, are part of them. A character has
+        its text at its last token.
+        """
+        taken, self._token_texts = self._token_texts[:num_tokens], self._token_texts[num_tokens:]
+        return (*taken, *[""] * (num_tokens - len(taken)))
 
     def finish(self) -> str:
         """All remaining text; an incomplete character becomes U+FFFD."""

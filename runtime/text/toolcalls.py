@@ -232,9 +232,7 @@ class _Object:
 
 
 def _call(text: str) -> ToolCall | None:
-    """The call in an object's text, or None. It needs unique keys, a name that is a text, and an object as
-    its arguments, if any.
-    """
+    """The call in an object's text, or None: keys are unique, `name` is text, arguments are an object."""
     try:
         JSON.decode(text)
         members = list(_members(text))

@@ -30,7 +30,8 @@ from support.scripted import Scripted  # noqa: E402
 
 from mars_export import SessionError  # noqa: E402
 from mars_export.runtime.decode.config import GenerationConfig  # noqa: E402
-from mars_export.runtime.decode.schedule import Limits, Schedule  # noqa: E402
+from mars_export.runtime.decode.limits import Limits  # noqa: E402
+from mars_export.runtime.decode.schedule import Schedule  # noqa: E402
 from mars_export.runtime.structured.automaton_file import to_bytes  # noqa: E402
 from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions  # noqa: E402
 from mars_export.runtime.structured.compiler import compile_grammar  # noqa: E402

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import tomllib
 from support.paths import ROOT
-from support.shell import run
 from support.tiny import Named
 
 import mars_export
 from mars_export import cli
 
-TOOLS = "Reply with tool calls."
 DEFAULT = "mars-export onnx -o mars.bundle"  # with the default checkpoint
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
@@ -81,27 +79,6 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.M)
 
 
-def test_the_quick_start_shows_the_gain() -> None:
-    start = README.partition("## Quick start")[2].partition("\n## ")[0]
-    assert f"--system '{TOOLS}'" in start, "the default checkpoint was tuned with it"
-    assert "--precision auto" in start
-    assert "--tau" not in start, "exact mode is the first thing to meet"
-
-
-def test_every_request_for_a_tool_tells_the_model_so() -> None:
-    """A user without the system message sees no gain, and takes the default checkpoint for a bad one."""
-    pages = README + (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    asking = [
-        line for line in pages.splitlines() if "chat/completions -d" in line and "kitchen light" in line
-    ]
-    asking += [
-        block for block in (*blocks("python"), *blocks("sh")) if "mars.bundle" in block and "kitchen" in block
-    ]
-    assert len(asking) >= 5
-    for part in asking:
-        assert TOOLS in part, part
-
-
 def test_what_is_installed_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
@@ -129,18 +106,3 @@ def test_the_table_of_extras_is_the_command_line_s() -> None:
             if need == cli.RUN:
                 continue  # onnxruntime comes with the package
             assert any(need.extra in re.findall(r"\w+", row.split("|")[2]) for row in rows), (command, need)
-
-
-def test_exit_codes_are_told_where_people_look() -> None:
-    told = {int(code) for code in re.findall(r"^\| (\d+) \|", INSTALL, flags=re.M)}
-    assert told == {0, 1, 2, 130}
-    shown = run("--help").stdout
-    assert all(f"{code} " in shown.partition("Exit codes")[2] for code in sorted(told))
-
-
-def test_what_is_reproducible_is_told_where_people_look() -> None:
-    shown = " ".join(run("generate", "--help").stdout.replace("│", " ").split())
-    assert "In exact mode it never changes the text" in shown
-    assert "auto may give other texts in other runs" in shown
-    assert "The same command gives the same text" in shown
-    assert "### What is reproducible" in README

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import BlockSchedule, check_blocks
-from mars_export.runtime.decode.schedule import Limits, Schedule, run
+from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.planner import Planner
 

@@ -12,8 +12,8 @@ import numpy as np
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import BlockSchedule
+from mars_export.runtime.decode.limits import Limits as Bounds
 from mars_export.runtime.decode.prefix import PrefixCache, Saved
-from mars_export.runtime.decode.schedule import Limits as Bounds
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost

@@ -1,4 +1,4 @@
-"""What transformers makes of a config.json: its defaults and dialects, windows, and rotary frequencies."""
+"""Reads a config.json as transformers does: defaults and dialects, windows, and rotary frequencies."""
 
 from __future__ import annotations
 

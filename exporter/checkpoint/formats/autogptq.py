@@ -155,9 +155,7 @@ def _misfits(module: str, outputs: int, inputs: int, form: PackedForm, stored: T
 
 
 def _unreadable(module: str, form: PackedForm, stored: Tensors) -> Iterator[str]:
-    """Groups in another order, and zero points that readers interpret differently or that contradict
-    config.json.
-    """
+    """Groups in another order, and zero points that are ambiguous or contradict config.json."""
     codec = form.codec
     if f"{module}.g_idx" in stored.shapes:
         groups = stored.read(f"{module}.g_idx")

@@ -28,7 +28,7 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """Tensors of which some are stored as codes and related parts, and are read as `X.weight`."""
+    """Tensors, some stored as codes and related parts, which are read as `X.weight`."""
 
     stored: Tensors
     codec: Codec
@@ -87,7 +87,7 @@ def fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def misfits(stored: Tensors, expected: Mapping[str, tuple[int, ...]], need: str) -> Iterator[str]:
-    """What is wrong with the parts of a weight; `need` names the weight's shape."""
+    """The error in the parts of a weight, if any; `need` names the weight's shape."""
     for part, shape in expected.items():
         present = stored.shapes.get(part)
         if present is None:

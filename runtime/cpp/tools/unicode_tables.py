@@ -135,7 +135,7 @@ def _classes(classes: dict[int, int]) -> list[str]:
 
 
 def _runs(mapped: dict[int, list[int]]) -> list[str]:
-    """What code points become, one string for those that follow each other."""
+    """The mapped code points, one string for each run of them."""
     return [
         f'{{0x{low:X}, U"{_literal(c for of in range(low, high + 1) for c in mapped[of])}"}}'
         for low, high in _ranges(mapped)

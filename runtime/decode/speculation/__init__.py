@@ -1,1 +1,1 @@
-"""What a step should feed: draft tokens, acceptance probabilities, the cost of a step, and the choice."""
+"""Chooses the slots of a step: draft tokens, acceptance probabilities, the cost of a step, and the choice."""

@@ -86,7 +86,7 @@ def built_in(precision: str, device: str) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the steps of one size have shown: `ratio` to the curve, from about `weight` steps."""
+    """Measured steps of one size: their `ratio` to the curve, from about `weight` steps."""
 
     positions: int
     ratio: float
@@ -98,7 +98,7 @@ class Learned:
 
 
 class LearnedCost:
-    """The cost of steps, learned from those that run. Thread-safe.
+    """The cost of steps, learned while they run. Thread-safe.
 
     Each step counts for the size nearest to its positions, as a ratio to `curve`. The ratio of a size is a
     moving average over about 8 steps; a single step that was disturbed changes it little. Sizes without
@@ -150,7 +150,7 @@ class LearnedCost:
 
     @property
     def learned(self) -> tuple[Learned, ...]:
-        """What to save, and to give to a later `LearnedCost` with the same curve."""
+        """The learned state, for a later `LearnedCost` with the same curve."""
         with self._lock:
             known = zip(SIZES, self._ratios, self._weights, strict=True)
             return tuple(Learned(size, ratio, weight) for size, ratio, weight in known if weight > 0)

@@ -11,7 +11,7 @@ from ..sample import splitmix64
 
 @dataclass(frozen=True, slots=True)
 class DraftSlots:
-    """What the draft slots of one adapter feed. `first` is the input of token 0 there; token ids are from
+    """The inputs of the draft slots of one adapter. `first` is the input of token 0 there; token ids are from
     `low` up to, but not including, `high`.
     """
 
@@ -25,7 +25,7 @@ class DraftSlots:
         return cls(vocab_size * (1 + adapter), low, high)
 
     def ids(self, position: int, count: int) -> list[int]:
-        """The inputs of `count` slots, of which the first is at `position` of the sequence. They depend on
+        """The inputs of `count` slots, the first at `position` of the sequence. They depend on
         nothing else, so that a text can be repeated.
         """
         first, width = self.first + self.low, self.high - self.low

@@ -22,7 +22,7 @@ TRIALS = 0.015  # share of the time for more masks than seem to pay
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What one sequence may feed, and what it may expect of that.
+    """The slots that one sequence may feed, and their expected outcome.
 
     pending: tokens that are fed in any case.
     probabilities: the acceptance probability of each draft token if those before it are accepted.

@@ -94,7 +94,7 @@ def load_libraries(ort: Any, folders: Iterable[Path] | None = None) -> None:
     """Load the CUDA libraries of NVIDIA's wheels into the process, so that the provider finds them.
 
     ONNX Runtime itself looks only beside its own folder, which misses wheels of another environment, such as
-    those that PyTorch installed. If one cannot be loaded, the provider's error names what is missing.
+    the ones that PyTorch installed. If one cannot be loaded, the provider's error names what is missing.
     """
     for folder in [None, *(library_folders() if folders is None else folders)]:
         with suppress(RuntimeError, OSError):

@@ -33,7 +33,7 @@ CONTEXT_BYTES = 32 << 20  # must be free for a context, whose size is only known
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an execution context is bound to: the engine's range, the sizes, the KV memory and its rows."""
+    """The binding of an execution context: the engine's range, the sizes, the KV memory and its rows."""
 
     range: int
     slots: int

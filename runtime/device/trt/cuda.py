@@ -30,9 +30,7 @@ class Gpu:
 
 
 def find_gpu(number: int = 0) -> Gpu | str:
-    """The GPU of that number among those that CUDA_VISIBLE_DEVICES shows, or one sentence that says why there
-    is none.
-    """
+    """The GPU of that number in CUDA_VISIBLE_DEVICES, or one sentence that says why there is none."""
     try:
         runtime = _runtime()
         (count,) = _checked(runtime, "cudaGetDeviceCount")

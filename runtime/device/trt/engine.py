@@ -146,7 +146,7 @@ class LoadedEngine:
 
 
 def built_for(variant: Variant) -> str:
-    """What an engine was built with and for."""
+    """The versions and GPUs that an engine was built for."""
     info = variant.engine
     if info is None:
         return f"a {variant.backend} engine of unknown origin"
@@ -155,7 +155,7 @@ def built_for(variant: Variant) -> str:
 
 
 def installed(backend: str, number: int) -> str:
-    """What this machine has instead, with the GPU of that number."""
+    """The same of this machine, with the GPU of that number."""
     gpu = find_gpu(number)
     device = gpu if isinstance(gpu, str) else f"{gpu.name}, {gpu.capability}, driver for CUDA {gpu.driver}"
     return f"{backend} {installed_version(backend) or 'not installed'}; {device}"

@@ -29,21 +29,18 @@ class Adaptive:
         self._changed = -float("inf")  # time of the last change
         self._quiet = clock()  # since then, all waits were below `low_queue`
 
-    def choose(self, waited: float) -> int:
-        """The level of a new request, if another one waits, or had to wait, for `waited` seconds."""
+    def level(self, waited: float, *, choose: bool) -> int:
+        """The level of a new request, if another one waits, or had to wait, for `waited` seconds. `choose`:
+        from now on; else nothing changes.
+        """
         with self._lock:
             now = self._clock()
             level = self._level_at(now, waited)
-            if waited >= self._options.low_queue:
+            if choose and waited >= self._options.low_queue:
                 self._quiet = now
-            if level != self._level:
+            if choose and level != self._level:
                 self._level, self._changed = level, now
             return level
-
-    def look(self, waited: float) -> int:
-        """What `choose` would return, without a change."""
-        with self._lock:
-            return self._level_at(self._clock(), waited)
 
     def _level_at(self, now: float, waited: float) -> int:
         options = self._options
@@ -65,7 +62,6 @@ def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationC
             levels[name] = GenerationConfig() if name == EXACT else session.profile(name)
         except MarsError as error:
             raise SessionError(f"--adaptive {name}: {error}") from error
-        session.check(levels[name])
     if EXACT in names and names[0] != EXACT:
         raise SessionError(f"--adaptive {','.join(names)}: exact is the most careful setting; name it first")
     profiles = [(name, config) for name, config in levels.items() if config.tau is not None]

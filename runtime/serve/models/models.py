@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, TypeVar
 
@@ -87,9 +87,9 @@ class Models:
 
     # --- opening and closing ---
 
-    async def take(self, name: str | None) -> tuple[OpenModel, str | None]:
+    async def take(self, name: str | None, until: ExitStack) -> tuple[OpenModel, str | None]:
         """The open model of a name, and the profile after its colon. It is opened if it is not, and stays
-        open until the caller takes 1 from its `users`. Raises Refused.
+        open until `until` is closed. Raises Refused.
         """
         model, profile = self.find(name)
         if model.opened is None or self._needs_room:  # then all wait, or a busy model would keep its place
@@ -98,6 +98,7 @@ class Models:
         else:
             opened = model.opened
         opened.users += 1
+        until.callback(opened.release)
         model.used = next(self._uses)
         return opened, profile
 

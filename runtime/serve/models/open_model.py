@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...batcher.batcher import Batcher
 from ...decode.config import GenerationConfig
-from ...decode.schedule import Limits
+from ...decode.limits import Limits
 from ...session.session import Session
 from ..options import ServeOptions
 from ..refusals import Refused, busy
@@ -58,6 +58,10 @@ class OpenModel:
         if self.batcher is not None:
             self.batcher.close(drain)
 
+    def release(self) -> None:
+        """A request needs it no longer."""
+        self.users -= 1
+
     def _limits(self) -> Limits:
         limits, engine = self._options.limits, self.session.variant.engine
         if not self._options.fits_rows or engine is None or engine.max_rows >= limits.max_rows:
@@ -103,18 +107,11 @@ class OpenModel:
             raise Refused(503, f"{self.name} takes no more requests", code="closing")
         return self.batcher
 
-    @property
-    def level(self) -> int:
-        """The number of the level of load that a new request would get."""
+    def level(self, *, choose: bool) -> int:
+        """The number of the level of load that a new request gets. `choose`: it is one."""
         if self.adaptive is None or self.batcher is None:
             return 0
-        return self.adaptive.look(self.batcher.longest_wait)
-
-    def choose_level(self) -> int:
-        """The number of the level of load that a new request gets."""
-        if self.adaptive is None or self.batcher is None:
-            return 0
-        return self.adaptive.choose(self.batcher.longest_wait)
+        return self.adaptive.level(self.batcher.longest_wait, choose=choose)
 
     # --- limits ---
 

@@ -1,4 +1,4 @@
-"""The Ray Serve application: replicas, each of which is a complete server."""
+"""The Ray Serve application: every replica is a complete server."""
 
 from __future__ import annotations
 

@@ -79,9 +79,7 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
 
 
 def _drain(serve: Any, seconds: float) -> None:
-    """End replicas after their answers. Ray's own shutdown ends its proxy, and every connection,
-    first.
-    """
+    """End replicas after their answers. Ray's own shutdown ends its proxy, and every connection, first."""
     until = monotonic() + seconds
     try:
         serve.delete(NAME, _blocking=False)

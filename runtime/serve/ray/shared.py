@@ -1,4 +1,4 @@
-"""What clients ask of a server that only all replicas together can answer: metrics, and a running stream."""
+"""Requests that only all replicas together can answer: metrics, and a running stream."""
 
 from __future__ import annotations
 

@@ -17,9 +17,7 @@ PATIENCE = 4  # a client that still sends does not read the response: up to this
 
 
 class Bodies:
-    """Reads the bodies of one server: at most `most` bytes each, within `seconds`, and about MAX_AT_ONCE
-    bytes at a time.
-    """
+    """Reads bodies of at most `most` bytes each, within `seconds`, and about MAX_AT_ONCE bytes at a time."""
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most, self._seconds = most, seconds

@@ -1,4 +1,4 @@
-"""The fields of /v1/chat/completions and /v1/completions, and those that all protocols share."""
+"""The fields of /v1/chat/completions and /v1/completions, and the fields that all protocols share."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def text_format(name: str, form: Any) -> Any:
 
 
 def tool_choice(name: str, value: Any) -> str:
-    """none, auto, required, or "=" and the name of a function. Only chat completions have it in
-    `function`.
-    """
+    """none, auto, required, or "=" and the name of a function, which chat completions have in `function`."""
     if value in ("none", "auto", "required"):
         return str(value)
     if isinstance(value, dict) and value.get("type") == "function":

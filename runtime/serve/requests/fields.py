@@ -15,7 +15,7 @@ Reader = Callable[[str, Any], Any]
 
 
 class Several(dict[str, Any]):
-    """What one field gives for several names."""
+    """Values for several names, from one field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,19 @@ def setting(_name: str, value: Any) -> Any:
     return value
 
 
-def text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise wrong(name, "a text", value)
-    return value
+def of_type(kind: type, words: str) -> Reader:
+    def read(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise wrong(name, words, value)
+        return value
+
+    return read
 
 
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise wrong(name, "true or false", value)
-    return value
+text = of_type(str, "a text")
+flag = of_type(bool, "true or false")
+a_dict = of_type(dict, "an object")
+a_list = of_type(list, "a list")
 
 
 def integer(low: int, high: int | None = None) -> Reader:
@@ -83,18 +86,6 @@ def integer(low: int, high: int | None = None) -> Reader:
         return value
 
     return read
-
-
-def a_dict(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong(name, "an object", value)
-    return value
-
-
-def a_list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise wrong(name, "a list", value)
-    return value
 
 
 def one_of(*known: str) -> Reader:

@@ -14,7 +14,7 @@ MAX_MESSAGES = 4096
 
 
 def message_list(name: str, value: object) -> list[Any]:
-    messages = a_list(name, value)
+    messages: list[Any] = a_list(name, value)
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise wrong(name, f"a list of 1 to {MAX_MESSAGES} messages", messages)
     return messages
@@ -68,9 +68,7 @@ def joined_text(where: str, content: object, kinds: Sequence[str]) -> str:
 
 
 def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Message]:
-    """Messages for the template: calls with their arguments as objects, or in dialect `list` as the text that
-    the model would have written.
-    """
+    """Messages for the template: calls with objects as arguments, or in dialect `list` as text."""
     return [_with_calls(message, dialect) if message.get("tool_calls") else message for message in messages]
 
 

@@ -26,9 +26,7 @@ TEXTS = ("input_text", "output_text", "text")
 
 
 def read_input(name: str, value: Any) -> list[dict[str, Any]]:
-    """Messages of the form of a chat. Calls join the assistant message before them; a developer message is a
-    system message.
-    """
+    """Messages of a chat. Calls join the assistant message before them; a developer message is system's."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     messages: list[dict[str, Any]] = []

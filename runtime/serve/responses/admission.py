@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Hashable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ...batcher.request import Request
+from ...batcher.request import Items, Request
 from ...bundle.turns import SWITCH
 from ...decode.config import GenerationConfig, repeatable
 from ...errors import MarsError
 from ...session.session import Session
-from ...text.tokenizer import Message
+from ...text.prompts import system_of
 from ...text.toolcalls import dialect_of
 from ..models.adaptive import EXACT
 from ..models.models import Models
 from ..models.open_model import OpenModel
-from ..options import ServeOptions
 from ..refusals import Refused
 from ..requests.api_request import ApiRequest
 from ..requests.messages import as_template
@@ -41,23 +40,19 @@ class Admitted:
         """The model's name in answers."""
         return self.api_request.model or self.model.name
 
-    def close(self) -> None:
-        """Cancel running requests, which end before their next step, and let the model be closed."""
-        _end(self.model, self.requests)
 
-
-def _end(model: OpenModel, requests: list[Request]) -> None:
-    for request in requests:
-        request.cancel()
-    model.users -= 1
-
-
-async def admit(models: Models, options: ServeOptions, api_request: ApiRequest, client: Hashable) -> Admitted:
-    """Open the model if it is closed, and submit its requests to the batcher. Raises Refused; no request runs
-    then.
+async def admit(
+    models: Models,
+    api_request: ApiRequest,
+    client: Hashable,
+    deadline: float,
+    items: Items,
+    until: ExitStack,
+) -> Admitted:
+    """Open the model if it is closed, and submit its requests to the batcher, which fills `items`. They end,
+    and the model may be closed, when `until` is closed. Raises Refused.
     """
-    model, profile = await models.take(api_request.model)
-    requests: list[Request] = []
+    model, profile = await models.take(api_request.model, until)
     try:
         batcher, session = model.running(), model.session
         if profile is not None and api_request.tau_settings:
@@ -67,43 +62,43 @@ async def admit(models: Models, options: ServeOptions, api_request: ApiRequest, 
             )
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
-        config, level = await asyncio.to_thread(_config, model, options, api_request, profile)
-        for prompt in api_request.prompts:
-            for i in range(api_request.n):
+        configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
+        template = _template(session, api_request)
+        requests: list[Request] = []
+        for prompt in _prompts(session, api_request):
+            tokenized, system = prompt, system_of(prompt)
+            for config in configs:
                 request = await batcher.asubmit(
-                    prompt if api_request.kind == "text" else _messages(session, prompt),
-                    config.with_values(seed=(config.seed + i) % 2**64) if i else config,
-                    deadline=options.request_timeout,
+                    tokenized,
+                    config,
+                    deadline=deadline,
                     client=client,
                     executor=model.compiling if config.is_structured else None,
-                    tools=None
-                    if api_request.tools is None or api_request.tools.must
-                    else json.dumps(api_request.tools.functions),
-                    template=_template(session, api_request),
+                    system=system,
+                    tools=tools,
+                    template=template,
                 )
+                until.callback(request.cancel)
+                request.attach(items)
                 requests.append(request)
-    except BaseException as error:
-        _end(model, requests)
-        if not isinstance(error, MarsError):
-            raise
+                tokenized = request.prompt
+    except MarsError as error:
         model.running()  # raises another error if the server is closing
         raise _refused(error, api_request) from None
-    return Admitted(
-        api_request, model, config, profile or (level if level != EXACT else None), level, requests
-    )
+    shown = profile or (level if level != EXACT else None)
+    return Admitted(api_request, model, configs[0], shown, level, requests)
 
 
-def _config(
-    model: OpenModel, options: ServeOptions, api_request: ApiRequest, profile: str | None
-) -> tuple[GenerationConfig, str | None]:
-    """The settings, and the level of load if it chose among them. Raises MarsError unless the bundle and the
-    limits allow them.
+def _configs(
+    model: OpenModel, api_request: ApiRequest, profile: str | None
+) -> tuple[list[GenerationConfig], str | None, str | None]:
+    """The settings of the `n` answers to a prompt, the level of load if it chose among them, and the text of
+    the tools. Raises MarsError.
     """
     settings: dict[str, Any] = {"max_new_tokens": model.default_tokens, **api_request.settings}
-    if api_request.tools is not None:
-        GenerationConfig(tools=api_request.tools.functions)  # raises for invalid tools
-        if api_request.tools.must:
-            settings["tools"] = api_request.tools.functions
+    tools = _tools(api_request)
+    if api_request.tools is not None and api_request.tools.must:
+        settings["tools"] = tools
     if api_request.settings.get("temperature") and not api_request.has_seed:
         settings["seed"] = secrets.randbits(63)
     config, level = GenerationConfig(**settings), None
@@ -116,14 +111,19 @@ def _config(
         level = EXACT
         # Profiles are calibrated on greedy, unstructured answers.
         if not config.host_chooses and not config.is_structured:
-            level = model.adaptive.names[model.choose_level()]
+            level = model.adaptive.names[model.level(choose=True)]
             config = config.with_profile(model.levels[level])
     config = repeatable(config, has_masks="masks" in api_request.tau_settings, has_seed=api_request.has_seed)
     if api_request.logprobs and config.metric != "probability":
         raise Refused(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
-    model.session.check(config)
-    options.limits.check(config)
-    return config, level
+    seeds = [(config.seed + i) % 2**64 for i in range(1, api_request.n)]
+    return [config, *(config.with_values(seed=seed) for seed in seeds)], level, tools
+
+
+def _tools(api_request: ApiRequest) -> str | None:
+    """The functions that the prompt lists, as JSON text. Raises SessionError for invalid ones."""
+    tools = api_request.tools
+    return None if tools is None else str(GenerationConfig(tools=tools.functions).tools)
 
 
 def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any]:
@@ -152,25 +152,23 @@ def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any]:
 
 async def count_tokens(models: Models, api_request: ApiRequest) -> int:
     """The number of tokens of a chat's prompt. Raises Refused."""
-    model, _ = await models.take(api_request.model)
-    try:
-        session = model.session
-        tools = (
-            None
-            if api_request.tools is None
-            else str(GenerationConfig(tools=api_request.tools.functions).tools)
-        )
-        messages, template = _messages(session, api_request.prompts[0]), _template(session, api_request)
-        return len(await asyncio.to_thread(session.encode, messages, None, tools, template))
-    except MarsError as error:
-        raise _refused(error, api_request) from None
-    finally:
-        model.users -= 1
+    with ExitStack() as until:
+        model, _ = await models.take(api_request.model, until)
+        try:
+            session, tools = model.session, _tools(api_request)
+            [messages], template = _prompts(session, api_request), _template(session, api_request)
+            return len(await asyncio.to_thread(session.encode, messages, None, tools, template))
+        except MarsError as error:
+            raise _refused(error, api_request) from None
 
 
-def _messages(session: Session, messages: list[dict[str, Any]]) -> list[Message]:
+def _prompts(session: Session, api_request: ApiRequest) -> list[Any]:
+    """The prompts as the session takes them: texts, token ids or messages."""
+    if api_request.kind == "text":
+        return api_request.prompts
     text = session.bundle.manifest.text
-    return as_template(messages, dialect_of(text.chat_template if text is not None else None))
+    dialect = dialect_of(text.chat_template if text is not None else None)
+    return [as_template(messages, dialect) for messages in api_request.prompts]
 
 
 def _refused(error: MarsError, api_request: ApiRequest) -> Refused:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ...batcher.request import Item, Items, Request
 from ...errors import MarsError
 from ...session.answer import Event
 from ..keys import Keys
@@ -21,11 +23,13 @@ from ..metrics import Metrics
 from ..models.models import Models
 from ..options import ServeOptions
 from ..refusals import Refused, busy, encoded
-from ..requests.api_request import ApiRequest
+from ..requests.api_request import ApiRequest, Kind
 from .admission import Admitted, admit
 from .choice import Choice, Delta
-from .events import Events
-from .protocols import SERIALIZERS
+from .protocols.anthropic import MessagesSerializer
+from .protocols.completions import CompletionsSerializer
+from .protocols.openai_responses import ResponsesSerializer
+from .protocols.serializer import Serializer
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")
@@ -35,6 +39,12 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),  # tells nginx not to buffer the stream
 ]
 PING, DONE = b": ping\n\n", b"data: [DONE]\n\n"
+SERIALIZERS: dict[Kind, Callable[[Admitted], Serializer]] = {
+    "chat": CompletionsSerializer,
+    "text": CompletionsSerializer,
+    "responses": ResponsesSerializer,
+    "messages": MessagesSerializer,
+}
 
 
 @dataclass(slots=True)
@@ -51,76 +61,80 @@ class Service:
 async def begin(
     service: Service, api_request: ApiRequest, client: str | None, address: str | None, receive: Receive
 ) -> ApiResponse:
-    """Submit a request, and wait until it has a row. Raises Refused; then nothing of it runs.
+    """Submit a request, and wait until it runs. Raises Refused; then nothing of it runs.
 
     `client` is the digest of its key. Clients take turns by key, or without keys by address.
     """
-    arrived_at, seconds = perf_counter(), service.options.queue_timeout
+    arrived_at, items, options = perf_counter(), Items(), service.options
 
-    async def submit() -> tuple[Admitted, Events]:
-        admitted = await admit(
-            service.models, service.options, api_request, address if client is None else client
-        )
-        events = Events(admitted.requests, receive)
+    async def admitted_and_running() -> tuple[Admitted, tuple[Request | None, Item]]:
+        caller, deadline = address if client is None else client, options.request_timeout
+        admitted = await admit(service.models, api_request, caller, deadline, items, until)
+        return admitted, await items.get()
+
+    with ExitStack() as until:
+        until.callback(asyncio.ensure_future(_listen(receive, items)).cancel)
         try:
-            await events.begun()
-        except asyncio.CancelledError:
-            events.close()
-            admitted.close()
-            raise
-        return admitted, events
-
-    try:
-        admitted, events = await asyncio.wait_for(submit(), seconds)
-    except asyncio.TimeoutError:
-        reason = f"no row was free, or the prompt or its grammar was not processed within {seconds:g} s"
-        raise busy(f"{reason}; try again later", max(1.0, seconds / 2)) from None
-    return ApiResponse(service, admitted, events, client, arrived_at)
+            admitted, first = await asyncio.wait_for(admitted_and_running(), options.queue_timeout)
+        except asyncio.TimeoutError:
+            seconds = options.queue_timeout
+            reason = f"no row was free, or the prompt or its grammar was not processed within {seconds:g} s"
+            raise busy(f"{reason}; try again later", max(1.0, seconds / 2)) from None
+        serializer = SERIALIZERS[api_request.kind](admitted)
+        return ApiResponse(service, client, arrived_at, admitted, first, items, until.pop_all(), serializer)
 
 
+async def _listen(receive: Receive, items: Items) -> None:
+    """Add a Refused when the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    items.put_nowait((None, Refused(499, "the client disconnected")))
+
+
+@dataclass(slots=True)
 class ApiResponse:
-    """The response to a request that has a row. In a stream errors are chunks, since the status is sent
-    first.
+    """The response to a request that runs, whose items `items` gets after the `first` one. In a stream errors
+    are chunks, since the status is sent first. Closing `until` ends everything that the request uses.
     """
 
-    def __init__(
-        self, service: Service, admitted: Admitted, events: Events, client: str | None, arrived_at: float
-    ) -> None:
-        self._service, self._admitted, self._events = service, admitted, events
-        self._client, self._arrived_at = client, arrived_at
-        self._serializer = SERIALIZERS[admitted.api_request.kind](admitted)
-        self._steps: dict[int, float] = {}  # time of the last step of each choice
-        self._outcome = "cancelled"  # until it is over
+    _service: Service
+    _client: str | None
+    _arrived_at: float
+    _admitted: Admitted
+    _first: tuple[Request | None, Item] | None
+    _items: Items
+    _until: ExitStack
+    _serializer: Serializer
+    _outcome: str = "cancelled"  # until it is over
+    _steps: dict[int, float] = field(default_factory=dict)  # time of the last step of each choice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if self._admitted.api_request.stream:
-                self._service.streams[self._serializer.id] = self._serializer, self._client
-                await self._stream(send)
-            else:
+            with self._until:
+                if self._admitted.api_request.stream:
+                    await self._stream(send)
+                    return
                 async for _ in self._deltas():
                     pass
-                response = Response(encoded(self._serializer.body()), media_type="application/json")
-                await response(scope, receive, send)
+                body = encoded(self._serializer.body())
+                await Response(body, media_type="application/json")(scope, receive, send)
         finally:
-            self._close()
+            self._record()
 
     async def _stream(self, send: Send) -> None:
         async def write(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
         serializer, is_typed = self._serializer, self._admitted.api_request.is_typed
+        self._service.streams[serializer.id] = serializer, self._client
+        self._until.callback(self._service.streams.pop, serializer.id)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write(b"".join(map(_data, serializer.opening())))
         data = b""
         try:
             async for addition in self._deltas():
-                if addition is None:
-                    data += PING
-                else:
-                    choice, delta = addition
-                    data += b"".join(map(_data, serializer.chunks(choice, delta)))
-                if data and not self._events.has_more:  # else it is sent with the next piece
+                data += PING if addition is None else b"".join(map(_data, serializer.chunks(*addition)))
+                if data and self._items.empty():  # else it is sent with the next delta
                     await write(data)
                     data = b""
             await write(data if is_typed else data + DONE)
@@ -130,30 +144,45 @@ class ApiResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta] | None]:
-        """The pieces of all choices as they come; None after a silence. Raises Refused, also if the client
+        """What each item adds to a choice; None after a silence. Raises Refused, also if the client
         disconnects.
         """
         while not self._serializer.is_over:
-            event_of_choice = await self._events.next(self._service.options.ping)
-            if event_of_choice is None:
+            request, item = await self._next()
+            if isinstance(item, BaseException):
+                raise self._failed(item)
+            if request is None:
                 yield None
                 continue
-            i, event = event_of_choice
-            if isinstance(event, BaseException):
-                raise self._failed(event)
-            choice = self._serializer.choices[i]
-            if event.finish_reason in ("cancelled", "deadline") and not choice.is_full:
-                self._check_end(event, choice)
-            self._count(i, event)
-            yield choice, choice.push(event)
+            choice = self._serializer.choices[self._admitted.requests.index(request)]
+            if item is None:
+                yield choice, Delta()
+            else:
+                if item.finish_reason in ("cancelled", "deadline") and not choice.is_full:
+                    self._check_end(item, choice)
+                self._count(item, choice)
+                yield choice, choice.push(item)
         self._outcome = "finished"
 
-    def _count(self, i: int, event: Event) -> None:
-        model, now, before = self._admitted.model, perf_counter(), self._steps.get(i)
+    async def _next(self) -> tuple[Request | None, Item]:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        if not self._items.empty():
+            return self._items.get_nowait()
+        loop, ping = asyncio.get_running_loop(), self._service.options.ping
+        timer = loop.call_later(ping, self._items.put_nowait, (None, None))
+        try:
+            return await self._items.get()
+        finally:
+            timer.cancel()
+
+    def _count(self, event: Event, choice: Choice) -> None:
+        model, now, before = self._admitted.model, perf_counter(), self._steps.get(choice.index)
         if before is None and model.adaptive is not None:
-            model.adaptive.choose(self._admitted.requests[i].stats.queue_time)
+            model.adaptive.level(choice.request.stats.queue_time, choose=True)
         if event.token_ids:
-            self._steps[i] = now
+            self._steps[choice.index] = now
             self._service.metrics.step(
                 model.name, len(event.token_ids), None if before is None else now - before
             )
@@ -178,12 +207,9 @@ class ApiResponse:
             seconds = self._service.options.request_timeout
             raise Refused(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
 
-    def _close(self) -> None:
-        """Cancel running requests, and count and log the answer."""
+    def _record(self) -> None:
+        """Count and log the answer."""
         admitted, serializer, seconds = self._admitted, self._serializer, perf_counter() - self._arrived_at
-        self._events.close()
-        admitted.close()
-        self._service.streams.pop(serializer.id, None)
         self._service.metrics.ended(admitted, self._outcome, seconds)
         first, usage = admitted.requests[0], serializer.usage()
         fields: dict[str, Any] = {

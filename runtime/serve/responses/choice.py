@@ -1,4 +1,4 @@
-"""One answer of a request as it grows: text, calls, steps and its end."""
+"""One answer of a request as it grows: text, calls, tokens and its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...session.answer import Event
 from ...session.session import Session
 from ...text.toolcalls import ToolStream
 from ..requests.api_request import ApiRequest
-from .steps import AnswerStep, Steps, Token
+from .tokens import Token, TokenStream
 
 REASONS = {"eos": "stop", "stop": "stop"}
 """Other ends are "length"."""
@@ -44,10 +44,12 @@ Part = str | Reasoning | ToolCallEntry
 
 @dataclass(slots=True)
 class Delta:
-    """Parts and steps of an answer. No two texts follow each other, and no two thoughts."""
+    """What an event adds to an answer, as a client sees it: parts, and tokens if the client asks for them.
+    No two texts follow each other, and no two pieces of thinking.
+    """
 
     parts: list[Part] = field(default_factory=list)
-    steps: list[AnswerStep] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
 
     def add(self, part: Part) -> None:
         last = self.parts[-1] if self.parts else None
@@ -72,7 +74,7 @@ class Delta:
 
 
 class Choice(Delta):
-    """All pieces of the answer to one request, made from its events."""
+    """The whole answer to one request, made from its events."""
 
     def __init__(self, index: int, request: Request, api_request: ApiRequest, session: Session) -> None:
         super().__init__()
@@ -85,9 +87,9 @@ class Choice(Delta):
         self._once = api_request.tools is not None and api_request.tools.once
         self._unmarked: list[Token] = []  # until it is known whether the answer begins with thinking
         self._num_spelled = 0  # characters of the marked tokens
-        self._shows_steps = api_request.return_steps or api_request.logprobs
-        is_counted = self._shows_steps or self._thinking is not None
-        self._stepper = Steps(session.text) if is_counted else None
+        self._shows_tokens = api_request.return_steps or api_request.logprobs
+        is_counted = self._shows_tokens or self._thinking is not None
+        self._stream = TokenStream(session.text) if is_counted else None
         self.num_thinking = 0  # tokens
         self.is_full = False  # ended after its only call (`parallel_tool_calls` false)
 
@@ -105,16 +107,16 @@ class Choice(Delta):
     def push(self, event: Event) -> Delta:
         """Add an event, and return the client's view of it."""
         delta = Delta()
-        steps = self._stepper.push(event) if self._stepper is not None else []
+        tokens = self._stream.push(event) if self._stream is not None else []
         if not self.is_full:
             delta.parts = self._read(event)
         if self.is_full and not self.is_over:
             self.request.cancel()
         self.reason = event.finish_reason
-        self._mark_thinking(steps)
-        if self._shows_steps:
-            delta.steps = steps
-            self.steps += steps
+        self._mark_thinking(tokens)
+        if self._shows_tokens:
+            delta.tokens = tokens
+            self.tokens += tokens
         for part in delta.parts:
             self.add(part)
         return delta
@@ -149,8 +151,8 @@ class Choice(Delta):
             thinking, text = thinking + more, text + rest
         return [Reasoning(thinking)] if thinking else [], text
 
-    def _mark_thinking(self, steps: list[AnswerStep]) -> None:
-        self._unmarked += [token for step in steps for token in step.tokens]
+    def _mark_thinking(self, tokens: list[Token]) -> None:
+        self._unmarked += tokens
         if self._thinking is not None and self._thinking.is_undecided and not self.is_over:
             for token in self._unmarked:  # a part of the opening mark, most likely
                 token.is_thinking = True

@@ -217,7 +217,7 @@ def _determinize(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int]
     closures: dict[int, frozenset[int]] = {}
 
     def closure(node: int) -> frozenset[int]:
-        """The nodes that empty edges reach, without those that have empty edges only."""
+        """The nodes that empty edges reach, without nodes that have empty edges only."""
         if node not in closures:
             seen, todo = {node}, [node]
             while todo:

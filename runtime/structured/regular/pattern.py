@@ -1,6 +1,4 @@
-"""Regular expressions as expressions of this room: Python's parser reads them, and all but the common part of
-all dialects is refused by name.
-"""
+"""Reads regular expressions by Python's parser, and refuses by name what dialects do not share."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_long_forced_text_hears_that_it_is_over(
         backend.hold()
         request = batcher.submit([7, 8], config, deadline=60)
         until = time.monotonic() + SOON
-        while not (backend.is_waiting and request._row.cursor > 32):
+        while not (backend.is_waiting and request.seq.cursor > 32):
             backend.let(int(backend.is_waiting))
             assert time.monotonic() < until
             time.sleep(0.001)
@@ -58,7 +58,7 @@ def test_a_long_forced_text_hears_that_it_is_over(
         done = request.result(SOON)
         backend.open()
         assert done.finish_reason == how and len(done.token_ids) == 391
-        assert request._row.cursor < 80 < request._row.num_pending
+        assert request.seq.cursor < 80 < request.seq.num_pending
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf"), "1", True])

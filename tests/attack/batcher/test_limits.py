@@ -34,16 +34,16 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
     lengths = [5, 200, 5, 5, 330, 5, 90, 5, 300, 5, 5]
     most = 0
     with Batcher(session, Limits(max_rows=4, kv_bytes=budget)) as batcher:
-        forwards = batcher._schedule.forwards
+        steps = batcher._schedule.steps
 
         def watched() -> Any:
             nonlocal most
-            for events in forwards():
-                open_now = [lane.schedule._batch.cache for lane in batcher._schedule._lanes]  # type: ignore[union-attr]
+            for accepted in steps():
+                open_now = [lane.schedule.batch.cache for lane in batcher._schedule._lanes]  # type: ignore[union-attr]
                 most = max(most, sum(cache.num_rows * cache.capacity * entry for cache in open_now))
-                yield events
+                yield accepted
 
-        monkeypatch.setattr(batcher._schedule, "forwards", watched)
+        monkeypatch.setattr(batcher._schedule, "steps", watched)
         config = GenerationConfig(max_new_tokens=30, eos_ids=())
         requests = [batcher.submit([7] * n, config) for n in lengths]
         for request, n in zip(requests, lengths, strict=True):

@@ -9,7 +9,8 @@ from support.fake import MASK, FakeBackend
 from support.makers import cases, maker
 
 from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 
 CASES, LOOPS = cases("batcher.json"), maker("make_loops")
@@ -22,9 +23,14 @@ def row_of(index: int, wanted: dict[str, Any]) -> Sequence:
         max_new_tokens=wanted["max_new_tokens"],
         eos_ids=tuple(wanted["eos_ids"]),
     )
-    row = Sequence(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
-    row.client = wanted["client"]
-    return row
+    return Sequence(
+        index,
+        wanted["prompt"],
+        config,
+        (),
+        lambda token: token == wanted["stop_token"],
+        client=wanted["client"],
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

@@ -1,5 +1,5 @@
-"""The acceptance rule, the loops, the choice of tokens and adaptive numbers of masks: exactly what the files
-in tests/conformance hold, as the C++ runtime must too.
+"""The acceptance rule, the loops, the choice of tokens and the planner: exactly as the files in
+tests/conformance, which the C++ runtime must equal, too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from mars_export.runtime.accept import accept
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.sample import Penalties, choose, uniform
 from mars_export.runtime.decode.sequence import Sequence
-from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
 from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
-from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, Outlook
-from mars_export.runtime.decode.speculation.planner import Planner
 
-RECORD = LearnedCost.record  # all other tests learn nothing
+# Loaded before the tests replace LearnedCost.record.
+PARTS = ("", "_loops", "_planning", "_exact", "_prefix", "_batcher", "_admission")
+MAKERS = [maker(f"make{part}") for part in PARTS]
 
 
 def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Sequence:
@@ -91,11 +90,10 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    parts = ("loops", "masks", "costs", "exact", "prefix", "batcher", "admission")
-    for name in ("make", *(f"make_{part}" for part in parts)):
-        for path, text in maker(name).files().items():
+    for module in MAKERS:
+        for path, text in module.files().items():
             assert path.read_text(encoding="utf-8") == text, (
-                f"run tests/conformance/{name}.py and read the diff of {path.name}"
+                f"run {module.__file__} and read the diff of {path.name}"
             )
 
 
@@ -105,26 +103,6 @@ def test_the_script_s_splitmix64_is_the_published_one() -> None:
         3203168211198807973,
         9817491932198370423,
     ]
-
-
-@pytest.mark.parametrize("case", cases("masks.json"), ids=lambda case: case["name"])
-def test_adaptive_masks_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
-    cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
-    planner = Planner(lambda: cost)
-    rows = [
-        Sequence(i, [1], GenerationConfig(masks="auto" if row["is_free"] else row["most"]), ())
-        for i, row in enumerate(case["rows"])
-    ]
-    made = []
-    for step in range(case["steps"]):
-        made.append(planner.masks(rows, [row["most"] for row in case["rows"]]))
-        for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
-            passed = [c == "1" for c in script["passed"][step][: masks + 1]]
-            accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
-            row.pass_rates.record(accepted, passed)
-            row.cursor = len(row.tokens)
-            row.tokens += [1] * accepted
-    assert made == case["masks"]
 
 
 @pytest.mark.parametrize("case", cases("exact.json"), ids=lambda case: case["name"])
@@ -152,29 +130,3 @@ def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> Non
     for row, wanted in zip(together, case["rows"], strict=True):
         answer = [token for run in wanted["expected"]["runs"] for token in run]
         assert row.tokens[len(wanted["prompt"]) :] == answer
-
-
-@pytest.mark.parametrize("case", cases("costs.json"), ids=lambda case: case["name"])
-def test_learned_costs_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
-    cost = LearnedCost(Cost(tuple(map(tuple, case["curve"]))))
-    for rows, slots, seconds in case["steps"]:
-        RECORD(cost, rows, slots, seconds)
-    assert [seconds for _, seconds in cost.cost.points] == case["table"]
-
-
-@pytest.mark.parametrize("case", cases("splits.json"), ids=lambda case: case["name"])
-def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
-    exact_planner, cost = ExactPlanner(), Cost(tuple(map(tuple, case["cost"])))
-    for step in case["steps"]:
-        rows = [
-            Outlook(
-                row["pending"],
-                tuple(row["probabilities"]),
-                row["ending"],
-                tuple(row["expected"]),
-                row["room"],
-            )
-            for row in step["rows"]
-        ]
-        plans = exact_planner.choose(cost, rows, case["others"], case["floor"])
-        assert [[f.pending, f.draft_tokens, f.masks] for f in plans] == step["feeds"]

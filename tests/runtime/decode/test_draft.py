@@ -44,10 +44,11 @@ class DraftBackend(FakeBackend):
 
 
 def seqs(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Sequence]:
-    made = [Sequence(i, [4, 1, 1 + i], config, ()) for i in range(len(owners))]
-    for seq, owner in zip(made, owners, strict=True):
-        seq.draft_slots, seq.mask_limit = DraftSlots.of(owner, VOCAB, LOW, HIGH), most
-    return made
+    slots = [DraftSlots.of(owner, VOCAB, LOW, HIGH) for owner in owners]
+    return [
+        Sequence(i, [4, 1, 1 + i], config, (), draft_slots=own, mask_limit=most)
+        for i, own in enumerate(slots)
+    ]
 
 
 @pytest.mark.parametrize("owners", [[0], [1, 0, 2]])

@@ -20,7 +20,8 @@ from support.oracle import generate
 from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, StepOutput
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Predictions, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
 from mars_export.runtime.decode.speculation.draft_tokens import MAX_LOOKUP, DraftTokens, PromptLookup

@@ -13,15 +13,17 @@ from support.loops import decode
 from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.lanes import MAX_PASSES, Lanes
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 
 ENTRIES = 8 * 512  # of KV memory
 ROWS = 8
 
 
-def row(index: int, tokens: int, prompt: int = 4) -> Sequence:
-    return Sequence(index, [1] * prompt, GenerationConfig(tau=1.0, max_new_tokens=tokens), ())
+def row(index: int, tokens: int, prompt: int = 4, client: str | None = None) -> Sequence:
+    config = GenerationConfig(tau=1.0, max_new_tokens=tokens)
+    return Sequence(index, [1] * prompt, config, (), client=client)
 
 
 def lanes(entries: int = ENTRIES, **limits: int) -> Lanes:
@@ -107,9 +109,7 @@ def test_a_long_request_that_is_cancelled_while_it_waits_holds_nobody_up() -> No
 def test_a_client_has_no_more_rows_than_it_may() -> None:
     schedule = lanes(max_rows_per_client=2)
     for i in range(6):
-        each = row(i, 100 + 400 * (i % 2))
-        each.client = "a" if i < 4 else "b"
-        schedule.add(each)
+        schedule.add(row(i, 100 + 400 * (i % 2), client="a" if i < 4 else "b"))
     schedule.iterate()
     assert sorted(str(each.client) for each in schedule.running) == ["a", "a", "b", "b"]
     until(schedule, lambda: schedule.is_idle)

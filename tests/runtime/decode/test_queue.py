@@ -11,19 +11,17 @@ from support.fake import MASK, FakeBackend
 from support.unsure import predict
 
 from mars_export import GenerationConfig
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.queue import Queue
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 
 BLOCK = 4
 
 
 def seq(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Sequence:
-    made = Sequence(
-        index, [1 + index % 50] * prompt, GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=()), ()
-    )
-    made.client = client
-    return made
+    config = GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=())
+    return Sequence(index, [1 + index % 50] * prompt, config, (), client=client)
 
 
 def queue(clients: str) -> Queue:

@@ -62,14 +62,14 @@ def rule(clock: Clock) -> Adaptive:
 def test_the_rule(script: list[tuple[float, float, int]], rule: Adaptive, clock: Clock) -> None:
     for seconds, waited, level in script:
         clock.now += seconds
-        assert rule.choose(waited) == level
+        assert rule.level(waited, choose=True) == level
 
 
 def test_a_load_at_the_edge_does_not_flicker(rule: Adaptive, clock: Clock) -> None:
     levels = []
     for i in range(600):
         clock.now += 0.1
-        levels.append(rule.choose(0.6 if i % 2 else 0.0))
+        levels.append(rule.level(0.6 if i % 2 else 0.0, choose=True))
     assert sum(a != b for a, b in pairwise(levels)) == 2 and levels[-1] == 2
 
 

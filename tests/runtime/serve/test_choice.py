@@ -16,9 +16,10 @@ need("uvicorn", "serve")
 from support import tiny  # noqa: E402
 
 from mars_export import GenerationConfig  # noqa: E402
+from mars_export.runtime.decode.sequence import Accepted  # noqa: E402
 from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # noqa: E402
 from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E402
-from mars_export.runtime.serve.responses.steps import Steps  # noqa: E402
+from mars_export.runtime.serve.responses.tokens import TokenStream  # noqa: E402
 from mars_export.runtime.session.answer import Event  # noqa: E402
 from mars_export.runtime.text.tokenizer import Text, TextStream  # noqa: E402
 from mars_export.runtime.text.toolcalls import ToolStream  # noqa: E402
@@ -88,6 +89,11 @@ def test_calls_that_were_cut_short_say_so(reason: str) -> None:
     assert made.calls and made.finish_reason == "length"
 
 
+def grown(stream: TextStream, part: list[int], *, is_over: bool) -> Event:
+    """The event of a step that gave these tokens, which `stream` has."""
+    return Event.of(Accepted(0, tuple(part), (0.5,) * len(part), "stop" if is_over else None), stream)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
     """Random bytes, half characters among them, in random steps, with and without a stop string."""
@@ -98,7 +104,7 @@ def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
         for _ in range(30)
     )
     ids = [*source.encode(whole), *([draw.randrange(256)] if seed % 2 else [])]
-    stream, steps = TextStream(source, ("STOP",)), Steps(source)
+    stream, tokens = TextStream(source, ("STOP",)), TokenStream(source)
     content, texts, numbers, at = "", "", [], 0
     while at < len(ids):
         count = draw.randint(1, 5)
@@ -109,37 +115,37 @@ def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
                 break
         at += count
         is_over = is_over or at >= len(ids)
-        text = stream.finish() if is_over else stream.read()
-        content += text
-        event = Event(text, tuple(part), (0.5,) * len(part), "stop" if is_over else None)
-        for step in steps.push(event):
-            texts += "".join(token.text for token in step.tokens)
-            numbers.append(step.number)
+        event = grown(stream, part, is_over=is_over)
+        content += event.text
+        for token in tokens.push(event):
+            texts += token.text
+            numbers.append(token.step)
             assert content.startswith(texts), "no step is told before its text"
         if is_over:
             break
-    assert texts == content and numbers == list(range(len(numbers)))
+    assert texts == content and sorted(numbers) == numbers
+    assert sorted(set(numbers)) == list(range(numbers[-1] + 1))
 
 
 def test_a_step_is_told_with_its_text() -> None:
     source = Text(tiny.tokenizer(), None)
-    steps = Steps(source)
+    stream, tokens = TextStream(source), TokenStream(source)
     for number, token in enumerate(source.encode("plain")):
-        event = Event(source.decode([token]), (token,), (0.5,), None)
-        assert [step.number for step in steps.push(event)] == [number]
+        stream.push(token)
+        assert [each.step for each in tokens.push(grown(stream, [token], is_over=False))] == [number]
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.0])
 def test_a_step_waits_for_one_other_at_most(sessions: Sessions, tau: float) -> None:
     """The tiny model babbles half characters; a step behind one must not wait for the answer's end."""
     session = sessions(MAIN)
-    steps, given, longest, text = Steps(session.text), 0, 0, ""
+    tokens, given, longest, text = TokenStream(session.text), 0, 0, ""
     config = GenerationConfig(tau=tau, max_new_tokens=60, eos_ids=(), masks="full")
     for number, event in enumerate(session.stream("hi there", config)):
-        ready = steps.push(event)
-        given += len(ready)
+        ready = tokens.push(event)
+        given = max(given, *(token.step + 1 for token in ready), 0)
         longest = max(longest, number + 1 - given)
-        text += "".join(token.text for step in ready for token in step.tokens)
+        text += "".join(token.text for token in ready)
     assert "\ufffd" in text, "it babbles"
     assert text == session.generate("hi there", config).text
     assert longest <= 4, "a character has four bytes at most"

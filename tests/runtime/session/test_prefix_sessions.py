@@ -17,6 +17,7 @@ from support.reproducible import export_reproducible
 
 from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.batch import Batch
+from mars_export.runtime.decode.sequence import Sequence as Row
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_answers_are_bit_for_bit_those_without_a_store(
     bundles: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", piece)
+    monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", piece)
     one, other = twins(bundles(MAIN) if kind == "narrow" else reproducible(kind))
     history: list[int] = []
     for ids, config in asked(seed):
@@ -189,18 +190,18 @@ def test_nothing_behind_the_cursor_is_saved(
     reproducible_slots: int | None, reproducible: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN everywhere behind the row's cursor before each copy: nothing that was saved has one."""
-    monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     one, other = twins(reproducible("fp32"))
     one._prefixes.reproducible_slots = reproducible_slots
     keep, kept = Batch.store, 0
 
-    def poisoned(self: Batch, place: int) -> None:
+    def poisoned(self: Batch, row: Row) -> None:
         nonlocal kept
-        behind = slice(self.active[place].cursor, None)
+        place, behind = self.active.index(row), slice(row.cursor, None)
         before = [buffer.array[place, :, behind].copy() for buffer in self.cache.buffers]  # type: ignore[attr-defined]
         for buffer in self.cache.buffers:  # type: ignore[attr-defined]
             buffer.array[place, :, behind] = np.nan
-        keep(self, place)
+        keep(self, row)
         for buffer, entries in zip(self.cache.buffers, before, strict=True):  # type: ignore[attr-defined]
             buffer.array[place, :, behind] = entries  # 0 * NaN is NaN, behind a mask too
         kept += 1

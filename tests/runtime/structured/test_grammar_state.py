@@ -11,8 +11,9 @@ from support.fake import MASK
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.blocks import check_blocks
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.sample import Penalties, choose
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
 from mars_export.runtime.decode.speculation.planner import Planner
@@ -86,7 +87,7 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
             None if grammar is None else GrammarState(random_automaton(grammar), eos, has_logits=True)
         )
         batch.append(
-            ConstrainedSequence(i, prompt, config, eos, grammar_state)
+            ConstrainedSequence(i, prompt, config, eos, grammar_state=grammar_state)
             if grammar_state
             else Sequence(i, prompt, config, eos)
         )
@@ -153,7 +154,9 @@ def test_a_refused_token_costs_one_more_forward_once() -> None:
         0, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), grammar_state=grammar_state
     )
     state = GrammarState(Automaton(edges, frozenset({0}), 1), (EOS,), True)
-    free = ConstrainedSequence(1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), state)
+    free = ConstrainedSequence(
+        1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), grammar_state=state
+    )
     run(Schedule(backend, BLOCK, MASK, Limits(1)), [seq])
     assert seq.stats.forwards == seq.stats.tokens + 1
     before = backend.num_wide
@@ -273,7 +276,7 @@ def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
     config = GenerationConfig(tau=tau, max_new_tokens=140)
     grammar_states = [GrammarState(forcing(count), (EOS,), True) if count else None for count in counts]
     seqs = [
-        ConstrainedSequence(i, [7, 8], config, (EOS,), grammar_state)
+        ConstrainedSequence(i, [7, 8], config, (EOS,), grammar_state=grammar_state)
         if grammar_state
         else Sequence(i, [7, 8], config, (EOS,))
         for i, grammar_state in enumerate(grammar_states)

@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from mars_export import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.structured.automaton_file import parse
 from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions
 from mars_export.runtime.structured.catalog import entries, remove, store

@@ -16,9 +16,9 @@ namespace mars {
 
 /// How much runs at once, and how much one request may use; no value means no limit.
 struct MARS_API Limits {
-    std::optional<std::int64_t> max_rows; ///< sequences that run at once; 8, or fewer if an engine has fewer
-    std::int64_t max_waiting = 64;        ///< requests that may wait, in addition to those that free rows are about to take
-    std::int64_t prefill_tokens = 128;    ///< prompt tokens that are read between two decode steps, at most
+    std::optional<std::int64_t> max_rows;                          ///< sequences that run at once; 8, or fewer if an engine has fewer
+    std::int64_t max_waiting = 64;                                 ///< requests that may wait, not counting the next ones for free rows
+    std::int64_t prefill_tokens = 128;                             ///< prompt tokens that are read between two decode steps, at most
     std::optional<std::int64_t> max_prompt_tokens, max_new_tokens; ///< longest prompt and answer
     std::optional<std::int64_t> max_stops;                         ///< most stop strings, and most eos_ids
     std::optional<std::int64_t> kv_bytes; ///< KV memory of all rows; at most 4 x max_rows requests pass one that waits for it

@@ -12,7 +12,7 @@
 
 namespace mars {
 
-/// What tau is compared with.
+/// The confidence that tau is compared with.
 enum class Metric { probability, margin, entropy };
 
 /// The metric's name in the manifest and on the command line.

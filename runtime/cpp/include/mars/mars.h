@@ -129,8 +129,8 @@ MARS_API mars_status mars_session_set_cost(const mars_session* session, const in
 /* Statistics of a session's prefix cache (docs/conversations.md). */
 typedef struct mars_prefix_stats {
     size_t struct_size;
-    int64_t queries, hits;            /* prompts looked up, and those of which something was cached */
-    int64_t query_tokens, hit_tokens; /* tokens of all these prompts, and those that were cached */
+    int64_t queries, hits;            /* prompts looked up, and prompts with a cached beginning */
+    int64_t query_tokens, hit_tokens; /* tokens of all these prompts, and the cached ones */
     int64_t saved, evicted, failed;   /* entries added, entries removed to make room, and entries that could not be copied */
     int64_t entries, num_bytes;       /* current contents */
 } mars_prefix_stats;
@@ -324,7 +324,7 @@ typedef struct mars_request mars_request;
 typedef struct mars_limits {
     size_t struct_size;
     int64_t max_rows;          /* sequences in one forward, each with KV memory for the longest; 0: 8, or fewer if an engine has fewer */
-    int64_t max_waiting;       /* 64: requests that may wait, in addition to those that free rows are about to take */
+    int64_t max_waiting;       /* 64: requests that may wait, not counting the next ones for free rows */
     int64_t prefill_tokens;    /* 128: prompt tokens that are read between two decode steps, at most */
     int64_t max_prompt_tokens; /* no limit, like the following */
     int64_t max_new_tokens;

@@ -62,7 +62,7 @@ struct Completion {
     Stats stats;
 };
 
-/// What one step added to one answer. It has no tokens for a prefill piece, or if the answer ended without any.
+/// The addition of one step to one answer. It has no tokens for a prefill piece, or if the answer ended without any.
 ///
 /// Incomplete characters and possible stop strings are held back from `text`. `row`: index of the
 /// prompt in a batch. The first `accepted_draft_tokens` tokens were verified draft tokens.
@@ -111,7 +111,7 @@ MARS_API std::string onnxruntime_library();
 class MARS_API Session {
   public:
     struct Options {
-        /// An execution provider's name, optionally with a GPU's number ("cuda:1", among those that
+        /// An execution provider's name, optionally with a GPU's number ("cuda:1", among the GPUs that
         /// CUDA_VISIBLE_DEVICES shows). A missing device is an error; there is no fallback.
         std::string device = "cpu";
         std::optional<int> threads = {};         ///< compute threads; default: the backend's choice

@@ -74,8 +74,8 @@ struct Stats {
 
 /// Statistics of a session's prefix cache.
 ///
-/// queries: prompts looked up; hits: prompts of which something was cached. query_tokens: tokens of all these prompts;
-/// hit_tokens: those that were cached. saved, evicted: entries added, and removed to make room; failed: entries that
+/// queries: prompts looked up; hits: prompts with a cached beginning. query_tokens: tokens of all these prompts;
+/// hit_tokens: the cached ones. saved, evicted: entries added, and removed to make room; failed: entries that
 /// could not be copied. entries, num_bytes: current contents.
 struct PrefixStats {
     std::int64_t queries = 0, hits = 0, query_tokens = 0, hit_tokens = 0, saved = 0, evicted = 0, failed = 0, entries = 0, num_bytes = 0;

@@ -72,7 +72,7 @@ class MARS_API ThinkingStream {
     /// `is_open`: the prompt ends with the opening mark.
     ThinkingStream(std::string open, std::string close, bool is_open);
 
-    /// What `text`, whole characters of the answer, adds.
+    /// The parts that `text`, whole characters of the answer, adds.
     Piece push(std::string_view text);
 
     /// The held-back rest, at the end of the answer.

@@ -119,7 +119,7 @@ struct StoredGrammar {
     std::string name, file;
 };
 
-/// What this runtime needs to know about a bundle before a graph is opened.
+/// The facts about a bundle that are needed before a graph is opened.
 struct Manifest {
     ModelInfo model;
     std::int64_t block = 0;

@@ -65,7 +65,7 @@ void write_stamps(const fs::path& file, const Json& stamps) {
     if (!error) write_whole(file, stamps.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
-/// What is wrong with a file, "" if nothing. The stamp of a good file is added to `seen`, unless it is null (no
+/// The error of a file, "" if there is none. The stamp of a good file is added to `seen`, unless it is null (no
 /// hashing).
 std::string problem(const fs::path& path, const FileEntry& entry, const Json& stamps, Json* seen) {
     struct stat state{};

@@ -31,7 +31,7 @@ class ChatTurns {
     static ChatTurns from_json(std::string_view chat_json, std::string_view where = "manifest.json.text.chat");
     bool is_usable() const { return !between_.empty(); }
 
-    /// What follows the last message, by its role, with `enable_thinking` true and false; no value if it is not known.
+    /// The text after the last message, by its role, with `enable_thinking` true and false; no value if it is not known.
     void set_thinking(std::optional<std::map<std::string, std::string>> on, std::optional<std::map<std::string, std::string>> off);
 
     /// Whether `render` can be asked for `thinking`.

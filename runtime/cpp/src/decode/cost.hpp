@@ -31,13 +31,13 @@ class Cost {
 /// The curve of a precision on a CPU or a GPU, before any step has run.
 Cost built_in_cost(const std::string& precision, bool is_cpu);
 
-/// What the steps of one size have shown: `ratio` to the curve, from about `weight` steps.
+/// Measured steps of one size: their `ratio` to the curve, from about `weight` steps.
 struct Learned {
     std::int64_t positions = 0;
     double ratio = 1.0, weight = 0.0;
 };
 
-/// The cost of steps, learned from those that run.
+/// The cost of steps, learned while they run.
 ///
 /// Each step counts for the size nearest to its positions, as a ratio to `curve`. The ratio of a size is a moving average
 /// over about 8 steps; a single step that was disturbed changes it little. Sizes without steps take the ratios of the
@@ -53,7 +53,7 @@ class LearnedCost {
     /// The table of now.
     std::shared_ptr<const Cost> cost();
 
-    /// What to save, and to give to a later LearnedCost with the same curve.
+    /// The learned state, for a later LearnedCost with the same curve.
     std::vector<Learned> learned() const;
 
   private:

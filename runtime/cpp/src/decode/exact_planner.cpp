@@ -31,7 +31,7 @@ double all_accepted(const Outlook& outlook, std::int64_t masks) {
 
 /// The best tokens per second that `num` sequences can keep up, over all constant numbers of masks.
 ///
-/// A step that feeds m masks also feeds the last step's draft tokens, of which expected(m) are accepted, and one token
+/// A step that feeds m masks also feeds the last step's draft tokens (expected(m) are accepted) and one token
 /// more. With the probability `failing` one of them is wrong; the next step then has no draft tokens and accepts one token. So
 /// 1 + failing steps accept 1 + expected(m) + failing tokens. A step has 1 + m + accepted slots a sequence.
 double speed_of(const Cost& cost, const std::vector<Outlook>& outlooks, double num, std::int64_t others) {

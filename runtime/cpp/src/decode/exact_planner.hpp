@@ -10,7 +10,7 @@
 
 namespace mars {
 
-/// What one sequence feeds into a step, from its cursor on: `pending` tokens, then `draft_tokens`, then `masks`.
+/// The inputs of one sequence in a step, from its cursor on: `pending` tokens, then `draft_tokens`, then `masks`.
 ///
 /// Outputs are requested for the last pending token, every draft token and every mask, in this order.
 struct StepPlan {
@@ -20,7 +20,7 @@ struct StepPlan {
     std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
 };
 
-/// What one sequence may feed, and what it may expect of it.
+/// The slots that one sequence may feed, and their expected outcome.
 ///
 /// pending: tokens that are fed in any case. probabilities[i]: the acceptance probability of draft token i if those before it
 /// are accepted. ending: the same for an end-of-sequence token proposed right after them, if one was. expected[m]: expected

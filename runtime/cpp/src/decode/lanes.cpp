@@ -109,7 +109,7 @@ std::int64_t Lanes::num_rows_of_all() const {
 void Lanes::publish() {
     std::int64_t running = 0, waiting = static_cast<std::int64_t>(waiting_.size()), entries = 0, seqs = 0;
     for (const Lane& lane : lanes_) {
-        running += lane.used(); // those that have a place start in this iteration or read their prompts after another
+        running += lane.used(); // sequences with a place start in this iteration or read their prompts after another
         entries += lane.schedule->num_entries();
         seqs += lane.num_rows;
     }

@@ -34,7 +34,7 @@ class Lanes {
 
     bool is_idle() const { return waiting_.empty() && num_rows_of_all() == 0; }
 
-    /// From any thread, as of the last iteration: sequences that new requests can use (only those that run while one waits for
+    /// From any thread, as of the last iteration: sequences that new requests can use (only the running ones while one waits for
     /// memory), sequences in batches, waiting sequences, and KV entries in use.
     std::int64_t num_rows() const { return num_rows_; }
     std::int64_t num_running() const { return only_ != nullptr ? only_->num_running() : num_running_.load(); }

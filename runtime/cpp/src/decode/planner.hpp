@@ -13,7 +13,7 @@
 
 namespace mars {
 
-/// What the choice of masks at a tau needs to know of a sequence.
+/// The facts about a sequence for the choice of masks at a tau.
 struct Chooser {
     const PassRates* pass_rates = nullptr;
     std::int64_t pending = 0; ///< tokens whose KV is not final
@@ -35,7 +35,7 @@ class Planner {
   public:
     explicit Planner(CostSource cost) : cost_(std::move(cost)) {}
 
-    /// What each sequence feeds, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
+    /// The inputs of each sequence, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
     /// exact ones.
     std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block);
 

@@ -90,7 +90,7 @@ class PrefixCache {
     PrefixStats counts_;
 };
 
-/// What one sequence loads from the prefix cache and gives to it. Used by the thread that runs the sequence.
+/// The exchange of one sequence with the prefix cache. Used by the thread that runs the sequence.
 ///
 /// `num_reproducible` counts the sequence's leading entries whose bits equal those of any other sequence with these tokens. Only they are
 /// given. They never reach past the sequence's cursor.

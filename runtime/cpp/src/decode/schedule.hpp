@@ -67,7 +67,7 @@ class Schedule {
     using Events = std::vector<Accepted>;
     using OutputHandler = std::function<std::optional<Accepted>(Sequence&, const Predictions&, const StepPlan&)>;
 
-    /// What the last chunk of a prompt feeds, and what its predictions give.
+    /// The inputs of a prompt's last chunk, and the outcome of its predictions.
     virtual StepPlan first_plan(Sequence& seq);
     virtual std::optional<Accepted> finish_prompt(Sequence& seq, const Predictions& predictions, const StepPlan& plan) {
         return commit_and_accept(seq, predictions, plan);
@@ -124,7 +124,7 @@ class Run {
     /// The sequences must outlive this.
     Run(std::unique_ptr<Schedule> schedule, const std::vector<Sequence*>& seqs);
 
-    /// What the next forward gave: nothing for a prompt's chunk but the last; no value when all sequences have ended. Throws
+    /// The outcome of the next forward: nothing for a prompt's chunk but the last; no value when all sequences have ended. Throws
     /// SessionError if a sequence fails.
     std::optional<std::vector<Accepted>> next();
 

@@ -22,7 +22,7 @@ namespace mars {
 
 class PrefixHandle;
 
-/// What one step gave one sequence. `finish_reason` is set in the sequence's last event, which may carry no tokens; `error` is
+/// The outcome of one step for one sequence. `finish_reason` is set in the sequence's last event, which may carry no tokens; `error` is
 /// set if it failed. The first `accepted_draft_tokens` tokens were verified draft tokens; those at the indices `forced` were forced by
 /// a grammar.
 struct Accepted {
@@ -122,13 +122,13 @@ class Sequence {
     /// Append what is known of the answer before any prediction, until the sequence has `most` tokens.
     virtual std::optional<Accepted> begin(std::int64_t /*most*/) { return std::nullopt; }
 
-    /// What of another source's draft tokens may be fed.
+    /// The draft tokens of another source that may be fed.
     virtual DraftTokens filter_draft(DraftTokens others) const { return others; }
 
     /// Look up draft tokens in the sequence's own text if few of the current ones will probably be accepted; use them if more of them will.
     void consult_prompt_lookup(std::int64_t most);
 
-    /// What the next step may expect of the sequence, with `room` slots after its pending tokens.
+    /// The expectations of the next step for the sequence, with `room` slots after its pending tokens.
     Outlook outlook(std::int64_t block, std::int64_t room) const;
     Accepted finish(FinishReason reason);
 

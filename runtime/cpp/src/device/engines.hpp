@@ -36,7 +36,7 @@ struct EngineOptions {
 /// Load an engine variant. Throws SessionError.
 std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, const EngineOptions& options = {});
 
-/// What the plugins libmars_tensorrt.so and libmars_tensorrt_rtx.so export. `build` must be that of libmars, because
+/// The exports of the plugins libmars_tensorrt.so and libmars_tensorrt_rtx.so. `build` must be that of libmars, because
 /// they share C++ classes.
 constexpr const char* plugin_build = "libmars " MARS_VERSION ", compiled by " __VERSION__;
 

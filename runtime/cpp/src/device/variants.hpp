@@ -18,7 +18,7 @@ std::optional<std::string> why_not(const Variant& variant, const std::string& de
 /// The variant to open on `device`: on a GPU engines come before graphs, otherwise the manifest's order decides. If
 /// `here` is null, the machine is examined.
 ///
-/// Throws SessionError with the reason for each variant. A bundle with engines of which none fits is an error; it never
+/// Throws SessionError with the reason for each variant. A bundle with engines that all do not fit is an error; it never
 /// falls back to a slower graph.
 const Variant& choose(const Bundle& bundle, const std::string& device, const Here* here = nullptr);
 

@@ -87,7 +87,7 @@ std::optional<Accepted> ConstrainedSequence::accept(const Predictions& predictio
 /// Token and confidence for place i, if the grammar leaves a choice; no value ends the run.
 ///
 /// Prediction `num_verified` is the model's own next token. A later one is a mask's guess: exact mode takes none, a tau
-/// takes those that pass and that the model was trained for.
+/// takes the passing ones, up to the number that the model was trained for.
 std::optional<Choice> ConstrainedSequence::choose(const Predictions& predictions, std::int64_t i, std::int64_t num_verified,
                                                   std::int64_t num_draft_tokens) {
     if (grammar_state_.is_over() || i >= size_of(predictions.token_ids)) return std::nullopt;

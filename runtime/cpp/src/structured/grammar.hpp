@@ -23,7 +23,7 @@ namespace mars {
 /// An automaton over one vocabulary, with what was computed for it. Shared by the answers that follow it; thread-safe.
 class Walk {
   public:
-    /// What must follow a state: tokens, or if the same text can be written in several ways, its possible first tokens.
+    /// The forced continuation of a state: tokens, or if the same text can be written in several ways, its possible first tokens.
     struct Forced {
         std::vector<std::int64_t> tokens, only;
     };
@@ -38,7 +38,7 @@ class Walk {
     /// The tokens that may follow a state. Throws SessionError if there are none and the answer may not end.
     TokenSet mask(std::int32_t state);
 
-    /// What must follow a state that was reached by the token `last` (-1 for none).
+    /// The forced continuation of a state that was reached by the token `last` (-1 for none).
     Forced forced(std::int32_t state, std::int64_t last);
 
     /// A likely token if no token is forced, and how likely it is.

@@ -39,7 +39,7 @@ class GrammarState {
     /// Append `token`: the forced one if there is one, otherwise an allowed one.
     void append(std::int64_t token);
 
-    /// What may follow if nothing is forced, including end-of-sequence tokens.
+    /// The allowed tokens if none is forced, including end-of-sequence tokens.
     TokenSet allowed();
 
     /// The constrained model's token for the next position by prediction `i`, and the model's confidence: the likeliest

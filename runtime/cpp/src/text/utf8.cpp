@@ -29,7 +29,7 @@ Sequence sequence(std::string_view bytes) {
     return {length, true};
 }
 
-/// What Python's str.strip() removes.
+/// The characters that Python's str.strip() removes.
 bool is_python_space(char32_t c) {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
            c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;

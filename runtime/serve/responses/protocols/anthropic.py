@@ -10,7 +10,7 @@ from ..choice import Choice, Delta, Part, Reasoning, ToolCallEntry
 from .serializer import Serializer
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-Event = dict[str, Any]
+Json = dict[str, Any]
 
 
 class MessagesSerializer(Serializer):
@@ -21,15 +21,15 @@ class MessagesSerializer(Serializer):
         self._num_blocks = 0
         self._open_kind: str | None = None  # of the open block
 
-    def body(self) -> Event:
+    def body(self) -> Json:
         blocks = [_block(part) for part in self.choices[0].parts]
         return self._message(blocks) | self._reason | {"usage": self._usage()} | self.statistics()
 
-    def opening(self) -> list[Event]:
+    def opening(self) -> list[Json]:
         unknown = {"stop_reason": None, "stop_sequence": None}
         return [{"type": "message_start", "message": self._message([]) | unknown | {"usage": self._usage()}}]
 
-    def chunks(self, choice: Choice, delta: Delta) -> list[Event]:
+    def chunks(self, choice: Choice, delta: Delta) -> list[Json]:
         events = []
         for part in delta.parts:
             if isinstance(part, ToolCallEntry):
@@ -52,32 +52,32 @@ class MessagesSerializer(Serializer):
 
     # --- parts ---
 
-    def _open(self, block: Event) -> list[Event]:
+    def _open(self, block: Json) -> list[Json]:
         """Begin a block, after the open one if there is one."""
         closed, self._open_kind = self._close(), block["type"]
         self._num_blocks += 1
         begun = {"type": "content_block_start", "index": self._num_blocks - 1, "content_block": block}
         return [*closed, begun]
 
-    def _delta(self, **delta: str) -> Event:
+    def _delta(self, **delta: str) -> Json:
         return {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta}
 
-    def _close(self) -> list[Event]:
+    def _close(self) -> list[Json]:
         kind, self._open_kind = self._open_kind, None
         return [{"type": "content_block_stop", "index": self._num_blocks - 1}] if kind else []
 
-    def _message(self, blocks: list[Event]) -> Event:
+    def _message(self, blocks: list[Json]) -> Json:
         model = self.admitted.name
         return {"id": self.id, "type": "message", "role": "assistant", "model": model, "content": blocks}
 
     @property
-    def _reason(self) -> Event:
+    def _reason(self) -> Json:
         choice, stop = self.choices[0], self.admitted.requests[0].stop_string
         if choice.reason == "stop" and stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": REASONS[choice.finish_reason], "stop_sequence": None}
 
-    def _usage(self) -> Event:
+    def _usage(self) -> Json:
         """Anthropic's counts: cached tokens are not input tokens."""
         counts = self.usage()
         num_cached = counts["prompt_tokens_details"]["cached_tokens"]
@@ -89,7 +89,7 @@ class MessagesSerializer(Serializer):
         }
 
 
-def _block(part: Part) -> Event:
+def _block(part: Part) -> Json:
     if isinstance(part, ToolCallEntry):
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": json.loads(part.arguments)}
     if isinstance(part, Reasoning):

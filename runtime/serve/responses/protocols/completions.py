@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Delta
-from ..steps import AnswerStep, Token
+from ..tokens import Token
 from .serializer import Serializer
 
-OBJECTS = {"chat": ("chatcmpl-", "chat.completion"), "text": ("cmpl-", "text_completion")}
+OBJECTS = {
+    "chat": ("chatcmpl-", "chat.completion", "chat.completion.chunk"),
+    "text": ("cmpl-", "text_completion", "text_completion"),
+}
 
 
 class CompletionsSerializer(Serializer):
     """The answers to one request of /v1/chat/completions or /v1/completions."""
 
     def __init__(self, admitted: Admitted) -> None:
-        prefix, self._object = OBJECTS[admitted.api_request.kind]
+        self._is_chat = admitted.api_request.kind == "chat"
+        prefix, self._object, self._chunk_object = OBJECTS[admitted.api_request.kind]
         super().__init__(admitted, prefix)
 
     def body(self) -> dict[str, Any]:
-        choices = []
-        for choice in self.choices:
-            content = (
-                {"message": choice.message} if self.api_request.kind == "chat" else {"text": choice.text}
+        choices = [
+            self._entry(
+                choice,
+                {"message": choice.message} if self._is_chat else {"text": choice.text},
+                choice.tokens,
+                choice.finish_reason,
             )
-            choices.append(self._entry(choice, content, choice.steps, choice.finish_reason))
+            for choice in self.choices
+        ]
         return self._head(self._object, choices) | {"usage": self.usage()} | self.statistics()
 
     def opening(self) -> list[dict[str, Any]]:
-        if self.api_request.kind == "text":
-            return []
         fields = {"role": "assistant", "content": ""}
-        return [self._chunk(choice, fields) for choice in self.choices]
+        return [self._chunk(choice, fields) for choice in self.choices] if self._is_chat else []
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
-        if delta.parts or delta.steps:
+        if delta.parts or delta.tokens:
             only_others = not delta.text and (delta.calls or delta.thinking)
             fields: dict[str, Any] = {} if only_others else {"content": delta.text}
             if delta.thinking:
@@ -47,7 +54,7 @@ class CompletionsSerializer(Serializer):
                 fields["tool_calls"] = [
                     call.to_dict() | {"index": first + i} for i, call in enumerate(delta.calls)
                 ]
-            chunks.append(self._chunk(choice, fields, delta.steps))
+            chunks.append(self._chunk(choice, fields, delta.tokens))
         choice.num_shown += len(delta.text)
         if choice.is_over:
             chunks.append(self._chunk(choice, {}, (), choice.finish_reason))
@@ -59,10 +66,6 @@ class CompletionsSerializer(Serializer):
 
     # --- parts ---
 
-    @property
-    def _chunk_object(self) -> str:
-        return "chat.completion.chunk" if self.api_request.kind == "chat" else self._object
-
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         name = self.admitted.name
         return {"id": self.id, "object": kind, "created": self.created, "model": name, "choices": choices}
@@ -71,32 +74,32 @@ class CompletionsSerializer(Serializer):
         self,
         choice: Choice,
         fields: dict[str, Any],
-        steps: Sequence[AnswerStep] = (),
+        tokens: Sequence[Token] = (),
         reason: str | None = None,
     ) -> dict[str, Any]:
-        content = (
-            {"delta": fields} if self.api_request.kind == "chat" else {"text": fields.get("content", "")}
-        )
-        chunk = self._head(self._chunk_object, [self._entry(choice, content, steps, reason)])
+        content = {"delta": fields} if self._is_chat else {"text": fields.get("content", "")}
+        chunk = self._head(self._chunk_object, [self._entry(choice, content, tokens, reason)])
         return chunk | {"usage": None} if self.api_request.include_usage else chunk
 
     def _entry(
-        self, choice: Choice, content: dict[str, Any], steps: Sequence[AnswerStep], reason: str | None
+        self, choice: Choice, content: dict[str, Any], tokens: Sequence[Token], reason: str | None
     ) -> dict[str, Any]:
         """One choice of a chunk or a body."""
-        logprobs = self._logprobs(steps, choice.num_shown)
+        logprobs = self._logprobs(tokens, choice.num_shown)
         entry = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": reason}
-        return (
-            entry | {"steps": [step.to_dict() for step in steps]} if self.api_request.return_steps else entry
-        )
+        return entry | {"steps": _steps(tokens)} if self.api_request.return_steps else entry
 
-    def _logprobs(self, steps: Sequence[AnswerStep], offset: int) -> dict[str, Any] | None:
-        tokens = [token for step in steps for token in step.tokens]
+    def _logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
         if not self.api_request.logprobs or (self.api_request.stream and not tokens):
             return None
-        if self.api_request.kind == "chat":
+        if self._is_chat:
             return {"content": [token.logprob_entry() for token in tokens], "refusal": None}
         return _older_logprobs(tokens, offset)
+
+
+def _steps(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    groups = groupby(tokens, attrgetter("step"))
+    return [{"step": step, "tokens": [token.step_entry() for token in group]} for step, group in groups]
 
 
 def _older_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:

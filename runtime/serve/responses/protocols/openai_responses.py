@@ -8,11 +8,11 @@ from typing import Any
 
 from ..admission import Admitted
 from ..choice import Choice, Delta, Part, Reasoning, ToolCallEntry
-from ..steps import AnswerStep
+from ..tokens import Token
 from .serializer import Serializer
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
-Event = dict[str, Any]
+Json = dict[str, Any]
 
 
 class ResponsesSerializer(Serializer):
@@ -20,27 +20,27 @@ class ResponsesSerializer(Serializer):
 
     def __init__(self, admitted: Admitted) -> None:
         super().__init__(admitted, "resp_")
-        self._items: list[Event] = []  # of the stream, the last one may be open
-        self._logprobs: list[Event] = []  # of tokens of which no text was sent yet
+        self._items: list[Json] = []  # of the stream, the last one may be open
+        self._logprobs: list[Json] = []  # of tokens whose text was not sent yet
         self._open_kind: str | None = None  # of the text of the open item
-        self._events: list[Event] = []  # to be sent
+        self._events: list[Json] = []  # to be sent
         self._num_events = 0
 
-    def body(self) -> Event:
+    def body(self) -> Json:
         items = [_item(part) for part in self.choices[0].parts]
         message = next((item for item in items if item["type"] == "message"), None)
         if message is not None:
-            message["content"][0]["logprobs"] = self._entries(self.choices[0].steps)
+            message["content"][0]["logprobs"] = self._entries(self.choices[0].tokens)
         return self._response(self._status, items)
 
-    def opening(self) -> list[Event]:
+    def opening(self) -> list[Json]:
         response = self._response("in_progress", [])
         self._emit("created", response=response)
         self._emit("in_progress", response=response)
         return self._take_events()
 
-    def chunks(self, choice: Choice, delta: Delta) -> list[Event]:
-        self._logprobs += self._entries(delta.steps)
+    def chunks(self, choice: Choice, delta: Delta) -> list[Json]:
+        self._logprobs += self._entries(delta.tokens)
         for part in delta.parts:
             if isinstance(part, ToolCallEntry):
                 self._call(part)
@@ -60,29 +60,29 @@ class ResponsesSerializer(Serializer):
         event = {"type": f"response.{kind}", "sequence_number": self._num_events - 1, **fields}
         self._events.append(event)
 
-    def _take_events(self) -> list[Event]:
+    def _take_events(self) -> list[Json]:
         taken, self._events = self._events, []
         return taken
 
-    def _entries(self, steps: Sequence[AnswerStep]) -> list[Event]:
+    def _entries(self, tokens: Sequence[Token]) -> list[Json]:
         """The log-probabilities of tokens, if they are asked for."""
-        return [token.logprob_entry() for step in steps for token in step.tokens if self.api_request.logprobs]
+        return [token.logprob_entry() for token in tokens] if self.api_request.logprobs else []
 
-    def _take_logprobs(self) -> list[Event]:
+    def _take_logprobs(self) -> list[Json]:
         """Move the pending log-probabilities into the open message, and return them."""
         taken, self._logprobs = self._logprobs, []
         self._items[-1]["content"][0]["logprobs"] += taken
         return taken
 
     @property
-    def _place(self) -> Event:
+    def _place(self) -> Json:
         """Where the open text is."""
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
-    def _add(self, item: Event) -> None:
+    def _add(self, item: Json) -> None:
         """Begin an item, which is empty at first."""
         self._items.append(item)
-        empty: Event = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        empty: Json = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
         begun = {**item, **empty, "status": "in_progress"}
         self._emit("output_item.added", output_index=len(self._items) - 1, item=begun)
 
@@ -127,7 +127,7 @@ class ResponsesSerializer(Serializer):
     def _status(self) -> str:
         return "incomplete" if self.choices[0].finish_reason == "length" else "completed"
 
-    def _response(self, status: str, items: list[Event]) -> Event:
+    def _response(self, status: str, items: list[Json]) -> Json:
         admitted, config = self.admitted, self.admitted.config
         response = {
             "id": self.id, "object": "response", "created_at": self.created, "model": admitted.name,
@@ -155,7 +155,7 @@ class ResponsesSerializer(Serializer):
         return response | {"usage": usage} | self.statistics()
 
 
-def _item(part: Part) -> Event:
+def _item(part: Part) -> Json:
     """A complete item of the output."""
     if isinstance(part, ToolCallEntry):
         name = f"fc_{part.id.removeprefix('call_')}"
@@ -170,6 +170,6 @@ def _item(part: Part) -> Event:
     return {"type": "message", "id": name, "status": "completed", "role": "assistant", "content": content}
 
 
-def _content(kind: str, text: str) -> Event:
-    extra: Event = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+def _content(kind: str, text: str) -> Json:
+    extra: Json = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     return {"type": kind, "text": text, **extra}

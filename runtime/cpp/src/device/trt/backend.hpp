@@ -42,7 +42,7 @@ class TrtBackend : public Backend {
     std::size_t num_graphs() const;
 
   private:
-    /// What an execution context is bound to: a range, sizes, and rows of KV memory. `rows` is -1 if it is not bound.
+    /// The binding of an execution context: a range, sizes, and rows of KV memory. `rows` is -1 if it is not bound.
     struct Shape {
         std::size_t range = 0;
         std::int64_t slots = 0, outputs = 0;

@@ -12,7 +12,7 @@
 
 namespace mars {
 
-/// Describe the GPU of that number among those that CUDA_VISIBLE_DEVICES shows, or say why there is none.
+/// Describe the GPU of that number among the ones that CUDA_VISIBLE_DEVICES lists, or say why there is none.
 void find_gpu(int number, Here& here);
 
 /// A device address; never dereference it on the host.

@@ -1,0 +1,81 @@
+"""How much a service runs at once, and how much one request may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ..errors import SessionError
+from ..rules import broken, integer, number
+from .config import GenerationConfig
+
+PREFILL_CHUNK = 256  # prompt tokens of one prefill forward when no other requests wait
+MAX_PLACES = 2**20
+Count = Annotated[int, integer(1, "1 or more")]
+Most = Annotated[int | None, integer(1, "1 or more")]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much runs at once, and how much one request may ask for; None is no limit.
+
+    max_rows: sequences that run at once.
+    max_waiting: requests that may wait, not counting the next ones for free sequences.
+    prefill_tokens: most prompt tokens that are prefilled between two decode steps. With more, a new request
+        answers sooner; with fewer, it disturbs running requests less.
+    max_prompt_tokens: longest prompt.
+    max_new_tokens: longest answer.
+    max_stops: most stop strings, and most eos_ids.
+    kv_bytes: KV memory of all sequences. A request starts as soon as one of max_rows is free and a running
+        batch, or the memory that these batches leave, has room for its prompt and max_new_tokens; at most
+        4 x max_rows requests pass one that waits for memory, then no other starts before it.
+    client_share: the part of all places, running and waiting, that one client may have: above 0, at most 1.
+    max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free
+        sequences.
+
+    Raises SessionError for invalid values.
+    """
+
+    max_rows: Count = 8
+    max_waiting: Count = 64
+    prefill_tokens: Count = 128
+    max_prompt_tokens: Most = None
+    max_new_tokens: Most = None
+    max_stops: Most = None
+    kv_bytes: Most = None
+    client_share: Annotated[float, number("a number above 0, at most 1", high=1, above=True)] = 1.0
+    max_rows_per_client: Most = None
+
+    def __post_init__(self) -> None:
+        problems = list(broken(self).values())
+        for name in ("max_rows", "max_waiting"):
+            if not problems and getattr(self, name) > MAX_PLACES:
+                problems.append(f"{name} must be at most {MAX_PLACES}, not {getattr(self, name)!r}")
+        if problems:
+            raise SessionError("; ".join(problems))
+
+    @property
+    def max_of_client(self) -> int:
+        """Requests that one client may have, running and waiting."""
+        return max(1, int(self.client_share * (self.max_rows + self.max_waiting)))
+
+    def check(self, config: GenerationConfig) -> None:
+        """Raise SessionError if `config` asks for more than these limits allow."""
+        requests = [
+            ("max_new_tokens", "max_new_tokens", config.max_new_tokens, self.max_new_tokens),
+            ("stop", "stop strings", len(config.stop), self.max_stops),
+            ("eos_ids", "eos_ids", len(config.eos_ids or ()), self.max_stops),
+        ]
+        problems = {
+            field: f"{asked} {name} are asked for, this service allows at most {most}; ask for fewer"
+            for field, name, asked, most in requests
+            if most is not None and asked > most
+        }
+        if problems:
+            field = next(iter(problems))
+            raise SessionError("; ".join(problems.values()), code="limit_exceeded", field=field)
+
+    @classmethod
+    def of_rows(cls, num_rows: int) -> Limits:
+        """For sequences that no other request waits for."""
+        return cls(num_rows, prefill_tokens=PREFILL_CHUNK)

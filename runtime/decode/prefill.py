@@ -1,0 +1,115 @@
+"""Starting waiting sequences and reading their prompts: which sequence feeds a chunk of known tokens next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from .batch import Batch, KvBudget, error_boundary
+from .limits import Limits
+from .queue import Queue
+from .sequence import Accepted, Sequence
+
+
+class Prefill:
+    """Chunks between two decode steps: of prompts, `prefill_tokens` at most, and one of a long forced text.
+
+    Prompts are read in chunks of one size, so that a prompt takes the same forwards every time.
+    """
+
+    def __init__(self, batch: Batch, waiting: Queue, block: int, limits: Limits, budget: KvBudget) -> None:
+        self.batch, self.waiting, self.limits, self.budget = batch, waiting, limits, budget
+        most = limits.prefill_tokens
+        self.chunk = min(most, batch.backend.max_slots or most)
+        most = max(most, 2 * block)  # tokens of an answer that a step feeds at once
+        self._max_pending = min(most, batch.backend.max_slots or most, budget.max_slots or most)
+        self._left: int | None = self.chunk  # prompt tokens of this iteration; None after them
+        self._num_chunks = 0  # that were read so far: prompts take turns
+
+    def next(self, accepted: list[Accepted]) -> Sequence | None:
+        """The sequence that feeds a chunk next; None, once in an iteration, if all others decode."""
+        if self._left is not None:
+            self.admit(accepted)
+            seq = self._reader()
+            if seq is not None and self._chunk_of(seq) <= self._left:
+                return seq
+            self._left = None
+            if (seq := next(filter(self.is_behind, self.batch.decoding), None)) is not None:
+                return seq
+        self._left = self.chunk
+        return None
+
+    def begin(self, seq: Sequence, accepted: list[Accepted]) -> bool:
+        """Append the tokens that are known without a prediction; whether there were any."""
+        before = len(accepted)
+        with error_boundary([seq], accepted):
+            if (each := seq.begin(self.batch.backend.max_capacity)) is not None:
+                accepted.append(each)
+        return len(accepted) > before
+
+    def next_chunk(self, seq: Sequence) -> int:
+        """Take the next chunk of a sequence from the tokens of this iteration; returns its length."""
+        if self._left is None:
+            return self._max_pending  # of a sequence with too many pending tokens
+        chunk = self._chunk_of(seq)
+        self._left -= chunk
+        self._num_chunks += 1
+        return chunk
+
+    def is_behind(self, seq: Sequence) -> bool:
+        """Whether more tokens are pending than a step feeds, for example after a long forced text."""
+        return seq.num_pending > self._max_pending and self.batch.fits(seq)
+
+    def admit(self, accepted: list[Accepted]) -> None:
+        """Start a waiting sequence, before the others whose prompts are being read, if there is room."""
+        seq = self._next_waiting()
+        if seq is None or len(self.batch.active) == self.limits.max_rows:
+            return
+        self.waiting.remove(seq)
+        self.batch.add(seq, accepted)
+        self.batch.lookup(seq, self.chunk, self.budget.max_entries(self.batch.num_rows))
+        self.batch.drop_finished(accepted)  # sequences that could not be moved
+
+    def _next_waiting(self) -> Sequence | None:
+        """The waiting sequence that starts next: the first one, or while prompts are being read the first
+        that has at most half the chunks of the shortest of them.
+        """
+        readers = self.batch.readers
+        if not readers:
+            return next(self._candidates(), None)
+        if self._chunks_left(readers[-1]) <= 1:
+            return None  # the last chunk of that prompt waits for the others
+        shortest = self._chunks_left(readers[0])
+        return next((seq for seq in self._candidates() if 2 * self._chunks_left(seq) <= shortest), None)
+
+    def _candidates(self) -> Iterator[Sequence]:
+        """Waiting sequences in the order of their turns, without those of clients that have all their
+        sequences.
+        """
+        most = self.limits.max_rows_per_client
+        if most is None:
+            return iter(self.waiting)
+        running = Counter(seq.client for seq in self.batch.active if seq.client is not None)
+        return (seq for seq in self.waiting if running[seq.client] < most)
+
+    def _reader(self) -> Sequence | None:
+        """The sequence whose prompt is read next.
+
+        Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
+        shortest, which ends first. Decoding sequences are neighbours, so the last chunk of another sequence
+        waits.
+        """
+        readers = self.batch.readers
+        if not readers:
+            return None
+        is_lasts_turn = self._num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
+        return readers[-1] if is_lasts_turn else readers[0]
+
+    def _chunk_of(self, seq: Sequence) -> int:
+        """Tokens up to the next multiple of the chunk size, also for a sequence that began with saved
+        entries.
+        """
+        return min(self.chunk - seq.cursor % self.chunk, seq.num_pending)
+
+    def _chunks_left(self, seq: Sequence) -> int:
+        return -(-len(seq.tokens) // self.chunk) - seq.cursor // self.chunk
