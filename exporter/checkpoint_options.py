@@ -29,7 +29,8 @@ class CheckpointOptions:
     draft_adapter: A draft adapter, which acts at draft slots only: the text is CHECKPOINT's. Repeatable, for
         requests to choose.
     draft_ids: What draft slots feed, as in the adapter's training: mask or noise.
-    masks: --no-masks: a model that was not tuned with masks; exact mode with --prompt-lookup.
+    masks: --no-masks: a model that was not tuned with masks; exact mode with --prompt-lookup. Leaves an MTP
+        layer out.
     causal: An `sdar` checkpoint is I-DLM's, with causal attention.
     revision: The hub revision to use.
     base: The adapter's base model, instead of the one that it names.

@@ -1,4 +1,4 @@
-"""Integer codes for weights: 4, 7 or 8 bits, with a scale for each group or channel."""
+"""Integer codes for weights: 4 or 8 bits, with a scale for each group or channel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Codec:
     no zero point.
     """
 
-    kind: str  # "int4", "int8", or "int7", which is stored as int8
+    kind: str  # "int4" or "int8"
     group_size: int | None
     symmetric: bool = True
 
@@ -31,8 +31,7 @@ class Codec:
 
     @property
     def dtype(self) -> str:
-        stored = "int4" if self.kind == "int4" else "int8"
-        return stored if self.symmetric else f"u{stored}"
+        return self.kind if self.symmetric else f"u{self.kind}"
 
     @property
     def lowest(self) -> int:
@@ -117,10 +116,9 @@ class Quantization:
     """How a bundle's weights are stored.
 
     `scheme`: "int4" and "int8" quantize weights only, in groups of `group_size` inputs. "w8a8" has one scale
-    for each output channel and also quantizes activations to 8 bits at run time, each token separately. Its
-    weights have 7 bits, because processors without 32-bit byte products add two products in 16 bits:
-    2 x 255 x 63 fits, 2 x 255 x 127 saturates. `head` and `embedding`: how lm_head and the embedding table
-    are stored ("float" is the graph's precision). Tied tables in the same form are stored once.
+    for each output channel and also quantizes activations to 8 bits at run time, each token separately.
+    `head` and `embedding`: how lm_head and the embedding table are stored ("float" is the graph's precision).
+    Tied tables in the same form are stored once.
     """
 
     scheme: str
@@ -161,7 +159,7 @@ class Quantization:
     @property
     def linear(self) -> Codec:
         if self.is_integer:
-            return Codec("int7", None)
+            return Codec("int8", None)
         return Codec(self.scheme, self.group_size, self.symmetric)
 
     def table(self, kind: str) -> Codec | None:
@@ -170,4 +168,4 @@ class Quantization:
             return None
         if kind == "int4":
             return Codec("int4", self.group_size, self.symmetric)
-        return Codec("int7" if self.is_integer else "int8", None)
+        return Codec("int8", None)

@@ -79,6 +79,9 @@ def onnx(
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
         options = replace(options, block=block or opened.block)
+        if is_auto and opened.dims.mtp and options.precision == "w8a8":
+            err.print("precision: int8 (w8a8 does not support the checkpoint's MTP layer)")
+            options = replace(options, precision="int8")
         _print_quantizer(options, opened)
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))

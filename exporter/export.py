@@ -172,7 +172,8 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions) -> GraphSpec:
     drafts = checkpoint.drafts
     owners = {} if drafts is None else {n: drafts.owners(w) for n, w in products(checkpoint.dims).items()}
     ranks = {name: owned for name, owned in owners.items() if owned}
-    return GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, ranks)
+    mtp_drafts = options.block - 1 if checkpoint.dims.mtp else 0
+    return GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, ranks, mtp_drafts)
 
 
 def _self_check(
@@ -186,6 +187,7 @@ def _self_check(
     from .check import selfcheck
 
     layers, done = checkpoint.dims.num_layers, itertools.count(1)
+    spec = replace(spec, mtp_drafts=0)  # they are verified in each step, so an error in them costs speed only
     return selfcheck.check(
         directory,
         graph.build(
@@ -200,7 +202,7 @@ def _self_check(
     )
 
 
-def _model_info(dims: Dims) -> ModelInfo:
+def _model_info(dims: Dims, block: int) -> ModelInfo:
     return ModelInfo(
         dims.model_type,
         dims.vocab_size,
@@ -210,6 +212,7 @@ def _model_info(dims: Dims) -> ModelInfo:
         dims.num_kv_heads,
         dims.head_dim,
         dims.context_length,
+        block - 1 if dims.mtp else 0,
     )
 
 
@@ -231,7 +234,7 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
         producer=producer(),
         source=checkpoint.source,
         revision=checkpoint.revision,
-        model=_model_info(checkpoint.dims),
+        model=_model_info(checkpoint.dims, block),
         block=block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
         text=TextInfo(

@@ -13,6 +13,7 @@ from .quantize.quantizer import Quantizer, choose_quantizer
 
 PRECISIONS = (*FLOATS, *SCHEMES)
 MAX_BLOCK, MAX_TOP_K = 64, 256
+MAX_MTP_BLOCK = 4
 
 SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
 
@@ -54,6 +55,8 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
             f" {options.block}"
         )
+    if dims.mtp:
+        problems += _mtp_problems(options)
     if not 0 <= options.top_k <= min(MAX_TOP_K, dims.vocab_size):
         problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {options.top_k}")
     if options.fixed:
@@ -68,3 +71,21 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             problems.append(f"--batch must be 1 or more, not {options.batch}")
     if problems:
         raise ExportError("; ".join(problems))
+
+
+def _mtp_problems(options: ExportOptions) -> list[str]:
+    """What a checkpoint with an MTP layer cannot be exported with."""
+    problems = []
+    if not 2 <= options.block <= MAX_MTP_BLOCK:
+        problems.append(
+            f"--block must be 2 to {MAX_MTP_BLOCK} for a checkpoint with an MTP layer, one more than the"
+            f" draft tokens of a step, not {options.block}"
+        )
+    if options.quantization is not None and (options.quantization.is_integer or options.calibration_text):
+        problems.append(
+            "an MTP layer has its own norm before lm_head and is not calibrated: use --precision int8, int4"
+            " without a text, fp16 or fp32"
+        )
+    if options.kv_layout != "in-place" or options.fixed:
+        problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes")
+    return problems

@@ -51,11 +51,15 @@ def run(
     rows = _Rows(sequences, spec.dims, kind, spec.options.kv_layout == "appended")
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
     # Packing pays off for codes, but not for float weights that are used for a few products only.
-    pack = layers is None or spec.options.quantization is not None
+    quantization = spec.options.quantization
+    pack, is_integer = (
+        layers is None or quantization is not None,
+        bool(quantization and quantization.is_integer),
+    )
     try:
         for model in parts:
             onnx.save(model, scratch)
-            execute = open_graph(scratch, level, pack=pack)
+            execute = open_graph(scratch, level, pack=pack, exact=is_integer)
             rows.advance(model, execute)
             del execute  # free its memory before the next segment is loaded
     finally:

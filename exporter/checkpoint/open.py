@@ -48,7 +48,9 @@ class Checkpoint:
 
     @property
     def block(self) -> int:
-        """The block of an export by default."""
+        """The block of an export by default: with an MTP layer, the next token and one more."""
+        if self.dims.mtp:
+            return 2
         return self.trained_masks + 1 if self.trained_masks else DEFAULT_BLOCK
 
     @property
@@ -77,9 +79,9 @@ def open_checkpoint(
     base model that an adapter names. `tied` says whether lm_head is the embedding, if config.json and the
     weights disagree. `tokenizer` is a directory of tokenizer files that replace the checkpoint's.
     `long_context` selects longrope's frequencies for long texts. Without `masks` the checkpoint needs no mask
-    token. `causal`: an `sdar` checkpoint is I-DLM's. `draft_adapters`: locations of draft adapters by their
-    names, whose slots feed the mask token or noise (`draft_ids`). Raises CheckpointError, listing all
-    problems of one kind.
+    token, and its MTP layer is left out. `causal`: an `sdar` checkpoint is I-DLM's. `draft_adapters`:
+    locations of draft adapters by their names, whose slots feed the mask token or noise (`draft_ids`).
+    Raises CheckpointError, listing all problems of one kind.
     """
     try:
         for library in ("torch", "transformers", "safetensors"):
@@ -114,6 +116,9 @@ def open_checkpoint(
         dims = replace(dims, tied=tensors.tied, vocab_size=_vocab_size(dims, tensors))
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
+    # An MTP layer proposes tokens instead of masks or an adapter, unless another of them is asked for.
+    dims = replace(dims, mtp=dims.mtp and masks and mask_token is None and not draft_adapters)
+    masks = masks and not dims.mtp
     uses_mask = masks and (not draft_adapters or draft_ids == "mask")
     vocabulary = read_vocabulary(
         directories, config, dims.vocab_size, mask_token, location,

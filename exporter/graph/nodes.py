@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,20 @@ class Nodes:
     def local(self, name: str) -> str:
         """`name` in the current scope."""
         return f"{self._scope}{name}"
+
+    def embed(self, inner: Nodes, outer: Mapping[str, str]) -> None:
+        """Add the nodes of another graph in the current scope. `outer` are the values here for its inputs, by
+        their names there.
+        """
+        own = {name for node in inner.nodes for name in node.output}
+        for node in inner.nodes:
+            node.name = self.local(node.name)
+            node.input[:] = [self.local(n) if n in own else outer.get(n, n) for n in node.input]
+            node.output[:] = [self.local(n) for n in node.output]
+        self.nodes += inner.nodes
+        for name, tensor in inner.constants.items():
+            assert self.constants.setdefault(name, tensor) == tensor, f"constant {name} has two values"
+        self.functions |= inner.functions
 
     def constant(self, name: str, value: Any, dtype: Any = np.int64) -> str:
         """A graph constant; the same name must always mean the same value."""

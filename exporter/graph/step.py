@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import drafts, fused, predictions, quantized, scaling
+from . import drafts, fused, mtp, predictions, quantized, scaling
 from .attention import appended, batch_invariant, heads, rotary
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
@@ -28,13 +28,14 @@ NEVER = -1e9
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
     """The settings of a step graph. `draft_owners`: for each product with draft adapters, the owners of its
-    ranks; the other products have no entry.
+    ranks; the other products have no entry. `mtp_drafts`: tokens that the MTP layer proposes in each step.
     """
 
     dims: Dims
     options: ExportOptions
     mask_token_id: int | None
     draft_owners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    mtp_drafts: int = 0
 
     @property
     def versions(self) -> tuple[int, int]:
@@ -46,8 +47,9 @@ class GraphSpec:
 
 def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
     """Build the model, with its weights in the file `location` beside it. Deterministic."""
-    writer = _Writer(spec)
+    writer = Writer(spec)
     writer.write()
+    weights = {**weights, **mtp.own_weights(writer.nodes, weights)}
     graph = helper.make_graph(
         writer.nodes.nodes,
         "mars_step",
@@ -88,7 +90,7 @@ def hidden_after(layer: int) -> str:
     return f"layers.{layer}.mlp_residual"
 
 
-class _Writer:
+class Writer:
     """Writes the decoder from input_ids to confidences.
 
     Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim.
@@ -103,14 +105,19 @@ class _Writer:
         self.is_appended = spec.options.kv_layout == "appended"
         self.is_batch_invariant = self.quantization is not None and not (self.half or self.is_appended)
         is_integer = self.quantization is not None and self.quantization.is_integer
-        is_plain = not (self.half or self.is_appended or spec.draft_owners)
+        is_plain = not (self.half or self.is_appended or spec.draft_owners or spec.mtp_drafts)
         self.is_fused = is_integer and is_plain and fused.fits(spec.dims)
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
+    def empty(self) -> Writer:
+        return Writer(self.spec)
+
     def write(self) -> None:
         factor = self.quirks.embedding_factor
-        hidden = scaling.scaled(self.nodes, self.embedding(), factor, "scaled_embedding", self.kind)
+        hidden = scaling.scaled(
+            self.nodes, self.embedding("input_ids"), factor, "scaled_embedding", self.kind
+        )
         # [b, s, hidden]
         self.write_positions()
         for i in range(self.dims.num_layers):
@@ -119,8 +126,8 @@ class _Writer:
         self.nodes.scope("")
         self.write_tail(hidden)
 
-    def embedding(self) -> str:
-        table, ids = "embed_tokens.weight", "input_ids"
+    def embedding(self, ids: str) -> str:
+        table = "embed_tokens.weight"
         if self.spec.draft_owners:
             ids = drafts.write_owners(self.nodes, self.dims.vocab_size, self.has_several_adapters)
         if self.quantization is None or self.quantization.embedding == "float":
@@ -169,7 +176,7 @@ class _Writer:
 
     def write_layer(self, i: int, hidden: str) -> str:
         if self.is_fused:
-            opset, output = self.spec.versions[0], hidden_after(i)
+            opset, output = self.spec.versions[0], self.nodes.local("mlp_residual")
             q, k, v = fused.layer_start(self.nodes, self.dims, i, hidden, opset)
             return fused.layer_end(self.nodes, self.dims, i, hidden, self.attended(i, q, k, v), output, opset)
         norms = self.quirks.norms
@@ -290,10 +297,19 @@ class _Writer:
     # --- the head: the rows of output_index only, confidences in fp32 ---
 
     def write_tail(self, hidden: str) -> None:
-        nodes, dims, spec = self.nodes, self.dims, self.spec
+        nodes, spec = self.nodes, self.spec
         index = nodes.add("Unsqueeze", "output_index", ("axis_2", [2]), name="output_index_column")
         rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
-        normed = self.norm(rows, "norm", "head_rows_normed")
+        logits = self.logits(self.norm(rows, "norm", "head_rows_normed"), "output_index")
+        if spec.mtp_drafts:
+            logits = mtp.write(self, hidden, logits, spec.mtp_drafts)
+        # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
+        is_integer = self.quantization is not None and self.quantization.is_integer
+        predictions.write(nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer)
+
+    def logits(self, normed: str, like: str) -> str:
+        """fp32 logits [b, o, vocab] of normed hidden states [b, o, hidden]; `like` has the shape [b, o]."""
+        nodes, dims, spec = self.nodes, self.dims, self.spec
         flat = nodes.add("Reshape", normed, ("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT)
         codec = self.quantization.table(self.quantization.head) if self.quantization else None
         if codec is None:
@@ -305,8 +321,8 @@ class _Writer:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
         raw = scaling.scaled(nodes, raw, self.quirks.logit_factor, "logits_scaled", np.dtype(np.float32))
         raw = scaling.capped(nodes, raw, self.quirks.logit_cap, "logits_capped")
-        like = nodes.add("Shape", "output_index", name="output_shape")
-        full = nodes.add("Concat", like, ("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
+        shape = nodes.add("Shape", like, name="output_shape")
+        full = nodes.add("Concat", shape, ("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
         if spec.mask_token_id is not None:
@@ -314,10 +330,7 @@ class _Writer:
         # Added after the Reshape: ONNX Runtime would fuse MatMul and Add to a Gemm, and then decode the whole
         # table in every step.
         bias = ("mask_token_bias", never, np.float32)
-        logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
-        # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
-        is_integer = self.quantization is not None and self.quantization.is_integer
-        predictions.write(nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer)
+        return nodes.add("Add", by_row, bias, name="allowed", output=None if spec.mtp_drafts else "logits")
 
     # --- the contract ---
 
@@ -325,7 +338,8 @@ class _Writer:
         entries = "slots" if self.is_appended and prefix == "present" else "capacity"
         cache = ["batch", self.dims.num_kv_heads, entries, self.dims.head_dim]
         dtype = ONNX_DTYPES[self.dtype]
-        names = [f"{prefix}.{i}.{kind}" for i in range(self.dims.num_layers) for kind in ("key", "value")]
+        layers = self.dims.num_layers + bool(self.spec.mtp_drafts)
+        names = [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
         return [helper.make_tensor_value_info(name, dtype, cache) for name in names]
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
@@ -334,7 +348,7 @@ class _Writer:
         return infos + self.cache_infos("past_key_values")
 
     def outputs(self) -> list[onnx.ValueInfoProto]:
-        rows = ["batch", "outputs"]
+        rows = ["batch", "predictions" if self.spec.mtp_drafts else "outputs"]
         wide = {
             "topk_ids": [*rows, self.options.top_k],
             "topk_logprobs": [*rows, self.options.top_k],

@@ -87,24 +87,30 @@ def weight_recipes(
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
     codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
-    if embedding is not None and not shares_table(dims, quantization):
-        embedding = Codec("int8", None)  # no product reads it, so it needs no room for sums
     yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
     quirks, plus = dims.quirks, dims.quirks.norm_offset
-    for i in range(dims.num_layers):
+    for i in range(dims.num_layers + dims.mtp):
+        stored = i if i < dims.num_layers else names.MTP
 
-        def norm(name: str, part: str | None, i: int = i) -> Iterator[WeightRecipe]:
+        def norm(name: str, part: str | None, i: int = i, stored: int = stored) -> Iterator[WeightRecipe]:
             if part is not None:
-                source = names.weight(i, part)
+                source = names.weight(stored, part)
                 yield WeightRecipe(f"layers.{i}.{name}.weight", (source,), False, "float32", offset=plus)
 
-        def linear(name: str, parts: Sequence[str], bias: bool, i: int = i) -> Iterator[WeightRecipe]:
-            sources = tuple(names.weight(i, part) for part in parts)
+        def linear(
+            name: str, parts: Sequence[str], bias: bool, i: int = i, stored: int = stored
+        ) -> Iterator[WeightRecipe]:
+            sources = tuple(names.weight(stored, part) for part in parts)
             yield WeightRecipe(f"layers.{i}.{name}.weight", sources, True, precision, codec)
             if bias:
-                sources = tuple(names.bias(i, part) for part in parts)
+                sources = tuple(names.bias(stored, part) for part in parts)
                 yield WeightRecipe(f"layers.{i}.{name}.bias", sources, False, precision)
 
+        if stored == names.MTP:
+            yield from norm("mtp_hidden_norm", names.MTP_HIDDEN)
+            yield from norm("mtp_token_norm", names.MTP_TOKEN)
+            yield from linear("mtp_input", (names.MTP_INPUT,), bias=False)
+            yield from norm("mtp_final_norm", names.MTP_FINAL)
         yield from norm("input_norm", quirks.norms.before_attention)
         yield from linear("qkv", quirks.qkv, dims.qkv_bias)
         if quirks.head_norms is not None:

@@ -113,7 +113,7 @@ class CalibratedTensors:
 
     def _head_codes(self, scale_dtype: np.dtype[Any]) -> Encoded:
         assert self._head is not None and self._next_layer == self._dims.num_layers
-        moments = Moments(self._dims.hidden_size)
+        moments = Moments(self._dims.hidden_size, self._head.bits)
         for x in self._hidden:
             moments.add(reference.head_input(self._dims, self._stored, x))
         self._hidden = []
@@ -127,7 +127,10 @@ class CalibratedTensors:
 
     def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
         """The moments of each group of maps, by its first part."""
-        sums = {parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1]) for parts in self._together}
+        sums = {
+            parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1], self._codec.bits)
+            for parts in self._together
+        }
 
         def watch(part: str, value: torch.Tensor) -> None:
             if part in sums:

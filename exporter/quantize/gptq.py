@@ -7,6 +7,7 @@ columns can be rounded in any order.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 
 from ..codes import Codec, Encoded
 
-DAMPING = 0.01  # of the mean second moment, added to each, so that inputs absent from the text count too
+DAMPING = 0.01  # of the usual second moment, added to each, so that inputs absent from the text count too
+# By the bits of a code. Four are too few for what the inputs of first tokens need.
+USUAL = {4: 1.0, 8: 0.98}  # of the inputs, those with the smallest moments, are the usual ones
+MAX_LENGTH = {4: 1, 8: 30}  # of an input, in median lengths; a longer one counts as much
 MAX_DAMPING = 1e4
 COLUMNS_AT_ONCE = 128
 
@@ -22,17 +26,19 @@ COLUMNS_AT_ONCE = 128
 class Moments:
     """Sums of x x^T over inputs x as they come, fp32 [inputs, inputs].
 
-    Inputs that are longer than most count as much as the median: those of a sequence's first token can be a
-    thousand times longer, and would decide every code alone.
+    The inputs of a sequence's first token can be a thousand times longer than others. All later tokens attend
+    to it, so its products must be right; but with all of their length the sums would have no other digits.
     """
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, bits: int) -> None:
         self.sums = torch.zeros(inputs, inputs)
+        self._max_length = MAX_LENGTH[bits]
 
     def add(self, x: torch.Tensor) -> None:
         """x [tokens, inputs]"""
         lengths = x.norm(dim=-1, keepdim=True)
-        kept = x * (lengths.median() / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1)
+        limit = self._max_length * lengths.median()
+        kept = x * (limit / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1)
         self.sums.addmm_(kept.T, kept)
 
     @property
@@ -51,7 +57,7 @@ def choose_codes(
     scales = _by_column(plain.scales.astype(np.float32), group)
     zeros = torch.zeros(()) if plain.zeros is None else _by_column(plain.zeros.astype(np.float32), group)
     order = torch.argsort(moments.diagonal(), descending=True, stable=True)
-    spread = _spread(moments[order][:, order])
+    spread = _spread(moments[order][:, order], USUAL[codec.bits])
     rest = weight.T[order]  # [inputs, outputs]: a column of the weight is a contiguous row here
     scales, zeros = scales[order], zeros if zeros.ndim == 0 else zeros[order]
     wide = torch.where(scales > 0, scales, 1)
@@ -80,19 +86,20 @@ def _by_column(values: np.ndarray, group: int) -> torch.Tensor:
     return torch.from_numpy(np.repeat(np.ascontiguousarray(values.T), group, 0))
 
 
-def _spread(moments: torch.Tensor) -> torch.Tensor:
+def _spread(moments: torch.Tensor, usual_share: float) -> torch.Tensor:
     """The upper Cholesky factor of the inverse of damped moments: row i says how to spread column i's loss.
 
     Moments are singular if an input is always zero, or with fewer tokens than inputs. Damping is raised until
     they are regular.
     """
-    mean = moments.diagonal().mean()
-    if mean <= 0:
+    sizes = moments.diagonal().sort().values
+    usual = sizes[: math.ceil(usual_share * len(sizes))].mean() or sizes.mean()
+    if usual <= 0:
         return torch.eye(len(moments))
     damping = DAMPING
     while damping <= MAX_DAMPING:
         factor = moments.clone()
-        factor.diagonal().add_(damping * mean)
+        factor.diagonal().add_(damping * usual)
         factor, failed = torch.linalg.cholesky_ex(factor)  # reuse the name to free the large matrix
         if not failed:
             factor = torch.cholesky_inverse(factor)

@@ -10,8 +10,8 @@ the weights, so a step has the same nodes as before. Rotated are:
 - the values of each head, between v_proj and o_proj.
 
 The inputs of down_proj cannot be rotated, because they are a product of two maps. Each channel is divided by
-a factor instead, folded into up_proj, so that their largest numbers become similar (SmoothQuant, arXiv
-2211.10438).
+a factor instead, folded into up_proj, so that their largest numbers become as similar as those of the weights
+(SmoothQuant, arXiv 2211.10438).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .calibrated import batches, places
 
 MAX_HADAMARD = 64
 SEED = 0
-SMOOTHING = 0.5  # of the maxima that move from the inputs of down_proj to its weights
-SMALLEST = 1e-5  # of a maximum, so that an unused channel has a finite factor
+SMALLEST = 1e-5  # of a maximum or a column's length, so that an unused channel has a finite factor
+ROOM = 4  # how far first tokens may increase the scale of a row of weights
 NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -157,31 +157,42 @@ class RotatedTensors:
 
 
 def smoothing(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Factors [layers, inputs] of the inputs of down_proj, from the largest that token sequences give.
-
-    First tokens are left out: some of their inputs are a thousand times larger than any other token's.
-    """
+    """Factors [layers, inputs] of the inputs of down_proj, from the largest that token sequences give."""
     together = list(batches(sequences))
     factors = torch.ones(dims.num_layers, dims.intermediate_size)
     with torch.inference_mode():
         hidden = [reference.embedded(dims, tensors, batch) for batch in together]
         for i in range(dims.num_layers):
-            weights, largest = reference.layer_weights(tensors, i), torch.zeros(dims.intermediate_size)
+            weights = reference.layer_weights(tensors, i)
+            first, later = torch.full((2, dims.intermediate_size), SMALLEST)
             for at, (x, batch) in enumerate(zip(hidden, together, strict=True)):
                 positions, owner = places(batch)
                 inputs: list[torch.Tensor] = []
 
                 def watch(part: str, value: torch.Tensor, inputs: list[torch.Tensor] = inputs) -> None:
                     if part == names.DOWN:
-                        inputs.append(value)
+                        inputs.append(value.abs())
 
                 hidden[at] = reference.layer(dims, i, weights, x, positions, owner, watch)
-                if (later := inputs[0][positions > 0]).numel():
-                    largest = torch.maximum(largest, later.abs().amax(0))
-            columns = weights[f"{names.DOWN}.weight"].abs().amax(0).clamp(min=SMALLEST)
-            factor = largest.clamp(min=SMALLEST) ** SMOOTHING / columns ** (1 - SMOOTHING)
-            factors[i] = torch.nan_to_num(factor / factor.log().mean().exp(), 1.0, 1.0, 1.0)
+                first = torch.maximum(first, inputs[0][positions == 0].amax(0))
+                if (rest := inputs[0][positions > 0]).numel():
+                    later = torch.maximum(later, rest.amax(0))
+            factors[i] = torch.nan_to_num(_factors(weights[f"{names.DOWN}.weight"], first, later), 1, 1, 1)
     return factors
+
+
+def _factors(weight: torch.Tensor, first: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+    """Factors [inputs] of the inputs of a weight [outputs, inputs], from the largest at first and at later
+    tokens.
+
+    Some inputs of first tokens are a thousand times larger than any later one, in channels that later tokens
+    hardly use. Their factors are larger, so that the weights there have codes that are not near zero.
+    """
+    factors = (later / weight.norm(dim=0).clamp(min=SMALLEST)).sqrt()
+    factors /= factors.log().mean().exp()
+    scaled = weight.abs() * factors
+    room = ROOM * scaled.amax(1).median() / scaled.amax(0)
+    return factors * torch.minimum((first / later).sqrt(), room).clamp(min=1)
 
 
 def rotated_checkpoint(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]] = ()) -> Checkpoint:

@@ -82,6 +82,7 @@ def export_engine(
     """
     check_options(graph, checkpoint.dims)
     _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
+    _refuse_mtp(checkpoint.dims.mtp)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     size = weight_bytes(checkpoint, graph)
     estimate = _estimate(plan, size, force)
@@ -113,6 +114,7 @@ def add_engine(
     of the same name. Raises ExportError. The bundle stays unchanged until the engine is complete.
     """
     manifest = bundle.manifest
+    _refuse_mtp(bool(manifest.model.mtp_drafts))
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
     variant = _graph_for(bundle, plan, precision, block)
     if not force and any(v.name == plan.name for v in manifest.variants):
@@ -142,6 +144,14 @@ def add_engine(
             shutil.copy2(bundle.path / file.path, directory / file.path)
         manifest = _added(manifest, plan.name, *_built(directory, manifest, variant, plan, report))
         return EngineResult(plan, estimate, _write(directory, manifest, output))
+
+
+def _refuse_mtp(has_mtp: bool) -> None:
+    if has_mtp:
+        raise ExportError(
+            "an MTP layer runs on ONNX Runtime only; for TensorRT leave it out: mars-export trt CHECKPOINT"
+            " --no-masks"
+        )
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <immintrin.h>
 
 #include "quantize.hpp"
@@ -7,29 +8,32 @@
 
 namespace {
 
-// Without VNNI two byte products are added in 16 bits. The sums of a block's two groups are added there too, because widening them costs
-// as much as a product.
+// Without VNNI two byte products are added in 16 bits, |weight| times a code with the weight's sign: codes are signed here, since
+// 2 x 127 x 127 fits, and 255 x 127 + 255 x 127 would not. The sums of a block's two groups are added in 16 bits, too, because widening
+// them costs as much as a product.
 struct Avx2 {
     static constexpr size_t COLUMNS = 8, INPUTS = 8, ROWS = 1, MOST_ROWS = 10;
     static constexpr bool ADDS_IN_16_BITS = true;
     using Sums = __m256i;
     struct Weights {
-        __m256i low, high;
+        __m256i low, high, low_size, high_size;
     };
 
     static Weights load(const int8_t* block) {
         const auto* lines = reinterpret_cast<const __m256i*>(block);
-        return {_mm256_load_si256(lines), _mm256_load_si256(lines + 1)};
+        const __m256i low = _mm256_load_si256(lines), high = _mm256_load_si256(lines + 1);
+        return {low, high, _mm256_abs_epi8(low), _mm256_abs_epi8(high)};
     }
 
     static void add(Sums& sums, const Weights& weights, const uint8_t* codes) {
-        const __m256i low = _mm256_maddubs_epi16(_mm256_set1_epi32(four(codes)), weights.low);
-        const __m256i high = _mm256_maddubs_epi16(_mm256_set1_epi32(four(codes + 4)), weights.high);
+        const __m256i first = _mm256_sign_epi8(_mm256_set1_epi32(four(codes)), weights.low);
+        const __m256i second = _mm256_sign_epi8(_mm256_set1_epi32(four(codes + 4)), weights.high);
+        const __m256i low = _mm256_maddubs_epi16(weights.low_size, first), high = _mm256_maddubs_epi16(weights.high_size, second);
         sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1)));
     }
 
-    static void store(Sums sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
-        store_avx2(sums, middles, steps, largest, out);
+    static void store(Sums sums, size_t, const int32_t*, const float* steps, float largest, float* out) {
+        store_avx2(sums, steps, largest, out);
     }
 };
 
@@ -39,9 +43,12 @@ bool is_here() { return mars::kernels::Processor().avx2; }
 
 namespace mars::kernels {
 
-template <size_t Block>
+// A signed code of -128, which only what is not a number would have, has no opposite.
+template <size_t Block, bool IsSigned>
 void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest) {
-    const __m256 sign = _mm256_set1_ps(-0.0f), step = _mm256_set1_ps(CODE_STEP), low = _mm256_set1_ps(-128), high = _mm256_set1_ps(127);
+    constexpr int8_t LOWEST = IsSigned ? -127 : -128;
+    const __m256 sign = _mm256_set1_ps(-0.0f), step = _mm256_set1_ps(CODE_STEP), low = _mm256_set1_ps(LOWEST), high = _mm256_set1_ps(127);
+    const __m128i middle = _mm_set1_epi8(IsSigned ? 0 : -128);
     const size_t even = inputs / 8 * 8;
     for (size_t row = 0; row < rows; ++row, x += inputs) {
         __m256 most = _mm256_setzero_ps();
@@ -54,19 +61,21 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
             const __m256 units = _mm256_div_ps(_mm256_div_ps(_mm256_loadu_ps(x + i), divisor), step);
             const __m256i wide = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(units, low), high)); // not a number: low
             const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-            const __m128i bytes = _mm_add_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(-128));
+            const __m128i bytes = _mm_add_epi8(_mm_packs_epi16(words, words), middle);
             const int64_t eight = _mm_cvtsi128_si64(bytes);
             for (size_t part = 0; part < 8; part += Block)
                 std::memcpy(codes + code_place<Block>(i + part, row, rows), reinterpret_cast<const char*>(&eight) + part, Block);
         }
-        for (size_t i = even; i < inputs; ++i) codes[code_place<Block>(i, row, rows)] = code_of(x[i], largest[row]);
+        for (size_t i = even; i < inputs; ++i) {
+            const uint8_t code = code_of(x[i], largest[row]);
+            codes[code_place<Block>(i, row, rows)] = IsSigned ? std::max<uint8_t>(code, 1) ^ 0x80 : code;
+        }
     }
 }
 
-template void quantize_avx2<4>(const float*, size_t, size_t, uint8_t*, float*);
-template void quantize_avx2<8>(const float*, size_t, size_t, uint8_t*, float*);
+template void quantize_avx2<4, false>(const float*, size_t, size_t, uint8_t*, float*);
 
 const InstructionSet avx2{
-    "avx2", is_here, Avx2::COLUMNS, Avx2::INPUTS, 4, Avx2::MOST_ROWS, true, quantize_avx2<Avx2::INPUTS>, multiply_panels<Avx2>};
+    "avx2", is_here, Avx2::COLUMNS, Avx2::INPUTS, 4, Avx2::MOST_ROWS, true, quantize_avx2<Avx2::INPUTS, true>, multiply_panels<Avx2>};
 
 } // namespace mars::kernels

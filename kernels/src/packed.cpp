@@ -9,7 +9,7 @@ namespace mars::kernels {
 
 namespace {
 
-constexpr int MOST_WEIGHT = 32767 / 255; // of the weights that are added in one number of 16 bits
+constexpr int MOST_WEIGHT = 32767 / 127; // of the weights whose products with signed codes are added in one number of 16 bits
 
 using Block = std::vector<int8_t>; // [groups, columns, group]
 
@@ -24,10 +24,10 @@ Block share(const Block& block, int index, int halvings) {
 bool fits(const Block& block, int halvings) {
     const size_t half = block.size() / 2;
     for (size_t pair = 0; pair < half; pair += 2) {
-        int positive = 0, negative = 0;
+        int total = 0;
         for (const size_t i : {pair, pair + 1, half + pair, half + pair + 1})
-            (block[i] > 0 ? positive : negative) += (std::abs(block[i]) + (1 << halvings) - 1) >> halvings;
-        if (std::max(positive, negative) > MOST_WEIGHT) return false;
+            total += (std::abs(block[i]) + (1 << halvings) - 1) >> halvings;
+        if (total > MOST_WEIGHT) return false;
     }
     return true;
 }

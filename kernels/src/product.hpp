@@ -2,7 +2,7 @@
 //
 // Weights are packed in panels of `columns` columns. A panel is a list of blocks of `inputs` inputs; a block has groups of `group` inputs,
 // of each column one group, because instructions for byte products add four or eight. Columns and inputs that are missing are zeros. Rows
-// become codes, unsigned around 128 or, on Arm, signed, in tiles of a few rows: for each block the codes of the first row, of the second,
+// become codes, unsigned around 128 or, on Arm and without VNNI, signed, in tiles of a few rows: for each block the codes of the first row, of the second,
 // and so on.
 #pragma once
 

@@ -19,10 +19,9 @@ from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
 from .upgrade import upgrade
 
-FORMAT_VERSION = "1.4"
+FORMAT_VERSION = "1.5"
 OLD_W8A8 = (
-    "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
-    " again: mars-export onnx CHECKPOINT --precision w8a8"
+    "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8"
 )
 NOT_BATCH_INVARIANT = (
     "not batch-invariant: exact mode gives the text of one token a step, except where two tokens are almost"
@@ -45,7 +44,10 @@ Count = Annotated[int | None, integer(1, high=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits."""
+    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits.
+
+    `mtp_drafts`: draft tokens of the model's MTP layer in each step; 0 without such a layer.
+    """
 
     type: str
     vocab_size: Annotated[int, integer(1, high=2**24)]
@@ -55,16 +57,22 @@ class ModelInfo:
     num_kv_heads: Annotated[int, integer(1, high=2**16)]
     head_dim: Annotated[int, integer(1, high=2**16)]
     context_length: Annotated[int, integer(1, high=2**31)]
+    mtp_drafts: Annotated[int, integer(0, high=64)] = 0
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers with KV entries. The MTP layer is the last."""
+        return self.num_layers + bool(self.mtp_drafts)
 
     @property
     def kv_suffixes(self) -> list[str]:
         """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
-        return [f"{i}.{kind}" for i in range(self.num_layers) for kind in ("key", "value")]
+        return [f"{i}.{kind}" for i in range(self.num_kv_layers) for kind in ("key", "value")]
 
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
         number = 4 if kv_dtype == "float32" else 2
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number
+        return 2 * self.num_kv_layers * self.num_kv_heads * self.head_dim * number
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +210,9 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
-        if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits != 7):
+        if self.precision == "w8a8" and (
+            self.quantization is None or self.quantization.weight_bits not in (7, 8)
+        ):
             yield "quantization.weight_bits", OLD_W8A8
 
 

@@ -58,6 +58,8 @@ def inspect(
         )
     mask = "no mask" if tokens.mask is None else f"mask id {tokens.mask}"
     say(f"decoding  block {manifest.block}, {mask}, end ids {', '.join(map(str, tokens.eos))}")
+    if model.mtp_drafts:
+        say(f"draft     MTP layer: {model.mtp_drafts} draft tokens a step")
     if (draft := manifest.draft) is not None:
         ids = draft.low if draft.high == draft.low + 1 else f"{draft.low} to {draft.high - 1}"
         say(f"draft     {', '.join(draft.adapters)}: at most {manifest.masks} draft slots, ids {ids}")

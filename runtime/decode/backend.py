@@ -35,6 +35,9 @@ class StepPlan:
 class StepOutput:
     """Predictions of one step, all [rows, outputs]: token_ids int64, the confidences float32; logits float32
     [rows, outputs, vocab]; topk_ids int64 and topk_logprobs float32 [rows, outputs, k], best first.
+
+    The last `mtp_drafts` outputs belong to no slot: they are the MTP layer's predictions of the tokens after
+    the last one that greedy decoding accepts.
     """
 
     token_ids: np.ndarray
@@ -44,6 +47,7 @@ class StepOutput:
     logits: np.ndarray | None = None
     topk_ids: np.ndarray | None = None
     topk_logprobs: np.ndarray | None = None
+    mtp_drafts: int = 0
 
 
 class Cache(Protocol):

@@ -18,7 +18,7 @@ UNUSED = StepPlan(0, 0, 1)  # of a sequence that waits between two working ones;
 
 
 def check_blocks(backend: Backend, seqs: abc.Sequence[Sequence], cache_block: int) -> None:
-    """Raise SessionError for what this loop cannot do."""
+    """Raise SessionError for requests that this loop does not support."""
     if backend.max_slots is not None and cache_block > backend.max_slots:
         raise SessionError(
             f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots;"
@@ -47,7 +47,7 @@ class BlockSchedule(Schedule):
     def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits, cache_block: int) -> None:
         super().__init__(backend, block, mask_id, limits)
         self._cache_block = cache_block
-        # By sequence: the last commit's prediction of the block's first token, and what the step feeds.
+        # By sequence: the last commit's prediction of the block's first token, and the plans of the step.
         self._first: dict[int, Predictions] = {}
         self._plans: dict[int, StepPlan] = {}
 

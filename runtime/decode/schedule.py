@@ -43,7 +43,7 @@ class Schedule:
     def step(self) -> list[Accepted]:
         """One step: a chunk of one sequence's known tokens, or else a forward of all decoding sequences.
 
-        Returns what it gave each sequence, or why it failed. A sequence whose finish_reason was set from
+        Returns the outcome for each sequence. A sequence whose finish_reason was set from
         outside leaves before anything else happens.
         """
         accepted: list[Accepted] = []
@@ -105,7 +105,7 @@ class Schedule:
         return [] if self.prefill.begin(self.reader, accepted) else [[self.reader]]
 
     def plan(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
-        """What each of these sequences feeds."""
+        """The plans of these sequences."""
         if self.reader is None:
             return self.decode_plans(seqs)
         chunk = self.prefill.next_chunk(self.reader)
@@ -125,7 +125,7 @@ class Schedule:
         output: StepOutput,
         accepted: list[Accepted],
     ) -> None:
-        """Add what the forward gave each sequence. An error ends the sequence that it concerns."""
+        """Add the outcome of the forward for each sequence. An error ends the sequence that it concerns."""
         slots = max(plan.slots for plan in plans)
         for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
             before, is_prompt = seq.cursor, seq.is_reading
@@ -150,7 +150,7 @@ class Schedule:
         self.waiting.drop_finished()
         self.batch.drop_finished(accepted)
 
-    # --- what BlockSchedule overrides ---
+    # --- overridden by BlockSchedule ---
 
     def decoding(self, accepted: list[Accepted]) -> list[list[Sequence]]:
         """The groups of neighbours that take a decode step. Sequences whose context is full end."""
@@ -165,7 +165,7 @@ class Schedule:
         return [list(seqs) for is_behind, seqs in groups if not is_behind]
 
     def decode_plans(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
-        """What each of these sequences feeds into a decode step."""
+        """The plans of these sequences for a decode step."""
         rooms = [self.room(seq) for seq in seqs]
         if self.planner is None:
             return [seq.widest_plan(room, self.block) for seq, room in zip(seqs, rooms, strict=True)]
@@ -186,7 +186,7 @@ class Schedule:
 
 
 def run(schedule: Schedule, seqs: abc.Sequence[Sequence]) -> Iterator[list[Accepted]]:
-    """Add `seqs` and decode until all have ended; yields what each step gave.
+    """Add `seqs` and decode until all have ended; yields the outcome of each step.
 
     Between two steps a sequence may get a new config, or a finish_reason.
     """

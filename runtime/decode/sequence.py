@@ -53,7 +53,8 @@ class Predictions:
     """Consecutive predictions for one sequence, the first for its next unknown position; arrays of one
     length. A slot at position p, mask or not, gives the prediction for p + 1.
 
-    `confidences` are in the metric of the sequence's config, `probabilities` always probabilities.
+    `confidences` are in the metric of the sequence's config, `probabilities` always probabilities. The last
+    `mtp_drafts` are the MTP layer's, as in StepOutput.
     """
 
     token_ids: np.ndarray
@@ -62,20 +63,34 @@ class Predictions:
     logits: np.ndarray | None
     topk_ids: np.ndarray | None = None
     topk_logprobs: np.ndarray | None = None
+    mtp_drafts: int = 0
 
     @classmethod
     def of(cls, output: StepOutput, at: int, count: int, metric: str) -> Predictions:
-        """The first `count` predictions of batch row `at`, with the confidence that `metric` names."""
+        """The first `count` predictions of batch row `at` and the MTP layer's, with the confidence that
+        `metric` names.
+        """
 
         def part(array: np.ndarray | None) -> Any:
-            return None if array is None else array[at, :count]
+            if array is None or not output.mtp_drafts:
+                return None if array is None else array[at, :count]
+            return np.concatenate([array[at, :count], array[at, -output.mtp_drafts :]])
 
         confidences = part(
             {"margin": output.margin, "entropy": output.entropy}.get(metric, output.confidence)
         )
         assert confidences is not None, f"{metric} was not exported: the session checks this first"
         topk = part(output.topk_ids), part(output.topk_logprobs)
-        return cls(part(output.token_ids), confidences, part(output.confidence), part(output.logits), *topk)
+        ids, logits = part(output.token_ids), part(output.logits)
+        return cls(ids, confidences, part(output.confidence), logits, *topk, output.mtp_drafts)
+
+    def mtp_draft(self, token_ids: abc.Sequence[int], num_verified: int) -> DraftTokens:
+        """The MTP layer's draft tokens if the step gave `token_ids`; none if greedy decoding gives others."""
+        count = len(token_ids)
+        if count != num_verified + 1 or list(token_ids) != self.token_ids[:count].tolist():
+            return NONE
+        k = self.mtp_drafts
+        return DraftTokens(tuple(self.token_ids[-k:].tolist()), tuple(self.probabilities[-k:].tolist()))
 
     def then(self, later: Predictions) -> Predictions:
         """These predictions followed by `later` ones, without top-k."""
@@ -301,9 +316,7 @@ class Sequence:
                 num_verified = min(num_verified, count)
                 break
         if is_verified:
-            self._advance(
-                token_ids, predictions.probabilities.tolist(), count, num_verified, num_draft_tokens
-            )
+            self._advance(token_ids, predictions, count, num_verified, num_draft_tokens)
         else:
             self.draft_tokens = NONE
             # If something other than tau ended the run, the sequence is over.
@@ -337,7 +350,7 @@ class Sequence:
     def _advance(
         self,
         token_ids: abc.Sequence[int],
-        probabilities: abc.Sequence[float],
+        predictions: Predictions,
         count: int,
         num_verified: int,
         num_draft_tokens: int,
@@ -350,10 +363,14 @@ class Sequence:
         self.stats.accepted_draft_tokens += num_verified
         if self.finish_reason is None:  # else more may have been right than were needed
             self.acceptance_rates.record(self.draft_tokens, num_draft_tokens, num_verified)
+        if predictions.mtp_drafts and self.finish_reason is None:
+            self.draft_tokens = predictions.mtp_draft(token_ids[:count], num_verified)
+            return
         if num_verified < num_draft_tokens or self.finish_reason is not None:
             # Predictions after a wrong draft token are void: new masks are better.
             self.draft_tokens = NONE
             return
+        probabilities = predictions.probabilities.tolist()
         self.draft_tokens = DraftTokens(tuple(token_ids[count:]), tuple(probabilities[count:]))
         self.mask_rates.record([self.acceptance_rates.probability("masks", p) for p in probabilities[count:]])
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .acceptance import AcceptanceMonitor
 from .models.models import Models
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Metrics:
 
     def __init__(self, models: Models) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Gauges(models))
+        self._acceptance = AcceptanceMonitor(models)
+        self.registry.register(_Gauges(models, self._acceptance))
 
         def counter(name: str, text: str, labels: tuple[str, ...] = MODEL) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -81,6 +83,7 @@ class Metrics:
     def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
         """Count a request that ended `seconds` after its arrival, once for all its answers."""
         name = admitted.model.name
+        self._acceptance.ended(admitted)
         self._requests.labels(name, outcome, admitted.level or "").inc()
         self._whole.labels(name).observe(seconds)
         stats = [request.stats for request in admitted.requests]
@@ -118,8 +121,8 @@ def exposition(metrics: Iterable[Metric]) -> bytes:
 class _Gauges(Collector):
     """Values of the batchers, read at each scrape."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Models, acceptance: AcceptanceMonitor) -> None:
+        self._models, self._acceptance = models, acceptance
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         def gauge(name: str, text: str) -> GaugeMetricFamily:
@@ -135,6 +138,10 @@ class _Gauges(Collector):
         level = gauge("mars_adaptive_level", "Level of load: 0 is the best setting of the list.")
         queries = counter("mars_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         hits = counter("mars_prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        text = "Tokens per forward above 1 of a profile's answers, divided by those of its calibration."
+        acceptance = GaugeMetricFamily("mars_acceptance_ratio", text, labels=("model", "profile"))
+        for model_name, profile, ratio in self._acceptance.ratios():
+            acceptance.add_metric([model_name, profile], ratio)
         for name, model in self._models.models.items():
             batcher = model.opened.batcher if model.opened is not None else None
             loaded.add_metric([name], int(model.opened is not None))
@@ -146,4 +153,4 @@ class _Gauges(Collector):
             level.add_metric([name], opened.level(choose=False))
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
-        yield from (loaded, running, waiting, usage, level, queries, hits)
+        yield from (loaded, running, waiting, usage, level, queries, hits, acceptance)

@@ -166,7 +166,9 @@ class ConstrainedSequence(Sequence):
         if self.finish_reason is not None:
             return
         guess, count = NONE, len(appended)
-        if num_verified == num_draft_tokens:
+        if predictions.mtp_drafts:
+            guess = predictions.mtp_draft(appended, num_verified)
+        elif num_verified == num_draft_tokens:
             probabilities = predictions.probabilities.tolist()
             self.mask_rates.record(
                 [self.acceptance_rates.probability("masks", p) for p in probabilities[num_draft_tokens + 1 :]]

@@ -337,8 +337,8 @@ class TextStream:
         return self._up_to(len(self._text) - (0 if self.stopped else self._held()))
 
     def take_token_texts(self, num_tokens: int) -> tuple[str, ...]:
-        """The texts of the next `num_tokens` tokens of the answer, of which an end-of-sequence token was not
-        pushed. They are whole: a stop string, and text that is held back, are part of them. A character has
+        """The texts of the next `num_tokens` tokens of the answer; an end-of-sequence token was not pushed.
+        They are whole: a stop string, and text that is held back, are part of them. A character has
         its text at its last token.
         """
         taken, self._token_texts = self._token_texts[:num_tokens], self._token_texts[num_tokens:]

@@ -24,7 +24,11 @@ MAX_LAYERS, MOST = 2**12, 2**24
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The shape of a decoder, and its differences from Llama."""
+    """The shape of a decoder, and its differences from Llama.
+
+    `mtp`: a multi-token prediction layer follows the `num_layers` others. It predicts the token after the
+    next one, from the last hidden state and the next token; `rotation` and `windows` have an entry for it.
+    """
 
     model_type: str
     vocab_size: int
@@ -44,6 +48,7 @@ class Dims:
     mlp_bias: bool
     windows: tuple[int | None, ...]  # for each layer its sliding window in tokens, or None for full attention
     quirks: Quirks
+    mtp: bool = False
 
     def rope(self, layer: int) -> Rope | None:
         """The rotary embedding of layer `layer`, or None."""
@@ -88,6 +93,8 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
         if family.windows != "no layer":
             slides = windows(config, family.windows == "typed")
         ropes, rotation = _rotations(config, family, slides, long_context)
+        if mtp := _has_mtp(values):
+            slides, rotation = (*slides, slides[0]), (*rotation, rotation[0])
         context = max(config.max_position_embeddings, *(rope.context for rope in ropes))
         limits = (rope.limit for rope in ropes if rope.limit)
         return Dims(
@@ -109,7 +116,19 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
             mlp_bias=has_bias(family.mlp_bias, config),
             windows=slides,
             quirks=family.quirks_of(config),
+            mtp=mtp,
         )
+
+
+def _has_mtp(values: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint has an MTP layer, MiMo's `num_nextn_predict_layers`."""
+    count = values.get("num_nextn_predict_layers", 0) if values.get("model_type") == "mimo" else 0
+    if not is_integer(count, 0) or count > 1:
+        raise CheckpointError(
+            f"config.json: `num_nextn_predict_layers` must be 0 or 1 MTP layer, not {shown(count)}: one is"
+            " unrolled for several tokens, several are not supported"
+        )
+    return bool(count)
 
 
 def _check_counts(values: Mapping[str, Any]) -> None:
@@ -160,7 +179,11 @@ def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
         norms |= {quirks.head_norms.q: queries if whole else dims.head_dim}
         norms |= {quirks.head_norms.k: keys if whole else dims.head_dim}
     yield names.EMBEDDING, (dims.vocab_size, hidden)
-    for i in range(dims.num_layers):
+    if dims.mtp:
+        yield names.weight(names.MTP, names.MTP_INPUT), (hidden, 2 * hidden)
+        for name in (names.MTP_HIDDEN, names.MTP_TOKEN, names.MTP_FINAL):
+            yield names.weight(names.MTP, name), (hidden,)
+    for i in (*range(dims.num_layers), *([names.MTP] if dims.mtp else ())):
         for part, (rows, columns, bias) in linears.items():
             yield names.weight(i, part), (rows, columns)
             if bias:

@@ -12,12 +12,20 @@ GATE, UP, DOWN = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # stored as one map
 INPUT_NORM, POST_NORM = "input_layernorm", "post_attention_layernorm"
 PRE_MLP_NORM, POST_MLP_NORM = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+# Of an MTP layer, besides those of any layer: norms and map of its input, and the norm before lm_head.
+MTP = -1  # the number of the MTP layer
+MTP_HIDDEN, MTP_TOKEN, MTP_INPUT, MTP_FINAL = (
+    "hidden_layernorm",
+    "token_layernorm",
+    "input_proj",
+    "final_layernorm",
+)
 LINEARS = (Q, K, V, O, GATE, UP, DOWN, QKV, GATE_UP)
 
 
 def layer(i: int) -> str:
-    """The prefix of the names of layer i."""
-    return f"model.layers.{i}."
+    """The prefix of the names of layer i, or of the MTP layer."""
+    return "model.mtp_layers.0." if i == MTP else f"model.layers.{i}."
 
 
 def weight(i: int, part: str) -> str:

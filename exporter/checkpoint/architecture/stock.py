@@ -17,9 +17,17 @@ import numpy as np
 from ....runtime.errors import CheckpointError
 from ..tensors import reading
 
+# MiMo is a Qwen2 with an MTP layer, which transformers ignores.
 # The MARS authors' A2D classes and I-DLM's have stock weights under stock names, inference is plainly causal,
 # and they never use sliding windows. sdar.py tells I-DLM's from SDAR's own.
-ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3", "sdar": "qwen3"}
+ALIASES = {
+    "a2d-qwen2": "qwen2",
+    "a2d-qwen3": "qwen3",
+    "a2d-qwen3-it": "qwen3",
+    "sdar": "qwen3",
+    "mimo": "qwen2",
+}
+NEVER_SLIDING = ALIASES.keys() - {"mimo"}
 SLIDING, FULL = "sliding_attention", "full_attention"
 # Fields of a config that are not settings of a causal model; `num_labels` alone could fill the memory.
 NOT_SETTINGS = (
@@ -54,7 +62,7 @@ def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> An
     """
     declared = str(values.get("model_type"))
     settings = copy.deepcopy({name: value for name, value in values.items() if name not in NOT_SETTINGS})
-    if declared in ALIASES:
+    if declared in NEVER_SLIDING:
         settings["use_sliding_window"] = False
         settings.pop("layer_types", None)
     with reading("config.json"), silence():

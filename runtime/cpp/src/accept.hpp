@@ -1,4 +1,4 @@
-// The two acceptance rules of MARS. runtime/accept.py has the same ones; tests/conformance compares them.
+// runtime/accept.py: the two acceptance rules of MARS. tests/conformance/accept.json compares them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Texts in messages and names.
+// No Python file: texts in messages and names.
 #pragma once
 
 #include <algorithm>

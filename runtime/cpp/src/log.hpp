@@ -1,4 +1,4 @@
-// Messages of a session to its user's log callback.
+// No Python file: messages of a session to its user's log callback (Python uses logging).
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// Memory, cores and processor of this machine (runtime/machine.py). Complete on Linux only.
+// runtime/machine.py: memory, cores and processor of this machine. Complete on Linux only.
 #pragma once
 
 #include <cstdint>

@@ -37,12 +37,12 @@ mars::Schedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::i
 
 /// One step; adds what went wrong to `wrong`.
 void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
-    for (const mars::Accepted& event : schedule.iterate()) {
-        if (!event.error) continue;
+    for (const mars::Accepted& each : schedule.iterate()) {
+        if (!each.error) continue;
         try {
-            std::rethrow_exception(event.error);
+            std::rethrow_exception(each.error);
         } catch (const std::exception& error) {
-            wrong.push_back(std::to_string(event.seq) + ": " + error.what());
+            wrong.push_back(std::to_string(each.seq) + ": " + error.what());
         }
     }
 }
@@ -150,7 +150,7 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
-        mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]}, nullptr,
+        mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]}, std::nullopt,
                                 optional_of<std::int64_t>(each["max_rows_per_client"]));
         std::vector<std::shared_ptr<mars::Sequence>> rows;
         std::vector<Json> commits;
@@ -288,21 +288,21 @@ TEST_CASE("rows join by the memory that each needs, and one that waits for it is
     const auto until = [&](const std::function<bool()>& is_over) {
         for (int i = 0; !is_over(); ++i) {
             REQUIRE(i < 20000);
-            lanes.iterate([](const mars::Accepted&) {});
+            lanes.steps([](const mars::Accepted&) {});
             CHECK(lanes.num_running() <= most);
         }
     };
     const auto num_begun = [&] { return std::count_if(all.begin(), all.end(), [](const auto& row) { return row->stats.tokens > 0; }); };
     const mars::Sequence* const beside = add(3000);
     for (int i = 0; i < 30; ++i) add(100);
-    lanes.iterate([](const mars::Accepted&) {});
+    lanes.steps([](const mars::Accepted&) {});
     CHECK(lanes.num_running() == most);
     until([&] { return lanes.num_running() == 1 && lanes.num_waiting() == 0; });
     CHECK(!beside->finish_reason);
     CHECK(num_begun() == 31);
     const mars::Sequence* const large = add(6000); // waits for the first one's memory
     for (int i = 0; i < 100; ++i) add(100);
-    lanes.iterate([](const mars::Accepted&) {});
+    lanes.steps([](const mars::Accepted&) {});
     CHECK(lanes.num_running() == most);
     until([&] { return large->stats.tokens > 0; });
     CHECK(num_begun() >= 32 + 4 * most);

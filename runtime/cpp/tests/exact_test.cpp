@@ -26,8 +26,9 @@ fake::Tokens fed_in(const mars::StepInput& step) {
     return {known, step.slots - known - masks, masks};
 }
 
-void run(mars::Backend& backend, const std::vector<mars::Sequence*>& rows, std::int64_t block, const mars::CostSource& cost = nullptr) {
-    const auto loop = mars::decode(backend, rows, block, fake::mask, cost);
+void run(mars::Backend& backend, const std::vector<mars::Sequence*>& rows, std::int64_t block,
+         std::optional<mars::Planner> planner = std::nullopt) {
+    const auto loop = mars::decode(backend, rows, block, fake::mask, std::move(planner));
     while (loop->next()) {
     }
 }
@@ -148,7 +149,8 @@ TEST_CASE("exact rows give the one-token text with any number of masks, lookup, 
             looking.prompt_lookup = 1;
             mars::Sequence copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, masks), eos);
             run(backend, {&one}, 4);
-            const auto loop = mars::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, [&] { return cost; });
+            const auto loop =
+                mars::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, mars::Planner([&] { return cost; }));
             while (loop->next()) rumoured.draft_tokens = rumours(rumoured.tokens);
             for (const mars::Sequence* row : {&exact, &rumoured, &copied}) {
                 CHECK(row->tokens == one.tokens);

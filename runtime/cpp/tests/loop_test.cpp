@@ -2,7 +2,7 @@
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
-#include "decode/schedule.hpp"
+#include "decode/blocks.hpp"
 #include "fake.hpp"
 
 namespace {

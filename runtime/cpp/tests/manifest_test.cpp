@@ -44,12 +44,14 @@ TEST_CASE("a complete manifest") {
     CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
 }
 
-TEST_CASE("w8a8 needs weights of 7 bits") {
+TEST_CASE("w8a8 needs weights of 8 bits, or 7 in older bundles") {
     Json manifest = valid();
     Json& variant = manifest["variants"][0];
     variant["precision"] = "w8a8";
-    CHECK(says(refusal(manifest.dump()), "quantization.weight_bits: 7 is expected for w8a8"));
+    CHECK(says(refusal(manifest.dump()), "quantization.weight_bits: 7 or 8 is expected for w8a8"));
     variant["quantization"] = {{"group_size", nullptr}, {"symmetric", true}, {"head", "int8"}, {"embedding", "int8"}, {"weight_bits", 7}};
+    CHECK(refusal(manifest.dump()).empty());
+    variant["quantization"]["weight_bits"] = 8;
     CHECK(refusal(manifest.dump()).empty());
 }
 

@@ -19,20 +19,28 @@ TEST_CASE("every case of masks.json") {
         CAPTURE(each["name"].get<std::string>());
         const auto cost = std::make_shared<mars::Cost>(each["cost"].get<Points>());
         mars::Planner planner([cost] { return cost; });
-        std::vector<mars::PassRates> pass_rates(each["rows"].size());
-        std::vector<mars::Chooser> rows;
-        for (const auto& row : each["rows"]) rows.push_back({&pass_rates[rows.size()], 1, row["most"], row["is_free"]});
+        std::vector<std::unique_ptr<mars::Sequence>> rows;
+        std::vector<mars::Sequence*> pointers;
+        std::vector<std::int64_t> most;
+        for (const auto& row : each["rows"]) {
+            mars::GenerationConfig config;
+            config.masks = row["is_free"] ? mars::auto_masks : mars::all_masks;
+            rows.push_back(std::make_unique<mars::Sequence>(0, fake::Tokens{1}, config, fake::Tokens{}));
+            pointers.push_back(rows.back().get());
+            most.push_back(row["most"]);
+        }
         for (std::size_t step = 0; step < each["steps"].get<std::size_t>(); ++step) {
             CAPTURE(step);
-            const std::vector<std::int64_t> masks = planner.masks(rows);
+            const std::vector<std::int64_t> masks = planner.masks(pointers, most);
             REQUIRE(masks == each["masks"][step].get<std::vector<std::int64_t>>());
             for (std::size_t i = 0; i < rows.size(); ++i) {
                 const auto script = each["rows"][i]["passed"][step].get<std::string>().substr(0, static_cast<std::size_t>(masks[i]) + 1);
                 std::vector<bool> passed;
                 for (const char mark : script) passed.push_back(mark == '1');
                 const auto missed = std::find(script.begin() + 1, script.end(), '0');
-                rows[i].pending = missed - script.begin();
-                pass_rates[i].record(rows[i].pending, passed);
+                const std::int64_t accepted = missed - script.begin();
+                rows[i]->tokens.assign(static_cast<std::size_t>(accepted), 1); // pending
+                rows[i]->pass_rates.record(accepted, passed);
             }
         }
     }
@@ -67,7 +75,8 @@ TEST_CASE("automatic and fixed numbers of masks in one batch: the same text, and
     automatic.tau = fixed.tau = 0.5;
     for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
         mars::Sequence one(0, {1, 2, 3}, automatic, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
-        const auto loop = mars::decode(backend, {&one, &two}, 8, fake::mask, [&] { return std::make_shared<mars::Cost>(points); });
+        const auto loop =
+            mars::decode(backend, {&one, &two}, 8, fake::mask, mars::Planner([&] { return std::make_shared<mars::Cost>(points); }));
         while (loop->next()) {
         }
         CHECK(one.stats.tokens == 30);

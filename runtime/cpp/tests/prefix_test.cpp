@@ -3,8 +3,8 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
+#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
-#include "decode/schedule.hpp"
 #include "fake.hpp"
 
 namespace {

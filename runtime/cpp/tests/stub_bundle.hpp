@@ -13,8 +13,8 @@
 
 #include <mars/errors.hpp>
 
+#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
-#include "decode/schedule.hpp"
 #include "device/trt/backend.hpp"
 #include "engine_manifest.hpp"
 #include "fake.hpp"

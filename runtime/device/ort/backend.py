@@ -22,7 +22,7 @@ from ..name import DeviceName, GpuOptions
 from . import kernels, library
 from .binding import Binding, StepInput
 from .cuda_memory import CudaMemory, Memory
-from .products import require_exact
+from .products import exact_entries
 from .signature import check_signature
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ class OrtBackend:
         self._dtype = KV_DTYPES[variant.kv_dtype]
         self._in_place = variant.kv_layout == "in-place"
         self._suffixes = model.kv_suffixes
+        self._mtp_drafts = model.mtp_drafts
         is_gpu = name.kind != "cpu"
+        if variant.precision == "w8a8" and not is_gpu:
+            entries |= exact_entries(ort, entries)
         entries |= {
             library.LEVEL: str(accuracy_level),
             "session.record_ep_graph_assignment_info": str(int(is_gpu)),
@@ -149,8 +152,6 @@ class OrtBackend:
             weights = sizes.get(variant.weights or variant.file, 0)
             require(weights, "opening this model", "use a smaller model or narrower weights")
         backend = cls(graph, variant, model, device, threads, level, settings=settings, gpu=gpu)
-        if device == "cpu" and variant.precision == "w8a8":
-            require_exact(library.load(device)[0], settings or {})
         if (
             device == "cpu"
             and variant.precision in REPRODUCIBLE
@@ -204,13 +205,15 @@ class OrtBackend:
             cache.place(first, inputs.kv_length, new)
         if want_logits and "logits" in results:
             results["logits"] = binding.take("logits")
-        return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
+        values = {n: value if n == "logits" else value.read() for n, value in results.items()}
+        return StepOutput(**values, mtp_drafts=self._mtp_drafts)
 
     def _bind_step(self, binding: Binding, inputs: StepInput, want_logits: bool) -> dict[str, Any]:
         """Write the inputs of a step; return the memory of its results, by name."""
         for name, value in inputs._asdict().items():
             binding.write(name, value)
-        predictions = inputs.output_index.shape
+        rows, outputs = inputs.output_index.shape
+        predictions = rows, outputs + self._mtp_drafts
         results: dict[str, Any] = {}
         for name in self.outputs:
             if name == "logits" and not want_logits:

@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import SessionError
 from ..failures import first_line
 from ..name import DeviceName
+from .products import UNSIGNED
 
 # The providers of a device; the first that this library has is used. CUDA's is a plugin if its library is
 # beside ONNX Runtime's own, or was registered by the application.
@@ -183,16 +184,17 @@ Results = dict[str, np.ndarray]
 
 
 def open_graph(
-    graph: Path, accuracy_level: int, pack: bool = True
+    graph: Path, accuracy_level: int, pack: bool = True, exact: bool = False
 ) -> Callable[[Mapping[str, np.ndarray]], Results]:
     """Any graph on the CPU as a function of arrays, for checking parts of a model. Its memory is freed with
     the function.
 
     Without `pack` weights are not copied into a layout for faster products, which halves the memory of a
-    float graph.
+    float graph. With `exact`, products of bytes are exact on every processor; for w8a8.
     """
     ort, provider = load("cpu")
     entries = {"session.disable_prepacking": "0" if pack else "1", LEVEL: str(accuracy_level)}
+    entries |= UNSIGNED if exact else {}
     session = open_session(ort, graph, [provider], entries, arena=False)
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))

@@ -1,7 +1,7 @@
-"""A test whether ONNX Runtime's byte products are exact on this processor, once in a process.
+"""Exact byte products by ONNX Runtime, tested once in a process.
 
-w8a8 bundles depend on it: some kernels add two products of bytes in 16 bits, with saturation. Weights of 7
-bits should fit; this runs the kernels to be sure.
+w8a8 bundles depend on it: without VNNI, ONNX Runtime adds two products of bytes in 16 bits, with saturation,
+unless it is told to make the weights unsigned, for which it has other code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ... import machine
 from ...errors import SessionError
 
-INPUTS, OUTPUTS, LARGEST = 64, 48, 63
+INPUTS, OUTPUTS, LARGEST = 64, 48, 127
 ROWS = (1, 2, 8)  # kernels differ by the number of rows
 # An ONNX model of one node, MatMulInteger of x [rows, 64] uint8 and w [64, 48] int8, up to the bytes of w.
 GRAPH = (
@@ -26,15 +26,24 @@ GRAPH = (
 WEIGHTS = np.tile(np.array([LARGEST, -LARGEST], np.int8), (INPUTS, OUTPUTS // 2))
 
 
-def require_exact(ort: Any, settings: Mapping[str, str]) -> None:
-    """Raise SessionError if sessions with these configuration entries multiply bytes wrong."""
-    if rows := _inexact(ort, tuple(settings.items())):
+UNSIGNED = {"session.x64quantprecision": "1"}  # for weights of 8 bits; with VNNI it only costs time
+
+
+def exact_entries(ort: Any, settings: Mapping[str, str]) -> dict[str, str]:
+    """Configuration entries with which sessions with the entries `settings` multiply bytes exactly. Raises
+    SessionError if there are none.
+    """
+    own = dict(settings)
+    if not _inexact(ort, tuple(own.items())):
+        return {}
+    if rows := _inexact(ort, tuple((own | UNSIGNED).items())):
         raise SessionError(
             f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor"
             f" ({machine.processor()}, byte products: {machine.byte_products()}), in steps of"
             f" {', '.join(map(str, rows))} slots, so a w8a8 bundle would give wrong text; install another"
             " version of onnxruntime, or make the bundle with --precision int8"
         )
+    return UNSIGNED
 
 
 @cache

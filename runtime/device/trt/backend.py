@@ -173,7 +173,8 @@ class TrtBackend:
             )
             for rows, slots in self._parts(input_ids.shape[1], kv_length, output_index)
         ]
-        return StepOutput(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        outputs: dict[str, Any] = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+        return StepOutput(**outputs)
 
     def _parts(self, slots: int, kv_length: np.ndarray, output_index: np.ndarray) -> list[tuple[slice, int]]:
         """Neighbouring rows that can run together, and their slots: one part, unless a row is near its end.

@@ -144,7 +144,7 @@ class ApiResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta] | None]:
-        """What each item adds to a choice; None after a silence. Raises Refused, also if the client
+        """The addition of each item to a choice; None after a silence. Raises Refused, also if the client
         disconnects.
         """
         while not self._serializer.is_over:

@@ -44,7 +44,7 @@ Part = str | Reasoning | ToolCallEntry
 
 @dataclass(slots=True)
 class Delta:
-    """What an event adds to an answer, as a client sees it: parts, and tokens if the client asks for them.
+    """An event's addition to an answer, as a client sees it: parts, and tokens if the client asks for them.
     No two texts follow each other, and no two pieces of thinking.
     """
 

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from mars_export.exporter.codes import Codec, pack
 
 FP32, FP16 = np.dtype(np.float32), np.dtype(np.float16)
-CODECS = [Codec("int7", None)] + [
+CODECS = [Codec("int8", None)] + [
     Codec(kind, size, symmetric)
     for kind in ("int4", "int8")
     for size in (16, None)

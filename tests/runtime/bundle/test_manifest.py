@@ -245,12 +245,14 @@ def test_the_masks_of_a_profile(given: Any, meaning: Any) -> None:
     assert parse_manifest(changed("profiles.0.masks", given)).profiles[0].masks == meaning
 
 
-def test_w8a8_has_weights_of_7_bits() -> None:
-    stored = {"group_size": None, "symmetric": True, "head": "int8", "embedding": "int8", "weight_bits": 7}
+def test_w8a8_has_weights_of_8_bits_or_7_in_older_bundles() -> None:
+    stored = {"group_size": None, "symmetric": True, "head": "int8", "embedding": "int8"}
     w8a8 = replace(GOOD, variants=(replace(GOOD.variants[0], precision="w8a8"), *GOOD.variants[1:]))
-    assert parse_manifest(changed("variants.0.quantization", stored, w8a8)).variants[0].precision == "w8a8"
-    with pytest.raises(BundleError, match=r"weight_bits: 7 is expected.* mars-export onnx CHECKPOINT"):
-        parse_manifest(changed("variants.0.quantization", stored | {"weight_bits": 8}, w8a8))
+    for bits in (7, 8):
+        given = changed("variants.0.quantization", stored | {"weight_bits": bits}, w8a8)
+        assert parse_manifest(given).variants[0].quantization.weight_bits == bits
+    with pytest.raises(BundleError, match=r"weight_bits: 7 or 8 is expected.* mars-export onnx CHECKPOINT"):
+        parse_manifest(changed("variants.0.quantization", stored, w8a8))
 
 
 DRAFT = DraftInfo(("uno", "idlm"), 1, 268)

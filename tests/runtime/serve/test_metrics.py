@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +22,16 @@ need("uvicorn", "serve")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from support.served import Serving, serving, talking, until  # noqa: E402
 
-from mars_export import Session  # noqa: E402
+from mars_export import GenerationConfig, Session  # noqa: E402
+from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
+from mars_export.runtime.bundle.open import Bundle  # noqa: E402
+from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
+from mars_export.runtime.decode.stats import Stats  # noqa: E402
+from mars_export.runtime.serve import acceptance  # noqa: E402
+from mars_export.runtime.serve.acceptance import AcceptanceMonitor  # noqa: E402
+from mars_export.runtime.serve.models.models import Models  # noqa: E402
+from mars_export.runtime.serve.options import ServeOptions  # noqa: E402
+from mars_export.runtime.serve.responses.admission import Admitted  # noqa: E402
 
 COUNTED = (
     *("mars_prompt_tokens_total", "mars_generation_tokens_total", "mars_draft_tokens_total"),
@@ -114,6 +126,76 @@ def test_gauges_show_what_is_so_now(sessions: Sessions) -> None:
         assert samples(server)["mars_kv_cache_usage_ratio", "tiny"] == 0
 
 
+# --- answers with a profile, beside what its calibration measured ---
+
+
+def expecting(session: Session, tokens_per_forward: Any) -> Session:
+    """The session with a profile `task` whose evidence has this number."""
+    manifest, variant = session.bundle.manifest, session.variant
+    graph = sha256_of(manifest, variant.file)
+    assert graph is not None
+    evidence = {"tokens_per_forward": tokens_per_forward}
+    profile = Profile("task", 0.3, "probability", variant.name, graph, evidence, masks="full")
+    stale = Profile("stale", 0.3, "probability", variant.name, "0" * 64, evidence)
+    bundle = Bundle(session.bundle.path, replace(manifest, profiles=(profile, stale)))
+    return Session(bundle, variant, session.backend)
+
+
+def test_a_profile_whose_answers_gain_little_warns_once(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "PRIOR", 10.0)
+    with serving({"tiny": expecting(sessions(MAIN), 20.0)}) as server:
+
+        def ratio() -> float:
+            return server.metric("mars_acceptance_ratio", model="tiny", profile="task")
+
+        assert ratio() == 1
+        for settings in ({}, {"tau": 0.3}, {"temperature": 1, "model": "tiny:task"}):
+            for _ in range(2):  # nothing to compare with
+                assert server.chat(max_tokens=20, **settings).status == 200
+        until(lambda: server.metric("mars_requests_total", model="tiny", outcome="finished", level="") == 6)
+        assert ratio() == 1 and not caplog.records
+        for _ in range(10):
+            assert server.chat(max_tokens=20, model="tiny:task").status == 200
+        until(lambda: 0 < ratio() < 0.5)
+    [warning] = [r for r in caplog.records if r.levelname == "WARNING"]
+    words = r"tiny: profile task gives \d+\.\d\d tokens per forward, .* gave 20.00"
+    assert re.search(words, warning.getMessage())
+
+
+@pytest.mark.parametrize("evidence", [1.1, 0, -3, "many", None, True, [2], 1e400])
+def test_evidence_without_a_gain_is_compared_with_nothing(evidence: Any, sessions: Sessions) -> None:
+    with serving({"tiny": expecting(sessions(MAIN), evidence)}) as server:
+        assert server.chat(model="tiny:task", max_tokens=4).status == 200
+        assert b"mars_acceptance_ratio{" not in server.call("/metrics").data
+
+
+def test_one_long_answer_decides_nothing_and_a_recovery_warns_again(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = expecting(sessions(MAIN), 3.0)
+    caplog.set_level(logging.INFO, "mars_export.serve")
+    monitor = AcceptanceMonitor(Models({"tiny": session}, ServeOptions()))
+    config = GenerationConfig(tau=0.3)
+
+    def answer(tokens: int, forwards: int) -> float:
+        request: Any = SimpleNamespace(stats=Stats(tokens=tokens, forwards=forwards))
+        model: Any = SimpleNamespace(name="tiny")
+        monitor.ended(Admitted(None, model, config, "task", None, [request]))  # type: ignore[arg-type]
+        [(_, _, ratio)] = monitor.ratios()
+        return ratio
+
+    assert answer(100_000, 100_000) > 0.9  # one token a forward
+    assert answer(0, 0) > 0.9  # refused before its first forward
+    levels = []
+    for gain in (1, 3, 1):
+        for _ in range(200):
+            answer(100 * gain, 100)
+        levels.append([record.levelname for record in caplog.records])
+    assert levels == [["WARNING"], ["WARNING", "INFO"], ["WARNING", "INFO", "WARNING"]]
+
+
 # --- deploy/grafana/mars-export.json asks for nothing that is not told ---
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/mars-export.json").read_text())
@@ -123,7 +205,7 @@ QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["
 @pytest.fixture(scope="module")
 def told(sessions: Sessions) -> dict[str, set[str]]:
     """Names of what a server tells after one answer, each with its labels."""
-    with serving({"tiny": sessions(MAIN)}) as server:
+    with serving({"tiny": expecting(sessions(MAIN), 3.0)}) as server:
         assert server.chat(max_tokens=2).status == 200
         text = server.call("/metrics").data.decode()
     found: dict[str, set[str]] = {}

@@ -69,8 +69,14 @@ void AdmissionQueue::forget(const Client& client) {
     if (--mine->second == 0) clients_.erase(mine);
 }
 
-void AdmissionQueue::took(double seconds) {
-    seconds_ += (seconds - seconds_) / static_cast<double>(std::clamp<std::int64_t>(counts.finished, 1, recent));
+void AdmissionQueue::end(const Client& client, std::int64_t Counts::* outcome, const Completion& answer) {
+    forget(client);
+    ++(counts.*outcome);
+    counts.prompt_tokens += answer.stats.prompt_tokens;
+    counts.tokens += static_cast<std::int64_t>(answer.token_ids.size());
+    if (outcome != &Counts::finished) return;
+    const double seconds = answer.stats.prefill_time + answer.stats.decode_time;
+    seconds_ += (seconds - seconds_) / static_cast<double>(std::min(counts.finished, recent));
 }
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// Admission: places in a batcher, clients' shares of them, and request counts (runtime/batcher/admission_queue.py).
+// runtime/batcher/admission_queue.py: places in a batcher, clients' shares of them, and counts of requests.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ class AdmissionQueue {
     void accept();
     void release(const Client& client);
 
-    /// A request of `client` is over.
-    void forget(const Client& client);
+    /// A request of `client` has ended. `outcome`: its count.
+    void end(const Client& client, std::int64_t Counts::* outcome, const Completion& answer);
 
-    /// A request finished, this long after its first forward.
-    void took(double seconds);
+    /// Free the place of a request of `client` that has ended.
+    void forget(const Client& client);
 
     Counts counts;
     std::int64_t num_admitting = 0; // places of requests that are being tokenized

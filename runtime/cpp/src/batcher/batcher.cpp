@@ -1,3 +1,4 @@
+// runtime/batcher/batcher.py: a batching service over one session, whose thread runs the steps.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -21,13 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Client = std::optional<std::string>;
 
-constexpr std::int64_t usual_rows = 8;
-constexpr std::int64_t max_places = 1 << 20; // sequences, or waiting requests
-
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
-
-/// Add to a text that lists problems.
-void add(std::string& wrong, const std::string& problem) { wrong += (wrong.empty() ? "" : "; ") + problem; }
 
 KvBudget budget_of(const Opened& opened, const Limits& limits) {
     const std::int64_t entry = opened.backend->new_cache(1)->entry_bytes();
@@ -38,49 +33,11 @@ KvBudget budget_of(const Opened& opened, const Limits& limits) {
 Limits limits_for(const Opened& opened, Limits limits) {
     limits.check();
     const Variant& variant = opened.runs();
-    if (!limits.max_rows) limits.max_rows = variant.engine ? std::min(usual_rows, variant.engine->max_rows()) : usual_rows;
+    if (!limits.max_rows) limits.max_rows = variant.engine ? std::min(limits.rows(), variant.engine->max_rows()) : limits.rows();
     return limits;
 }
 
 } // namespace
-
-void Limits::check() const {
-    std::string wrong;
-    const auto positive = [&](const char* name, std::int64_t value) {
-        if (value < 1) add(wrong, std::string(name) + " must be 1 or more, not " + std::to_string(value));
-    };
-    const auto place = [&](const char* name, std::int64_t value) {
-        positive(name, value);
-        if (value > max_places)
-            add(wrong, std::string(name) + " must be at most " + std::to_string(max_places) + ", not " + std::to_string(value));
-    };
-    place("max_rows", rows());
-    place("max_waiting", max_waiting);
-    positive("prefill_tokens", prefill_tokens);
-    positive("max_prompt_tokens", max_prompt_tokens.value_or(1));
-    positive("max_new_tokens", max_new_tokens.value_or(1));
-    positive("max_stops", max_stops.value_or(1));
-    positive("kv_bytes", kv_bytes.value_or(1));
-    positive("max_rows_per_client", max_rows_per_client.value_or(1));
-    if (!(client_share > 0 && client_share <= 1))
-        add(wrong, "client_share must be a number above 0, at most 1, not " + std::to_string(client_share));
-    if (!wrong.empty()) throw SessionError(wrong);
-}
-
-void Limits::check(const GenerationConfig& config) const {
-    std::string wrong;
-    const auto at_most = [&](const char* name, std::int64_t asked, const std::optional<std::int64_t>& most) {
-        if (most && asked > *most)
-            add(wrong, std::to_string(asked) + " " + name + " are asked for, this service allows at most " + std::to_string(*most) +
-                           "; ask for fewer");
-    };
-    at_most("max_new_tokens", config.max_new_tokens, max_new_tokens);
-    at_most("stop strings", static_cast<std::int64_t>(config.stop.size()), max_stops);
-    at_most("eos_ids", config.eos_ids ? static_cast<std::int64_t>(config.eos_ids->size()) : 0, max_stops);
-    if (!wrong.empty()) throw SessionError(wrong);
-}
-
-std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }
 
 /// State shared by the batcher, its thread and its requests. A thread that hangs in a step may outlive the batcher.
 struct Batcher::Service : std::enable_shared_from_this<Service> {
@@ -110,8 +67,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::unique_ptr<Schedule> open_schedule(const KvBudget& part) const {
         const Opened& opened = *session.opened_;
         return std::make_unique<Schedule>(*opened.backend, opened.bundle.manifest.block, opened.bundle.manifest.mask_id(),
-                                          limits.prefill_tokens, part, opened.cost_source(), limits.max_rows_per_client,
-                                          opened.step_recorder());
+                                          limits.prefill_tokens, part, opened.planner(), limits.max_rows_per_client);
     }
 
     // --- submitting ---
@@ -197,17 +153,11 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
             answer->seq->expire();
         else
             answer->seq->cancel();
-        admission.forget(answer->client);
-        const Completion& done = answer->conclude(reason, error);
-        Counts& counts = admission.counts;
-        ++(error                               ? counts.failed
-           : reason == FinishReason::cancelled ? counts.cancelled
-           : reason == FinishReason::deadline  ? counts.expired
-                                               : counts.finished);
-        counts.prompt_tokens += done.stats.prompt_tokens;
-        counts.tokens += static_cast<std::int64_t>(done.token_ids.size());
-        if (!error && reason != FinishReason::cancelled && reason != FinishReason::deadline)
-            admission.took(done.stats.prefill_time + done.stats.decode_time);
+        const auto outcome = error                               ? &Counts::failed
+                             : reason == FinishReason::cancelled ? &Counts::cancelled
+                             : reason == FinishReason::deadline  ? &Counts::expired
+                                                                 : &Counts::finished;
+        admission.end(answer->client, outcome, answer->conclude(reason, error));
         callers.push_back(answer);
         changed.notify_all();
     }
@@ -217,8 +167,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void run() {
         try {
             while (next()) step();
-            schedule.iterate([](const Accepted&) {}); // every sequence is over: frees the KV memory
-        } catch (...) {                               // a fault of the batcher: no request may wait forever
+            schedule.steps([](const Accepted&) {}); // every sequence is over: frees the KV memory
+        } catch (...) {                             // a fault of the batcher: no request may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
             step_began = 0;
@@ -248,32 +198,32 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void step() {
         if (schedule.is_idle()) return;
         step_began = Clock::now().time_since_epoch().count();
-        schedule.iterate([this](const Accepted& event) { deliver(event); });
+        schedule.steps([this](const Accepted& accepted) { deliver(accepted); });
         step_began = 0;
         const std::lock_guard<std::mutex> lock(mutex);
         changed.notify_all(); // sequences may have started: there may be room for waiting requests
     }
 
-    void deliver(const Accepted& event) {
+    void deliver(const Accepted& accepted) {
         std::shared_ptr<RequestState> answer;
         {
             const std::lock_guard<std::mutex> lock(mutex);
-            const auto at = answers.find(event.seq);
+            const auto at = answers.find(accepted.seq);
             if (at == answers.end()) return; // it was ended while the forward ran
             answer = at->second;
         }
-        std::exception_ptr error = event.error;
+        std::exception_ptr error = accepted.error;
         if (!error) {
             try {
-                answer->deliver(event);
+                answer->deliver(accepted);
                 answer->call();
             } catch (...) { // the text decoder or the callback failed, which concerns this answer only
                 error = std::current_exception();
             }
         }
-        if (!error && !event.finish_reason) return;
+        if (!error && !accepted.finish_reason) return;
         const std::lock_guard<std::mutex> lock(mutex);
-        conclude(event.seq, event.finish_reason.value_or(FinishReason::cancelled), error);
+        conclude(accepted.seq, accepted.finish_reason.value_or(FinishReason::cancelled), error);
     }
 
     /// Tell callbacks about answers that ended outside a step.

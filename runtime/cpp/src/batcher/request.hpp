@@ -1,4 +1,4 @@
-// One request to a batcher, as its holder and its batcher see it.
+// runtime/batcher/request.py: one request to a batcher, as its holder and its batcher see it.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// A bundle's manifest, read and checked. docs/format.md is the specification.
+// runtime/bundle/manifest.py: a bundle's manifest, read and checked. docs/format.md is the specification.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,12 @@
 
 namespace mars {
 
-/// Dimensions that a runtime needs to allocate KV buffers and check token ids.
+/// Dimensions that a runtime needs to allocate KV buffers and check token ids. `mtp_drafts`: draft tokens of the model's
+/// MTP layer in each step, 0 without such a layer, which is the last one with KV entries.
 struct ModelInfo {
-    std::int64_t vocab_size = 0, num_layers = 0, num_kv_heads = 0, head_dim = 0, context_length = 0;
+    std::int64_t vocab_size = 0, num_layers = 0, num_kv_heads = 0, head_dim = 0, context_length = 0, mtp_drafts = 0;
+
+    std::int64_t num_kv_layers() const { return num_layers + (mtp_drafts > 0 ? 1 : 0); }
 };
 
 /// Special token ids. A model without a mask token may predict every token.

@@ -1,4 +1,4 @@
-// Typed reading of untrusted JSON objects. Every problem is collected, so that all can be reported at once.
+// runtime/bundle/fields.py: typed reading of untrusted JSON objects. All problems are reported at once.
 #pragma once
 
 #include <cstdint>

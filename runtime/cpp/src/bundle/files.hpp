@@ -1,4 +1,4 @@
-// The files of a bundle: safe names, sizes, hashes. A bundle may be hostile, so no name in it is trusted.
+// runtime/bundle/files.py: safe names, sizes, hashes. A bundle may be hostile, so no name in it is trusted.
 #pragma once
 
 #include <cstddef>

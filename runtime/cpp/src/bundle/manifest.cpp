@@ -1,3 +1,4 @@
+// runtime/bundle/manifest.py: reads and checks manifest.json.
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -73,6 +74,7 @@ ModelInfo read_model(Fields fields) {
     model.num_kv_heads = fields.integer("num_kv_heads", 1, one << 16);
     model.head_dim = fields.integer("head_dim", 1, one << 16);
     model.context_length = fields.integer("context_length", 1, one << 31);
+    if (fields.has("mtp_drafts")) model.mtp_drafts = fields.integer("mtp_drafts", 0, 64);
     return model;
 }
 
@@ -135,9 +137,12 @@ Variant read_variant(Fields& fields) {
     variant.batch = fields.optional_integer("batch", 1);
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
-    if (variant.precision == "w8a8" && (!fields.has("quantization") || fields.object("quantization").optional_integer("weight_bits") != 7))
-        fields.wrong("quantization.weight_bits", "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export "
-                                                 "the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8");
+    if (variant.precision == "w8a8") {
+        const auto bits = fields.has("quantization") ? fields.object("quantization").optional_integer("weight_bits") : std::nullopt;
+        if (bits != 7 && bits != 8)
+            fields.wrong("quantization.weight_bits",
+                         "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8");
+    }
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
     variant.accuracy_level = fields.optional_integer("accuracy_level");
     return variant;

@@ -1,3 +1,4 @@
+// runtime/bundle/open.py: opens a bundle and checks its files.
 #include <algorithm>
 
 #include <mars/errors.hpp>

@@ -1,5 +1,4 @@
-// Calibrated profiles of a bundle: finding them, and checking that they match the running variant
-// (runtime/bundle/profiles.py).
+// runtime/bundle/profiles.py: calibrated profiles: finding them, and checking that they match the running variant
 #pragma once
 
 #include <optional>

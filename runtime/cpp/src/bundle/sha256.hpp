@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), so that no cryptographic library is needed.
+// No Python file: SHA-256 (FIPS 180-4), so that no cryptographic library is needed.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Chat messages to prompt text, with the turns that the exporter derived from the jinja2 template.
+// runtime/bundle/turns.py: chat messages to prompt text, with the turns that the exporter derived from the template.
 #pragma once
 
 #include <map>

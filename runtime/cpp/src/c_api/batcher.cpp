@@ -1,4 +1,4 @@
-// The C interface of batchers and requests.
+// No Python file: the C interface of batchers and requests.
 #include <cmath>
 
 #include <mars/batcher.hpp>

@@ -1,4 +1,4 @@
-// The C interface except batchers.
+// No Python file: the C interface except batchers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-// The C interface: its handles, structs whose size may differ between caller and library, exceptions as errors.
+// No Python file: the handles of the C interface, structs whose size may differ, exceptions as errors.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Converts settings and prompts of C programs to C++.
+// No Python file: converts settings and prompts of C programs to C++.
 #include <cstdint>
 #include <cstring>
 

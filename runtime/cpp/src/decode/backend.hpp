@@ -1,4 +1,4 @@
-// The interface between the decoding loop and a device: KV rows and one forward. Each backend implements it.
+// runtime/decode/backend.py: the interface between the decoding loop and a device.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,16 @@ namespace mars {
 
 constexpr std::int64_t growth = 128; ///< entries: capacities are multiples of this
 
+/// What one sequence feeds into a step, from its cursor on: `pending` tokens, `draft_tokens`, `masks`.
+///
+/// The outputs are those of the last pending token, of every draft token and of every mask, in this order.
+struct StepPlan {
+    std::int64_t pending = 0, draft_tokens = 0, masks = 0;
+
+    std::int64_t slots() const { return pending + draft_tokens + masks; }
+    std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
+};
+
 /// The inputs of one forward over neighbouring rows, row after row.
 struct StepInput {
     std::int64_t rows = 0, slots = 0, outputs = 0;
@@ -23,9 +33,11 @@ struct StepInput {
 };
 
 /// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size]; topk_ids and topk_logprobs [rows,
-/// outputs, top_k], best first. What was not requested or not exported is empty; `top_k` is then 0.
+/// outputs, top_k], best first. What was not requested or not exported is empty; `top_k` is then 0. The last `mtp_drafts`
+/// outputs belong to no slot: they are the MTP layer's predictions of the tokens after the last one that greedy decoding
+/// accepts.
 struct StepOutput {
-    std::int64_t outputs = 0, vocab_size = 0, top_k = 0;
+    std::int64_t outputs = 0, vocab_size = 0, top_k = 0, mtp_drafts = 0;
     std::vector<std::int64_t> token_ids, topk_ids;
     std::vector<float> confidence, margin, entropy, logits, topk_logprobs;
 };

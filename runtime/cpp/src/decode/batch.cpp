@@ -46,60 +46,65 @@ std::int64_t KvBudget::row_bytes(const Sequence& seq) const {
     return (entries * 5 + 4 * growth - 1) / (4 * growth) * growth * entry_bytes;
 }
 
-Batch::Batch(Backend& device, std::int64_t count, std::int64_t mask_id, std::int64_t chunk, std::optional<std::int64_t> max_slots)
-    : backend(device), num_rows(count), mask_id_(mask_id), chunk_(chunk), max_slots_(max_slots), cache_(device.new_cache(count)) {}
+Batch::Batch(Backend& device, std::int64_t count, std::int64_t mask_id)
+    : backend(device), num_rows(count), mask_id_(mask_id), cache_(device.new_cache(count)) {}
 
-std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<StepPlan>& plans) {
+std::vector<Sequence*> Batch::part(std::size_t first, std::size_t end) const {
+    std::vector<Sequence*> seqs;
+    for (std::size_t i = first; i < end; ++i) seqs.push_back(active_[i].get());
+    return seqs;
+}
+
+std::size_t Batch::row_of(const Sequence& seq) const {
+    const auto at = std::find_if(active_.begin(), active_.end(), [&](const auto& each) { return each.get() == &seq; });
+    return static_cast<std::size_t>(at - active_.begin());
+}
+
+std::vector<Predictions> Batch::forward(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans) {
     std::vector<Predictions> predictions;
-    const auto count = static_cast<std::int64_t>(plans.size()), limit = backend.max_entries();
-    for (std::int64_t from = 0, to = 0; from < count; from = to) {
+    const std::size_t first = row_of(*seqs.front());
+    for (std::size_t from = 0, to = 0; from < seqs.size(); from = to) {
         std::int64_t slots = 0, longest = 0;
-        for (; to < count; ++to) {
-            const std::int64_t widest = std::max(slots, plans[static_cast<std::size_t>(to)].slots());
-            const std::int64_t end = std::max(longest, active[static_cast<std::size_t>(first + to)]->cursor);
-            if (to > from && end + widest > limit) break;
+        for (; to < seqs.size(); ++to) {
+            const std::int64_t widest = std::max(slots, plans[to].slots()), end = std::max(longest, seqs[to]->cursor);
+            if (to > from && end + widest > backend.max_entries()) break;
             slots = widest;
             longest = end;
         }
-        forward(first + from, &plans[static_cast<std::size_t>(from)], to - from);
-        for (std::int64_t i = from; i < to; ++i) {
-            const StepPlan& plan = plans[static_cast<std::size_t>(i)];
-            const Sequence& seq = *active[static_cast<std::size_t>(first + i)];
-            predictions.push_back(Predictions::of(output_, i - from, plan.outputs(), seq.config().metric));
-        }
+        step(first + from, &plans[from], to - from);
+        for (std::size_t i = from; i < to; ++i)
+            predictions.push_back(
+                Predictions::of(output_, static_cast<std::int64_t>(i - from), plans[i].outputs(), seqs[i]->config().metric));
     }
     return predictions;
 }
 
-void Batch::forward(std::int64_t first, const StepPlan* plans, std::int64_t count, bool is_chunk) {
-    input_.rows = count;
-    input_.slots = 0;
+void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
+    input_ = StepInput{};
+    input_.rows = static_cast<std::int64_t>(count);
     input_.outputs = 1;
-    input_.want_topk = false;
-    for (std::int64_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < count; ++i) {
         input_.slots = std::max(input_.slots, plans[i].slots());
         input_.outputs = std::max(input_.outputs, plans[i].outputs());
     }
-    input_.input_ids.assign(static_cast<std::size_t>(input_.rows * input_.slots), mask_id_);
-    input_.output_index.assign(static_cast<std::size_t>(input_.rows * input_.outputs), 0);
-    input_.kv_length.clear();
     bool want_logits = false;
     std::int64_t longest = 0;
-    for (std::int64_t i = 0; i < input_.rows; ++i) {
-        Sequence& seq = *active[static_cast<std::size_t>(first + i)];
+    for (std::size_t i = 0; i < count; ++i) {
+        Sequence& seq = *active_[first + i];
         const StepPlan& plan = plans[i];
         seq.stats.starts();
-        if (seq.prefix_handle) seq.prefix_handle->begin_step(seq.cursor, input_.slots, is_chunk);
-        const auto ids = std::copy_n(seq.tokens.begin() + seq.cursor, plan.pending, input_.input_ids.begin() + i * input_.slots);
-        auto mask = std::copy_n(seq.draft_tokens.token_ids.begin(), plan.draft_tokens, ids);
-        if (seq.draft_slots) {
-            std::int64_t position = seq.cursor + plan.pending + plan.draft_tokens;
-            for (const auto end = input_.input_ids.begin() + (i + 1) * input_.slots; mask != end; ++mask)
-                *mask = seq.draft_slots->id(position++);
-        }
-        const std::int64_t start = std::max(plan.pending - 1, std::int64_t{0});
-        for (std::int64_t j = start; j < plan.slots(); ++j)
-            input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;
+        if (seq.prefix_handle)
+            seq.prefix_handle->begin_step(seq.cursor, input_.slots, seq.is_reading() && plan.pending < seq.num_pending());
+        std::vector<std::int64_t>& ids = input_.input_ids;
+        ids.insert(ids.end(), seq.tokens.begin() + seq.cursor, seq.tokens.begin() + seq.cursor + plan.pending);
+        ids.insert(ids.end(), seq.draft_tokens.token_ids.begin(), seq.draft_tokens.token_ids.begin() + plan.draft_tokens);
+        const std::int64_t tokens = plan.pending + plan.draft_tokens;
+        const auto masks = static_cast<std::size_t>(input_.slots - tokens);
+        const std::vector<std::int64_t> fed =
+            seq.draft_slots ? seq.draft_slots->ids(seq.cursor + tokens, input_.slots - tokens) : std::vector<std::int64_t>(masks, mask_id_);
+        ids.insert(ids.end(), fed.begin(), fed.end());
+        for (std::int64_t j = std::max(plan.pending - 1, std::int64_t{0}); j < plan.slots(); ++j) input_.output_index.push_back(j);
+        input_.output_index.resize((i + 1) * static_cast<std::size_t>(input_.outputs));
         input_.kv_length.push_back(seq.cursor);
         longest = std::max(longest, seq.cursor);
         want_logits = want_logits || seq.wants_logits();
@@ -107,59 +112,9 @@ void Batch::forward(std::int64_t first, const StepPlan* plans, std::int64_t coun
     }
     cache_->reserve(longest + input_.slots);
     const auto begun = std::chrono::steady_clock::now();
-    backend.step(*cache_, first, input_, want_logits, output_);
-    step_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    backend.step(*cache_, static_cast<std::int64_t>(first), input_, want_logits, output_);
+    step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
-
-void Batch::lookup(Sequence& seq, std::optional<std::int64_t> most) {
-    if (!seq.prefix_handle || seq.finish_reason) return;
-    seq.cursor = seq.prefix_handle->lookup(*cache_, index_of(seq), seq.tokens, chunk(), backend.max_capacity(), most);
-    seq.stats.cached_tokens = seq.cursor;
-}
-
-void Batch::move(std::int64_t source, std::int64_t target) {
-    if (source == target) return;
-    Sequence* seq = active[static_cast<std::size_t>(source)];
-    cache_->move(source, target, seq->cursor);
-    active[static_cast<std::size_t>(target)] = seq;
-}
-
-void Batch::store(const Sequence& seq) {
-    if (seq.prefix_handle) seq.prefix_handle->store(*cache_, index_of(seq), seq.tokens);
-}
-
-void Batch::moved(const Sequence& seq) {
-    if (seq.prefix_handle) seq.prefix_handle->moved(seq.cursor);
-}
-
-void Batch::run_chunk(Sequence& seq, std::int64_t num_tokens, bool is_chunk) {
-    const StepPlan pending{num_tokens, 0, 0};
-    forward(index_of(seq), &pending, 1, is_chunk);
-    seq.cursor += num_tokens;
-    moved(seq);
-    ++(is_chunk ? seq.stats.prefill_forwards : seq.stats.forwards);
-}
-
-std::int64_t Batch::max_pending(std::int64_t block) const {
-    const std::int64_t most = std::max(chunk_, 2 * block);
-    return std::min({most, backend.max_slots().value_or(most), max_slots_.value_or(most)});
-}
-
-bool Batch::is_behind(const Sequence& seq, std::int64_t block) const { return seq.num_pending() > max_pending(block) && fits(seq); }
-
-std::vector<std::vector<Sequence*>> Batch::neighbours(const std::vector<Sequence*>& seqs, std::int64_t block) const {
-    std::vector<std::vector<Sequence*>> groups;
-    bool is_new = true;
-    for (Sequence* seq : seqs) {
-        const bool is_left_out = is_behind(*seq, block);
-        if (!is_left_out && is_new) groups.emplace_back();
-        if (!is_left_out) groups.back().push_back(seq);
-        is_new = is_left_out;
-    }
-    return groups;
-}
-
-std::int64_t Batch::chunk() const { return std::min(chunk_, backend.max_slots().value_or(chunk_)); }
 
 std::int64_t Batch::room(const Sequence& seq) const {
     const std::int64_t pending = seq.num_pending();
@@ -169,11 +124,56 @@ std::int64_t Batch::room(const Sequence& seq) const {
     return room;
 }
 
-std::int64_t Batch::decode_room(const Sequence& seq) const {
-    const std::int64_t most = room(seq);
-    return max_slots_ ? std::min(most, *max_slots_ - seq.num_pending()) : most;
+void Batch::lookup(Sequence& seq, std::int64_t chunk, std::optional<std::int64_t> most) {
+    if (!seq.prefix_handle) return;
+    const auto row = static_cast<std::int64_t>(row_of(seq));
+    seq.cursor = seq.prefix_handle->lookup(*cache_, row, seq.tokens, chunk, backend.max_capacity(), most);
+    seq.stats.cached_tokens = seq.cursor;
 }
 
-std::int64_t Batch::index_of(const Sequence& seq) const { return std::find(active.begin(), active.end(), &seq) - active.begin(); }
+void Batch::store(const Sequence& seq) {
+    if (seq.prefix_handle) seq.prefix_handle->store(*cache_, static_cast<std::int64_t>(row_of(seq)), seq.tokens);
+}
+
+void Batch::add(std::shared_ptr<Sequence> seq, std::vector<Accepted>& accepted) {
+    active_.push_back(seq);
+    for (std::size_t i = active_.size() - 1; i > num_decoding_; --i) move(i - 1, i, accepted);
+    active_[num_decoding_] = std::move(seq);
+}
+
+void Batch::start_decoding(const Sequence& seq) {
+    ++num_decoding_;
+    store(seq); // now: the next prompt may begin alike
+}
+
+void Batch::drop_finished(std::vector<Accepted>& accepted) {
+    for (const auto& seq : active_) seq->refresh();
+    const auto is_finished = [](const auto& seq) { return seq->finish_reason.has_value(); };
+    for (auto at = std::find_if(active_.rbegin(), active_.rend(), is_finished); at != active_.rend();
+         at = std::find_if(active_.rbegin(), active_.rend(), is_finished)) { // a sequence whose copy failed is next
+        store(**at);
+        auto gap = static_cast<std::size_t>(active_.rend() - at - 1);
+        if (gap < num_decoding_) {
+            move(--num_decoding_, gap, accepted);
+            gap = num_decoding_;
+        }
+        for (std::size_t next = gap + 1; next < active_.size(); ++next) move(next, next - 1, accepted);
+        active_.pop_back();
+    }
+}
+
+/// Move the sequence at `source` to `target`, with its final entries unless it has ended. It ends if these cannot be copied.
+void Batch::move(std::size_t source, std::size_t target, std::vector<Accepted>& accepted) {
+    if (source == target) return;
+    active_[target] = active_[source];
+    Sequence& seq = *active_[target];
+    if (!seq.finish_reason)
+        error_boundary({&seq}, accepted,
+                       [&] { cache_->move(static_cast<std::int64_t>(source), static_cast<std::int64_t>(target), seq.cursor); });
+}
+
+void Batch::free() {
+    if (cache_->capacity() > 0) cache_ = backend.new_cache(num_rows);
+}
 
 } // namespace mars

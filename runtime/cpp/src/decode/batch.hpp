@@ -1,7 +1,8 @@
-// Active sequences, their KV memory, and the forward that every cache loop uses.
+// runtime/decode/batch.py: the active sequences and their KV memory: one forward over neighbours, and how many fit.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -10,8 +11,6 @@
 #include "decode/sequence.hpp"
 
 namespace mars {
-
-constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill forward
 
 /// KV memory for at most `max_rows` sequences: `num_bytes`, or no limit.
 ///
@@ -40,76 +39,79 @@ struct KvBudget {
     void check(const Sequence& seq) const;
 };
 
-/// Active sequences and their KV memory. Row i of the cache belongs to `active[i]`; a finished sequence leaves at once.
+/// Run `body`. If it throws, `seqs` end, and no others; how they ended is added to `accepted`.
+template <typename Body>
+void error_boundary(const std::vector<Sequence*>& seqs, std::vector<Accepted>& accepted, const Body& body) {
+    try {
+        body();
+    } catch (...) {
+        for (Sequence* seq : seqs) accepted.push_back(seq->fail(std::current_exception()));
+    }
+}
+
+/// The sequences that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are being read, shorter ones
+/// before longer ones. Row i of the cache belongs to sequence i.
 class Batch {
   public:
-    /// `chunk`: most prompt tokens of one prefill forward. `max_slots`: most slots of a decode step, besides the
-    /// backend's limit; no value means any number.
-    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t chunk = prefill_chunk,
-          std::optional<std::int64_t> max_slots = std::nullopt);
+    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id);
 
     Backend& backend;
     const std::int64_t num_rows;
-    std::vector<Sequence*> active;
-
-    /// Run one step of the active sequences first, first + 1, ... with these plans; returns each sequence's predictions for its
-    /// next unknown positions.
-    ///
-    /// A sequence's first prediction belongs to its last pending token, the others to its draft tokens and masks. A sequence that
-    /// feeds no pending token has predictions for its masks only. Rows whose memory ends too early for the widest feed
-    /// run separately.
-    std::vector<Predictions> step(std::int64_t first, const std::vector<StepPlan>& plans);
-
-    /// The shape of the last forward, and its seconds.
+    double step_seconds = 0.0; ///< of the last forward; its shape:
     std::int64_t step_rows() const { return input_.rows; }
     std::int64_t step_slots() const { return input_.slots; }
-    double step_seconds() const { return step_seconds_; }
 
-    /// Begin a sequence with the entries that the prefix cache has for its prompt. `most`: entries a sequence may have at most if
-    /// saved ones widen all sequences; no value means no limit.
-    void lookup(Sequence& seq, std::optional<std::int64_t> most = std::nullopt);
-    void move(std::int64_t source, std::int64_t target);
+    std::vector<Sequence*> active() const { return part(0, active_.size()); }
+    std::vector<Sequence*> decoding() const { return part(0, num_decoding_); }
+
+    /// The sequences whose prompts are being read.
+    std::vector<Sequence*> readers() const { return part(num_decoding_, active_.size()); }
+
+    std::int64_t num_active() const { return static_cast<std::int64_t>(active_.size()); }
+
+    /// Run one step on neighbouring sequences with these plans; returns each sequence's predictions.
+    ///
+    /// The first one belongs to the last pending token; then come draft tokens and masks. A sequence that feeds no pending token has
+    /// predictions for its masks only. Rows whose memory ends too early for the widest plan run separately.
+    std::vector<Predictions> forward(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans);
+
+    /// Slots of a step after the sequence's pending tokens; negative if these do not fit.
+    std::int64_t room(const Sequence& seq) const;
+
+    /// Whether the sequence's pending tokens fit in the context.
+    bool fits(const Sequence& seq) const { return seq.num_tokens() <= backend.max_capacity(); }
+
+    /// Load the beginning of the sequence's prompt from the prefix cache. `most`: entries to which a saved prefix may widen the
+    /// sequences; no value means any number.
+    void lookup(Sequence& seq, std::int64_t chunk, std::optional<std::int64_t> most = std::nullopt);
 
     /// Offer the sequence's final entries to the prefix cache.
     void store(const Sequence& seq);
 
-    /// Tell the prefix cache that the sequence's step is done and its cursor has moved.
-    static void moved(const Sequence& seq);
+    /// Add a sequence before the others whose prompts are being read.
+    void add(std::shared_ptr<Sequence> seq, std::vector<Accepted>& accepted);
 
-    /// Feed pending tokens of one sequence without outputs; `is_chunk`: they are a whole chunk of its prompt.
-    void run_chunk(Sequence& seq, std::int64_t num_tokens, bool is_chunk);
+    /// The prompt of `seq`, the first that is being read, has been read.
+    void start_decoding(const Sequence& seq);
 
-    /// Whether a grammar forced more tokens than one step can feed. The sequence decodes again once they are fed.
-    bool is_behind(const Sequence& seq, std::int64_t block) const;
+    /// Remove sequences that have ended, and close the gaps; decoding sequences stay first.
+    void drop_finished(std::vector<Accepted>& accepted);
 
-    /// Most pending tokens of an answer that one step feeds.
-    std::int64_t max_pending(std::int64_t block) const;
-
-    /// Split neighbouring `seqs` into runs, leaving out sequences for which is_behind.
-    std::vector<std::vector<Sequence*>> neighbours(const std::vector<Sequence*>& seqs, std::int64_t block) const;
-
-    /// Slots left in a step after the sequence's pending tokens; negative if even those do not fit.
-    std::int64_t room(const Sequence& seq) const;
-
-    /// The same in a decode step.
-    std::int64_t decode_room(const Sequence& seq) const;
-    bool fits(const Sequence& seq) const { return seq.num_tokens() <= backend.max_capacity(); }
-
-    std::int64_t index_of(const Sequence& seq) const;
-
-    std::int64_t capacity() const { return cache_->capacity(); }
-    std::int64_t entry_bytes() const { return cache_->entry_bytes(); }
-    std::int64_t chunk() const;
+    /// Free the KV memory; no sequence is active.
+    void free();
 
   private:
-    void forward(std::int64_t first, const StepPlan* plans, std::int64_t count, bool is_chunk = false);
+    std::vector<Sequence*> part(std::size_t first, std::size_t end) const;
+    std::size_t row_of(const Sequence& seq) const;
+    void move(std::size_t source, std::size_t target, std::vector<Accepted>& accepted);
+    void step(std::size_t first, const StepPlan* plans, std::size_t count);
 
-    std::int64_t mask_id_, chunk_;
-    std::optional<std::int64_t> max_slots_;
+    std::vector<std::shared_ptr<Sequence>> active_;
+    std::size_t num_decoding_ = 0;
+    std::int64_t mask_id_;
     std::unique_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;
-    double step_seconds_ = 0.0;
 };
 
 } // namespace mars

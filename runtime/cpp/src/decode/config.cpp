@@ -1,3 +1,4 @@
+// runtime/decode/config.py: the settings of one request.
 #include <algorithm>
 #include <charconv>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Same order of operations as runtime/decode/speculation/cost.py, so that doubles are rounded alike.
+// The same order of operations as in Python, so that doubles are rounded alike.
 #include "decode/cost.hpp"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The cost of a step on this machine by its size: a built-in curve, corrected by the steps that run
-// (runtime/decode/speculation/cost.py).
+// runtime/decode/speculation/cost.py: the cost of a step by its size: a built-in curve, corrected by the steps that run.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// DraftTokens for the next tokens, from masks and from the sequence's own text (runtime/decode/speculation/draft_tokens.py).
+// runtime/decode/speculation/draft_tokens.py: predicted next tokens, from masks or from a lookup.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Same constants and order of operations as runtime/decode/speculation/estimates.py, so that doubles are rounded alike;
-// tests/conformance/masks.json and exact.json compare them.
+// The same order of operations as in Python, so that doubles are rounded alike.
 #include "decode/estimates.hpp"
 
 #include <algorithm>

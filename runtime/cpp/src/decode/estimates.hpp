@@ -1,4 +1,4 @@
-// Estimates of what a step will accept, from what earlier steps accepted (runtime/decode/speculation/estimates.py).
+// runtime/decode/speculation/estimates.py: estimates of what a step will accept, from earlier steps.
 #pragma once
 
 #include <array>

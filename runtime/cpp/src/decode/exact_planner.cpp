@@ -1,5 +1,4 @@
-// Same order of operations as runtime/decode/speculation/exact_planner.py, so that doubles are rounded alike; tests/conformance/splits.json
-// compares them.
+// The same order of operations as in Python, so that doubles are rounded alike.
 #include "decode/exact_planner.hpp"
 
 #include <algorithm>

@@ -1,24 +1,14 @@
-// How a verifying step is split: how many draft tokens it feeds, and how many masks after them.
+// runtime/decode/speculation/exact_planner.py: how a verifying step is split into draft tokens and masks.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "decode/backend.hpp"
 #include "decode/cost.hpp"
 
 namespace mars {
-
-/// The inputs of one sequence in a step, from its cursor on: `pending` tokens, then `draft_tokens`, then `masks`.
-///
-/// Outputs are requested for the last pending token, every draft token and every mask, in this order.
-struct StepPlan {
-    std::int64_t pending = 0, draft_tokens = 0, masks = 0;
-
-    std::int64_t slots() const { return pending + draft_tokens + masks; }
-    std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
-};
 
 /// The slots that one sequence may feed, and their expected outcome.
 ///

@@ -20,21 +20,18 @@ Lanes::Lanes(KvBudget budget, std::optional<std::int64_t> max_rows_per_client, O
 }
 
 void Lanes::add(std::shared_ptr<Sequence> seq) {
-    if (!budget_.num_bytes) {
+    if (!budget_.num_bytes)
         lanes_.front().schedule->add(std::move(seq));
-    } else {
-        Sequence* const added = seq.get();
-        own_.emplace(added, std::move(seq));
-        waiting_.add(added);
-    }
+    else
+        waiting_.add(std::move(seq));
     publish();
 }
 
-void Lanes::iterate(const std::function<void(const Accepted&)>& deliver) {
-    waiting_.drop_finished([this](const Sequence* seq) { own_.erase(seq); });
+void Lanes::steps(const std::function<void(const Accepted&)>& deliver) {
+    waiting_.drop_finished();
     if (budget_.num_bytes) start_rows();
     publish();
-    for (const Lane& lane : lanes_) lane.schedule->iterate(deliver);
+    for (const Lane& lane : lanes_) lane.schedule->steps(deliver);
     if (budget_.num_bytes) // frees their memory
         lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.schedule->is_idle(); }), lanes_.end());
     publish();
@@ -59,8 +56,7 @@ void Lanes::start_rows() {
             continue;
         }
         if (blocked != nullptr && num_passes_++ >= max_passes * budget_.max_rows) return;
-        waiting_.remove(seq);
-        lane->schedule->add(std::move(own_.extract(seq).mapped()));
+        lane->schedule->add(waiting_.remove(*seq));
     }
     if (blocked == nullptr && num_rows_of_all() < budget_.max_rows) blocked_ = nullptr;
 }
@@ -107,7 +103,7 @@ std::int64_t Lanes::num_rows_of_all() const {
 }
 
 void Lanes::publish() {
-    std::int64_t running = 0, waiting = static_cast<std::int64_t>(waiting_.size()), entries = 0, seqs = 0;
+    std::int64_t running = 0, waiting = waiting_.size(), entries = 0, seqs = 0;
     for (const Lane& lane : lanes_) {
         running += lane.used(); // sequences with a place start in this iteration or read their prompts after another
         entries += lane.schedule->num_entries();

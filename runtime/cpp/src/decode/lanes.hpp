@@ -1,4 +1,4 @@
-// Rows of different lengths within one KV budget: each batch of them has memory of its own (runtime/decode/lanes.py).
+// runtime/decode/lanes.py: rows of different lengths within one KV budget: each batch of them has memory of its own.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "decode/schedule.hpp"
@@ -29,8 +28,8 @@ class Lanes {
     /// Queue a sequence, as Schedule::add.
     void add(std::shared_ptr<Sequence> seq);
 
-    /// One iteration of each batch, with each event delivered as soon as its forward has run.
-    void iterate(const std::function<void(const Accepted&)>& deliver);
+    /// The steps of one iteration of each batch, each delivered as it is run.
+    void steps(const std::function<void(const Accepted&)>& deliver);
 
     bool is_idle() const { return waiting_.empty() && num_rows_of_all() == 0; }
 
@@ -62,7 +61,6 @@ class Lanes {
     const std::optional<std::int64_t> max_rows_per_client_;
     const Open open_;
     Queue waiting_;
-    std::unordered_map<const Sequence*, std::shared_ptr<Sequence>> own_; // waiting sequences
     std::vector<Lane> lanes_;
     const Schedule* only_ = nullptr;    // without a limit of bytes
     const Sequence* blocked_ = nullptr; // the first sequence that waits for memory

@@ -1,4 +1,4 @@
-// Chooses what the next step feeds for the highest speed, from what sequences have shown and what a step costs.
+// runtime/decode/speculation/planner.py: the plan of the next step that gives the most tokens per second.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,10 @@
 #include <vector>
 
 #include "decode/cost.hpp"
-#include "decode/estimates.hpp"
 #include "decode/exact_planner.hpp"
 #include "decode/sequence.hpp"
 
 namespace mars {
-
-/// The facts about a sequence for the choice of masks at a tau.
-struct Chooser {
-    const PassRates* pass_rates = nullptr;
-    std::int64_t pending = 0; ///< tokens whose KV is not final
-    std::int64_t most = 0;    ///< masks it can use
-    bool is_free = false;     ///< false: it always gets `most`
-};
 
 /// Provides the cost of a step for each choice.
 using CostSource = std::function<std::shared_ptr<const Cost>()>;
@@ -33,22 +24,23 @@ using StepRecorder = std::function<void(std::int64_t seqs, std::int64_t slots, d
 /// time is set aside for trying more masks.
 class Planner {
   public:
-    explicit Planner(CostSource cost) : cost_(std::move(cost)) {}
+    explicit Planner(
+        CostSource cost, StepRecorder recorder = [](std::int64_t, std::int64_t, double) {})
+        : record(std::move(recorder)), cost_(std::move(cost)) {}
+
+    StepRecorder record;
 
     /// The inputs of each sequence, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
     /// exact ones.
     std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block);
 
-    /// Masks for each sequence, 0 to its `most`.
-    std::vector<std::int64_t> masks(const std::vector<Chooser>& seqs);
+    /// Masks of each sequence, from 0 to its `most`; exactly that for a sequence with a fixed number.
+    std::vector<std::int64_t> masks(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& most);
 
   private:
     CostSource cost_;
     double saved_ = 0.0; // seconds set aside for trials
     ExactPlanner exact_planner_;
 };
-
-/// All pending tokens and all draft tokens of each sequence, and as many masks as it can use and has room for.
-std::vector<StepPlan> widest_plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block);
 
 } // namespace mars

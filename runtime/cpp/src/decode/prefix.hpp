@@ -1,4 +1,4 @@
-// The prefix cache: KV entries of earlier prompts and answers by their token ids (runtime/decode/prefix.py).
+// runtime/decode/prefix.py: the prefix cache: KV entries of earlier prompts and answers by their token ids.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,34 @@
 #include "decode/queue.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace mars {
 
-void Queue::add(Sequence* seq) {
-    const auto [at, is_new] = of_.try_emplace(seq->client, lines_.end());
-    if (is_new) at->second = lines_.insert(lines_.end(), Line{seq->client, {}});
-    at->second->seqs.push_back(seq);
-    ++size_;
+namespace {
+
+/// The client's line, or the end.
+template <typename Lines>
+auto line_of(Lines& lines, const std::optional<std::string>& client) {
+    return std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.front()->client == client; });
+}
+
+} // namespace
+
+std::int64_t Queue::size() const {
+    return std::accumulate(lines_.begin(), lines_.end(), std::int64_t{0},
+                           [](std::int64_t sum, const Line& line) { return sum + static_cast<std::int64_t>(line.size()); });
+}
+
+std::int64_t Queue::size_of(const std::optional<std::string>& client) const {
+    const auto line = line_of(lines_, client);
+    return line == lines_.end() ? 0 : static_cast<std::int64_t>(line->size());
+}
+
+void Queue::add(std::shared_ptr<Sequence> seq) {
+    auto line = line_of(lines_, seq->client);
+    if (line == lines_.end()) line = lines_.insert(line, Line{});
+    line->push_back(std::move(seq));
 }
 
 Sequence* Queue::first(const std::function<bool(const Sequence&)>& good) const {
@@ -16,45 +36,31 @@ Sequence* Queue::first(const std::function<bool(const Sequence&)>& good) const {
     for (std::size_t round = 0; is_left; ++round) {
         is_left = false;
         for (const Line& line : lines_) {
-            if (round >= line.seqs.size()) continue;
+            if (round >= line.size()) continue;
             is_left = true;
-            if (good(*line.seqs[round])) return line.seqs[round];
+            if (good(*line[round])) return line[round].get();
         }
     }
     return nullptr;
 }
 
-void Queue::remove(const Sequence* seq) {
-    const auto line = of_.at(seq->client);
-    line->seqs.erase(std::find(line->seqs.begin(), line->seqs.end(), seq));
-    --size_;
-    if (line->seqs.empty())
-        close(line);
-    else
-        lines_.splice(lines_.end(), lines_, line);
+std::shared_ptr<Sequence> Queue::remove(const Sequence& seq) {
+    const auto line = line_of(lines_, seq.client);
+    const auto at = std::find_if(line->begin(), line->end(), [&](const auto& each) { return each.get() == &seq; });
+    std::shared_ptr<Sequence> taken = std::move(*at);
+    line->erase(at);
+    lines_.splice(lines_.end(), lines_, line);
+    if (line->empty()) lines_.pop_back();
+    return taken;
 }
 
-void Queue::drop_finished(const std::function<void(Sequence*)>& gone) {
-    for (auto line = lines_.begin(); line != lines_.end();) {
-        for (auto at = line->seqs.begin(); at != line->seqs.end();) {
-            Sequence* const seq = *at;
-            seq->refresh();
-            if (!seq->finish_reason) {
-                ++at;
-                continue;
-            }
-            at = line->seqs.erase(at);
-            --size_;
-            gone(seq);
-        }
-        const auto passed = line++;
-        if (passed->seqs.empty()) close(passed);
-    }
-}
-
-void Queue::close(Lines::iterator line) {
-    of_.erase(line->client);
-    lines_.erase(line);
+void Queue::drop_finished() {
+    const auto is_finished = [](const auto& seq) {
+        seq->refresh();
+        return seq->finish_reason.has_value();
+    };
+    for (Line& line : lines_) line.erase(std::remove_if(line.begin(), line.end(), is_finished), line.end());
+    lines_.remove_if([](const Line& line) { return line.empty(); });
 }
 
 } // namespace mars

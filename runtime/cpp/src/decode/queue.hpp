@@ -1,49 +1,45 @@
-// The queue of sequences: clients take turns, and each client's sequences keep their order (runtime/decode/queue.py).
+// runtime/decode/queue.py: waiting sequences: clients take turns, and each client's sequences keep their order.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <list>
+#include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 
 #include "decode/sequence.hpp"
 
 namespace mars {
 
-/// Order: the first sequence of each client, then the second of each, and so on. A client whose sequence was taken goes to the
-/// end.
+/// Order: the first sequence of each client, then the second of each, and so on. After a sequence has started, its client comes last.
 ///
-/// So a client that sends a hundred requests at once delays only itself. Sequences without a client name share one line.
+/// So a client that sends a hundred requests at once delays only itself. Sequences without a client count as sequences of one client.
 class Queue {
   public:
     bool empty() const { return lines_.empty(); }
-    std::size_t size() const { return size_; }
-    void add(Sequence* seq);
+    std::int64_t size() const;
+
+    /// Waiting sequences of a client.
+    std::int64_t size_of(const std::optional<std::string>& client) const;
+
+    /// Add a sequence after the others of its client.
+    void add(std::shared_ptr<Sequence> seq);
 
     /// The first sequence that `good` accepts, in order of turns; null if none.
     Sequence* first(const std::function<bool(const Sequence&)>& good) const;
 
-    /// Remove a sequence that gets its place; its client goes to the end.
-    void remove(const Sequence* seq);
+    /// Remove a sequence that starts, and return it; its client's turn is over.
+    std::shared_ptr<Sequence> remove(const Sequence& seq);
 
-    /// Remove sequences that ended while waiting and call `gone` for each. The order of clients does not change.
-    void drop_finished(const std::function<void(Sequence*)>& gone);
+    /// Remove sequences that ended while they waited. The turns of clients do not change.
+    void drop_finished();
 
   private:
-    struct Line {
-        std::optional<std::string> client;
-        std::deque<Sequence*> seqs;
-    };
-    using Lines = std::list<Line>;
+    using Line = std::deque<std::shared_ptr<Sequence>>; // of one client, never empty
 
-    void close(Lines::iterator line);
-
-    Lines lines_;                                                        // never empty lines, in order of turns
-    std::unordered_map<std::optional<std::string>, Lines::iterator> of_; // by client
-    std::size_t size_ = 0;
+    std::list<Line> lines_; // in the order of turns
 };
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p, min-p and seeded draws.
+// runtime/decode/sample.py: choosing tokens from logits: repetition penalty, temperature, top-k, top-p, min-p, draws.
 #pragma once
 
 #include <cstdint>

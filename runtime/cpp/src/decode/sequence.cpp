@@ -7,7 +7,6 @@
 #include <mars/errors.hpp>
 
 #include "accept.hpp"
-#include "decode/prefix.hpp"
 #include "decode/sample.hpp"
 
 namespace mars {
@@ -20,22 +19,11 @@ constexpr double exact_mode = -1.0;  // instead of a tau
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
 
 template <typename T>
-void append(std::vector<T>& target, const std::vector<T>& source) {
+void extend(std::vector<T>& target, const std::vector<T>& source) {
     target.insert(target.end(), source.begin(), source.end());
 }
 
 } // namespace
-
-std::int64_t DraftSlots::id(std::int64_t position) const {
-    const auto offset = splitmix64(0, static_cast<std::uint64_t>(position)) % static_cast<std::uint64_t>(high - low);
-    return first + low + static_cast<std::int64_t>(offset);
-}
-
-void check_tau(double tau, Metric metric) {
-    if (!is_one_token(tau, metric))
-        throw SessionError("this bundle is a stock model with a draft adapter: its drafts were trained to be verified, so that the text is "
-                           "the stock model's. Leave out tau; tau 1 is one token a step");
-}
 
 std::string_view to_string(FinishReason reason) {
     constexpr const char* names[] = {"eos", "stop", "length", "capacity", "cancelled", "deadline"};
@@ -44,31 +32,40 @@ std::string_view to_string(FinishReason reason) {
 
 Predictions Predictions::of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric) {
     const auto& values = metric == Metric::margin ? output.margin : metric == Metric::entropy ? output.entropy : output.confidence;
-    const auto first = seq * output.outputs, last = first + count;
-    assert(last <= static_cast<std::int64_t>(values.size()) && "the session checks first that a metric was exported");
+    assert(!values.empty() && "the session checks first that a metric was exported");
     Predictions predictions;
-    predictions.token_ids.assign(output.token_ids.begin() + first, output.token_ids.begin() + last);
-    predictions.confidences.assign(values.begin() + first, values.begin() + last);
-    predictions.probabilities.assign(output.confidence.begin() + first, output.confidence.begin() + last);
+    // Of each array, the sequence's first predictions and, after those of wider sequences, the MTP layer's.
+    const auto copy = [&](auto& target, const auto& source, std::int64_t width) {
+        const auto begin = source.begin() + seq * output.outputs * width, end = begin + output.outputs * width;
+        target.assign(begin, begin + count * width);
+        target.insert(target.end(), end - output.mtp_drafts * width, end);
+    };
+    copy(predictions.token_ids, output.token_ids, 1);
+    copy(predictions.confidences, values, 1);
+    copy(predictions.probabilities, output.confidence, 1);
     predictions.vocab_size = output.vocab_size;
-    if (!output.logits.empty())
-        predictions.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
+    if (!output.logits.empty()) copy(predictions.logits, output.logits, output.vocab_size);
+    predictions.mtp_drafts = output.mtp_drafts;
     predictions.top_k = output.top_k;
     if (output.top_k > 0) {
-        predictions.topk_ids.assign(output.topk_ids.begin() + first * output.top_k, output.topk_ids.begin() + last * output.top_k);
-        predictions.topk_logprobs.assign(output.topk_logprobs.begin() + first * output.top_k,
-                                         output.topk_logprobs.begin() + last * output.top_k);
+        copy(predictions.topk_ids, output.topk_ids, output.top_k);
+        copy(predictions.topk_logprobs, output.topk_logprobs, output.top_k);
     }
     return predictions;
 }
 
 Predictions Predictions::then(const Predictions& later) const {
     Predictions joined = *this;
-    append(joined.token_ids, later.token_ids);
-    append(joined.confidences, later.confidences);
-    append(joined.probabilities, later.probabilities);
-    append(joined.logits, later.logits);
+    extend(joined.token_ids, later.token_ids);
+    extend(joined.confidences, later.confidences);
+    extend(joined.probabilities, later.probabilities);
+    extend(joined.logits, later.logits);
     return joined;
+}
+
+DraftTokens Predictions::mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const {
+    if (count != num_verified + 1 || !std::equal(chosen.begin(), chosen.begin() + count, token_ids.begin())) return {};
+    return {{token_ids.end() - mtp_drafts, token_ids.end()}, {probabilities.end() - mtp_drafts, probabilities.end()}, Source::masks};
 }
 
 Sequence::Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -99,7 +96,29 @@ std::int64_t Sequence::max_masks(std::int64_t block) const {
     std::int64_t most = feeds_draft_tokens() && block > 1 ? block + 1 : block - 1;
     if (config_.masks >= 0) most = std::min(most, config_.masks);
     if (mask_limit) most = std::min(most, *mask_limit);
-    return std::max(std::int64_t{0}, std::min(most, remaining() - (config_.is_exact() ? 2 : 1)));
+    return std::max(std::int64_t{0}, std::min(most, usable_masks()));
+}
+
+std::int64_t Sequence::usable_masks(std::int64_t num_drafts) const {
+    return std::max(std::int64_t{0}, remaining() - num_drafts - (config_.is_exact() ? 2 : 1));
+}
+
+StepPlan Sequence::widest_plan(std::int64_t room, std::int64_t block) const {
+    const std::int64_t drafts = std::max(std::int64_t{0}, std::min(num_draft_tokens(), room));
+    std::int64_t masks = std::min(max_masks(block), room - drafts);
+    if (config_.is_exact() || drafts > 0) masks = ends_at(drafts) ? 0 : std::min(masks, usable_masks(drafts));
+    return {num_pending(), drafts, std::max(std::int64_t{0}, masks)};
+}
+
+void Sequence::commit_chunk(std::int64_t num_tokens) {
+    cursor += num_tokens;
+    ++(is_reading() ? stats.prefill_forwards : stats.forwards);
+}
+
+std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {
+    cursor += plan.pending;
+    ++stats.forwards;
+    return accept(predictions, plan.draft_tokens);
 }
 
 std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::int64_t num_draft_tokens) {
@@ -114,12 +133,12 @@ std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::in
     }
     std::int64_t num_verified = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
     for (std::int64_t i = 0; i < count; ++i) {
-        push(chosen.token_ids[static_cast<std::size_t>(i)]);
+        append(chosen.token_ids[static_cast<std::size_t>(i)]);
         if (finish_reason) count = i + 1;
     }
     num_verified = std::min(num_verified, count);
     if (verifies) {
-        advance(chosen.token_ids, predictions.probabilities, count, num_verified, num_draft_tokens);
+        advance(chosen.token_ids, predictions, count, num_verified, num_draft_tokens);
     } else {
         draft_tokens = {};
         // If something other than tau ended the run, the sequence is over.
@@ -134,7 +153,7 @@ std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::in
     return Accepted{index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_verified};
 }
 
-void Sequence::push(std::int64_t token) {
+void Sequence::append(std::int64_t token) {
     tokens.push_back(token);
     if (is_one_of(token, eos_ids_))
         finish_reason = FinishReason::eos;
@@ -143,15 +162,20 @@ void Sequence::push(std::int64_t token) {
 }
 
 /// Verified draft tokens become final like pending tokens; the predictions after them are proposed next.
-void Sequence::advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+void Sequence::advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count,
                        std::int64_t num_verified, std::int64_t num_fed) {
     cursor = std::min(cursor + num_verified, num_tokens() - 1);
     count_draft_tokens(num_fed, num_verified);
+    if (predictions.mtp_drafts > 0 && !finish_reason) {
+        draft_tokens = predictions.mtp_draft(token_ids, count, num_verified);
+        return;
+    }
     // Predictions after a wrong token are void: new masks are better guesses.
     if (num_verified < num_fed || finish_reason) {
         draft_tokens = {};
         return;
     }
+    const std::vector<double>& probabilities = predictions.probabilities;
     draft_tokens = {{token_ids.begin() + count, token_ids.end()}, {probabilities.begin() + count, probabilities.end()}, Source::masks};
     see_masks(draft_tokens.confidences);
 }

@@ -1,4 +1,4 @@
-// One sequence of a batch: its tokens, its cursor, its settings and how it ended.
+// runtime/decode/sequence.py: one sequence: its tokens, its cursor, its settings and how it ended.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,7 @@
 #include <mars/stats.hpp>
 
 #include "decode/backend.hpp"
+#include "decode/draft_slots.hpp"
 #include "decode/draft_tokens.hpp"
 #include "decode/estimates.hpp"
 #include "decode/exact_planner.hpp"
@@ -38,7 +39,8 @@ struct Accepted {
 /// Consecutive predictions for one sequence, the first for its next unknown position. `logits` is empty or [size,
 /// vocab_size]; `topk_ids` and `topk_logprobs` are empty or [size, top_k], best first.
 ///
-/// `confidences` are of the metric that the sequence uses, `probabilities` always probabilities.
+/// `confidences` are of the metric that the sequence uses, `probabilities` always probabilities. The last `mtp_drafts`
+/// predictions are the MTP layer's, as in StepOutput.
 struct Predictions {
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences, probabilities;
@@ -46,26 +48,17 @@ struct Predictions {
     std::int64_t vocab_size = 0;
     std::vector<std::int64_t> topk_ids = {};
     std::vector<float> topk_logprobs = {};
-    std::int64_t top_k = 0;
+    std::int64_t top_k = 0, mtp_drafts = 0;
 
-    /// The first `count` predictions of batch row `seq`, with confidences of `metric`.
+    /// The first `count` predictions of batch row `seq` and the MTP layer's, with confidences of `metric`.
     static Predictions of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric);
 
     /// These predictions followed by `later` ones.
     Predictions then(const Predictions& later) const;
+
+    /// The MTP layer's draft tokens, if the step gave the first `count` of `chosen`: none if greedy decoding gives others.
+    DraftTokens mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const;
 };
-
-/// Draft slots, which take the place of masks if a bundle has draft adapters over a stock model. `first` is the input of token 0 there; token ids are from `low` up to, but
-/// not including, `high`.
-struct DraftSlots {
-    std::int64_t first, low, high;
-
-    /// The input of the slot at `position` of the sequence. It depends on nothing else, so that a text can be repeated.
-    std::int64_t id(std::int64_t position) const;
-};
-
-/// Throws SessionError for a tau that accepts drafts without verification.
-void check_tau(double tau, Metric metric);
 
 /// A sequence being decoded.
 ///
@@ -97,6 +90,9 @@ class Sequence {
     std::int64_t num_pending() const { return num_tokens() - cursor; }
     std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
 
+    /// Whether its prompt is being read: no forward of it has had outputs.
+    bool is_reading() const { return stats.forwards == 0; }
+
     /// Draft tokens that may be fed. Never one that ends the sequence: the output before it predicts the same.
     std::int64_t num_draft_tokens() const;
 
@@ -110,8 +106,21 @@ class Sequence {
     /// Whether draft token `i` exists and ends the sequence.
     bool ends_at(std::int64_t i) const;
 
-    /// Masks that the next step may feed if it feeds no draft tokens.
+    /// Most masks that the next step may feed without draft tokens; no more than can be used.
     std::int64_t max_masks(std::int64_t block) const;
+
+    /// Most masks, after `num_drafts` draft tokens, whose predictions fit in the rest of the answer: the step gives one token besides, and in
+    /// exact mode the step that verifies them gives another.
+    std::int64_t usable_masks(std::int64_t num_drafts = 0) const;
+
+    /// All pending tokens, all draft tokens, and as many masks as are allowed and fit in `room` slots.
+    StepPlan widest_plan(std::int64_t room, std::int64_t block) const;
+
+    /// A chunk of the pending tokens is final; its output is not used.
+    void commit_chunk(std::int64_t num_tokens);
+
+    /// Take the predictions of `plan`, whose pending tokens are final now.
+    std::optional<Accepted> commit_and_accept(const Predictions& predictions, const StepPlan& plan);
 
     /// Accept predictions from the left by the rule and the limits, and record how the sequence ends if it does.
     ///
@@ -156,8 +165,8 @@ class Sequence {
     /// The sequence's own choices of tokens, drawn from the logits, from prediction `first` on.
     Predictions candidates(const Predictions& predictions, std::int64_t first = 0) const;
 
-    /// Append an accepted token, and record how the sequence ends if it does.
-    void push(std::int64_t token);
+    /// Make `token` part of the answer, which it may end.
+    virtual void append(std::int64_t token);
 
     /// Count draft tokens of a step, and learn from them; forced ones do not count.
     void count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified);
@@ -166,8 +175,8 @@ class Sequence {
     void see_masks(const std::vector<double>& probabilities);
 
   private:
-    void advance(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
-                 std::int64_t num_verified, std::int64_t num_fed);
+    void advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count, std::int64_t num_verified,
+                 std::int64_t num_fed);
     /// Expected number of accepted draft tokens.
     double expected_accepted(const DraftTokens& those) const;
     void end(FinishReason reason) {

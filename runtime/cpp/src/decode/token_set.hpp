@@ -1,4 +1,4 @@
-// A set of tokens of a vocabulary, one bit each.
+// No Python file: a set of tokens of a vocabulary, one bit each (Python has numpy arrays).
 #pragma once
 
 #include <algorithm>

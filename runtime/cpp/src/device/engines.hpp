@@ -1,4 +1,4 @@
-// The properties of this machine that decide which engines run, and how an engine is opened by a plugin.
+// No Python file: which engines run on this machine, and how a plugin opens one.
 #pragma once
 
 #include <map>

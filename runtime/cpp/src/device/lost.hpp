@@ -1,4 +1,4 @@
-// CUDA errors after which the process must be restarted: every later call fails too (runtime/device/failures.py).
+// runtime/device/failures.py: CUDA errors after which the process must be restarted: every later call fails too.
 #pragma once
 
 #include <string>

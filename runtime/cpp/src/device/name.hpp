@@ -1,4 +1,4 @@
-// Device names: `cpu`, `cuda`, or a GPU by its number, `cuda:1` (runtime/device/name.py).
+// runtime/device/name.py: device names: `cpu`, `cuda`, or a GPU by its number, `cuda:1`.
 #pragma once
 
 #include <optional>

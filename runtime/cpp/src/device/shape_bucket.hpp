@@ -1,4 +1,4 @@
-// Pads steps to the few sizes that an engine runs in (runtime/device/trt/shape_bucket.py).
+// runtime/device/trt/shape_bucket.py: pads steps to the few sizes that an engine runs in.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which variant of a bundle runs on this machine, and why each other one does not (runtime/device/variants.py).
+// runtime/device/variants.py: which variant of a bundle runs on this machine, and why each other one does not.
 #pragma once
 
 #include <optional>

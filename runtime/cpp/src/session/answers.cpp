@@ -5,6 +5,8 @@
 
 #include <mars/errors.hpp>
 
+#include "decode/blocks.hpp"
+
 namespace mars {
 
 Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
@@ -32,7 +34,7 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
         run_ = decode_blocks(backend, seqs, block, mask, commit.cache_block);
         return;
     }
-    run_ = decode(backend, seqs, block, mask, session_->cost_source(), session_->step_recorder());
+    run_ = decode(backend, seqs, block, mask, session_->planner());
 }
 
 std::optional<std::vector<Event>> Answers::next() {

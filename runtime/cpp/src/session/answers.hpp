@@ -1,4 +1,4 @@
-// The shared part of streams and batches: sequences, their texts, and the loop that decodes them.
+// runtime/session/answer.py: sequences with their texts, and the loop that decodes them.
 #pragma once
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// runtime/session/conversation.py: a chat whose turns share their KV entries.
 #include <algorithm>
 
 #include <mars/conversation.hpp>

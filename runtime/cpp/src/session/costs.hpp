@@ -1,4 +1,4 @@
-// What a step costs in one session: learned from its steps, set by the user, or read from the user's cache.
+// runtime/session/cost_file.py: what a step costs in a session: learned, set by the user, or read from a file.
 #pragma once
 
 #include <filesystem>

@@ -139,7 +139,7 @@ std::optional<DraftSlots> Opened::draft_slots(const std::string& name) const {
     if (!draft) return std::nullopt;
     const std::int64_t adapter =
         name.empty() ? 0 : std::find(draft->adapters.begin(), draft->adapters.end(), name) - draft->adapters.begin();
-    return DraftSlots{model.vocab_size * (1 + adapter), draft->low, draft->high};
+    return DraftSlots::of(adapter, model.vocab_size, draft->low, draft->high);
 }
 
 const Text& Opened::needs_text() const {

@@ -1,4 +1,4 @@
-// An opened bundle as its sessions and streams share it: the variant that runs, its text, and new sequences for requests.
+// runtime/session/session.py: an opened bundle as its sessions and streams share it.
 #pragma once
 
 #include <chrono>
@@ -58,12 +58,10 @@ struct Opened {
 
     const Variant& runs() const { return bundle.variant(variant); }
 
-    /// For a schedule, which must not outlive this.
-    CostSource cost_source() const {
-        return [this] { return costs->get(); };
-    }
-    StepRecorder step_recorder() const {
-        return [this](std::int64_t seqs, std::int64_t slots, double seconds) { costs->record(seqs, slots, seconds); };
+    /// A planner for one batch, which must not outlive this.
+    Planner planner() const {
+        return Planner([this] { return costs->get(); },
+                       [this](std::int64_t rows, std::int64_t slots, double seconds) { costs->record(rows, slots, seconds); });
     }
     GrammarState new_grammar_state(const GenerationConfig& config) const;
 

@@ -1,3 +1,4 @@
+// runtime/session/session.py: prompts in, answers or streams out.
 #include <set>
 
 #include <mars/conversation.hpp>

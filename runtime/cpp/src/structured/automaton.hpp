@@ -1,4 +1,4 @@
-// The file of a stored grammar: a deterministic automaton over bytes (docs/format.md).
+// runtime/structured/automaton_file.py: the file of a stored grammar, a deterministic automaton (docs/format.md).
 #pragma once
 
 #include <cstdint>

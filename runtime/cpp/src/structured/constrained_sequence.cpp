@@ -101,7 +101,7 @@ std::optional<Choice> ConstrainedSequence::choose(const Predictions& predictions
 
 void ConstrainedSequence::append(std::int64_t token) {
     grammar_state_.append(token);
-    push(token);
+    Sequence::append(token);
 }
 
 /// Move the cursor past verified draft tokens, and propose what was predicted after `appended`.
@@ -114,7 +114,9 @@ void ConstrainedSequence::propose(const Predictions& predictions, const std::vec
     draft_tokens = {};
     if (finish_reason) return;
     DraftTokens guess;
-    if (num_verified == num_draft_tokens) {
+    if (predictions.mtp_drafts > 0) {
+        guess = predictions.mtp_draft(appended, num_appended, num_verified);
+    } else if (num_verified == num_draft_tokens) {
         see_masks({predictions.probabilities.begin() + std::min(num_draft_tokens + 1, num_predictions), predictions.probabilities.end()});
         // Predictions after a token that is not the model's own are void.
         const bool is_own =

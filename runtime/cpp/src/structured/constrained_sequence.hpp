@@ -1,4 +1,4 @@
-// Rows whose answers follow a grammar (runtime/structured/constrained_sequence.py).
+// runtime/structured/constrained_sequence.py: sequences whose answers follow a grammar.
 #pragma once
 
 #include "decode/sequence.hpp"
@@ -27,7 +27,7 @@ class ConstrainedSequence : public Sequence {
 
   private:
     std::optional<Choice> choose(const Predictions& predictions, std::int64_t i, std::int64_t num_verified, std::int64_t num_draft_tokens);
-    void append(std::int64_t token);
+    void append(std::int64_t token) override;
     void propose(const Predictions& predictions, const std::vector<std::int64_t>& appended, std::int64_t num_verified,
                  std::int64_t num_draft_tokens);
     void count(const Predictions& predictions, std::int64_t num_appended, std::int64_t num_verified, std::int64_t num_draft_tokens);

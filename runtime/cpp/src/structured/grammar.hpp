@@ -1,5 +1,4 @@
-// Grammars of a bundle over its tokens: what is allowed, what is forced, and how it is written
-// (runtime/structured/grammar.py).
+// runtime/structured/grammar.py: grammars of a bundle over its tokens: allowed and forced ones, and their spelling.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// A sequence's grammar: which tokens are forced, which are allowed, and which draft tokens are worth feeding
-// (runtime/structured/grammar_state.py).
+// runtime/structured/grammar_state.py: a sequence's grammar: forced and allowed tokens, and its draft tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A tokenizer's tokens as bytes, sorted for grammars.
+// runtime/structured/vocabulary.py: a tokenizer's tokens as bytes, sorted for grammars.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Byte-pair encoding: the bytes of one word to token ids.
+// No Python file: byte-pair encoding: the bytes of one word to token ids (Python: Hugging Face `tokenizers`).
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// GPT-2's byte-level alphabet: every byte as one printable character.
+// No Python file: GPT-2's byte-level alphabet: every byte as one printable character.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// SentencePiece's spaces and bytes (Llama 2, Mistral): a space is written U+2581, a byte without a character <0xNN>.
+// No Python file: SentencePiece's spaces and bytes (Llama 2, Mistral): a space is U+2581, a byte <0xNN>.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Splits text into words, with the patterns of known tokenizers written out by hand.
+// No Python file: splits text into words, with the patterns of known tokenizers written out by hand.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Tokenizer and chat template of a bundle (runtime/text/tokenizer.py). The streaming part is in the public text.hpp.
+// runtime/text/tokenizer.py: tokenizer and chat template of a bundle. Streams are in the public text.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The bundle's tokenizer: text to token ids and back, with the ids of Hugging Face `tokenizers`.
+// No Python file: text to token ids and back, with the ids of Hugging Face `tokenizers`, which Python uses.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Reads tokenizer.json. Known configurations are recognized exactly; anything else is refused by name.
+// No Python file: reads tokenizer.json. Known configurations are recognized exactly; others are refused by name.
 #include <algorithm>
 #include <array>
 #include <unordered_set>

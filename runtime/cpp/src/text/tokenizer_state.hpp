@@ -1,4 +1,4 @@
-// The immutable parts of a tokenizer after its file is read.
+// No Python file: the immutable parts of a tokenizer after its file is read.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Character classes for tokenizers, and normalization form C.
+// No Python file: character classes for tokenizers, and normalization form C.
 #pragma once
 
 #include <optional>

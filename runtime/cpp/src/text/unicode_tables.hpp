@@ -1,4 +1,4 @@
-// Unicode as in Hugging Face `tokenizers`: sorted tables that tools/unicode_tables.py generates from that library.
+// No Python file: sorted tables of Unicode that tools/unicode_tables.py generates from `tokenizers`.
 #pragma once
 
 #include <string_view>

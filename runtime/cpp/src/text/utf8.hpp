@@ -1,4 +1,4 @@
-// Strict UTF-8: decoding, validation, and replacing invalid bytes by U+FFFD.
+// No Python file: strict UTF-8: decoding, validation, and replacing invalid bytes by U+FFFD.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// ONNX Runtime's C++ interface, and a loaded graph. Only device/ort includes this, and who uses its backend.
+// No Python file: ONNX Runtime's C++ interface, and a loaded graph. Only for device/ort and users of its backend.
 #pragma once
 
 #define ORT_API_MANUAL_INIT // ort_base() loads the library; a version that is too old is an error, not a crash

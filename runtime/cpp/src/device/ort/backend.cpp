@@ -7,7 +7,6 @@
 #include "device/lost.hpp"
 #include "device/name.hpp"
 #include "device/ort/kernels.hpp"
-#include "device/ort/products.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -59,11 +58,12 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const std::string provider = provider_of(name.kind);
     const bool is_on_cpu = provider == cpu_provider, is_cuda = provider == cuda_provider;
     const bool is_w8a8 = variant.precision == "w8a8";
-    const OrtParts options = parted(settings.options, is_on_cpu, name.number);
+    OrtParts options = parted(settings.options, is_on_cpu, name.number);
+    options.needs_exact_products = is_on_cpu && is_w8a8;
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
     is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
-    for (std::int64_t i = 0; i < model_.num_layers; ++i)
+    for (std::int64_t i = 0; i < model_.num_kv_layers(); ++i)
         for (const char* kind : {".key", ".value"}) {
             past_names_.push_back("past_key_values." + std::to_string(i) + kind);
             present_names_.push_back("present." + std::to_string(i) + kind);
@@ -74,7 +74,6 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         const std::optional<Kernels> kernels = is_on_cpu && is_w8a8 ? installed_kernels() : std::nullopt;
         const std::filesystem::path operators = kernels ? kernels->library : std::filesystem::path();
         open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level), operators);
-        if (is_on_cpu && is_w8a8) require_exact_products(graph_.env, options.entries);
         check_signature(file);
         if (is_cuda && !memory_) memory_ = cuda_memory(name.ordinal());
         are_rows_bound_once_ = is_on_cpu || memory_ != nullptr;
@@ -138,14 +137,15 @@ void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) 
 
 /// Bind the wanted outputs; outputs that are not bound are not computed.
 void OrtBackend::bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const {
-    output.outputs = input.outputs;
+    output.outputs = input.outputs + model_.mtp_drafts;
+    output.mtp_drafts = model_.mtp_drafts;
     output.vocab_size = model_.vocab_size;
     output.top_k = input.want_topk ? top_k_ : 0;
     if (!want_logits) output.logits.clear();
     const auto bind = [&](const std::string& name, auto& values, std::int64_t width) {
-        Shape shape{input.rows, input.outputs};
+        Shape shape{input.rows, output.outputs};
         if (width > 0) shape.push_back(width);
-        values.resize(static_cast<std::size_t>(input.rows * input.outputs * std::max(width, std::int64_t{1})));
+        values.resize(static_cast<std::size_t>(input.rows * output.outputs * std::max(width, std::int64_t{1})));
         rows.binding.BindOutput(name.c_str(), tensor(values, shape));
     };
     for (const std::string& name : outputs_) {

@@ -1,4 +1,4 @@
-// The ONNX Runtime backend: IO binding by address, KV written in place, on the host or a device.
+// runtime/device/ort/backend.py: ONNX Runtime, with IO binding by address and KV written in place.
 #pragma once
 
 #include <atomic>

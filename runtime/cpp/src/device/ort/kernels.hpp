@@ -1,4 +1,4 @@
-// mars-export-kernels: an operator for the products of w8a8 graphs on a CPU (runtime/device/ort/kernels.py).
+// runtime/device/ort/kernels.py: mars-export-kernels: an operator for the products of w8a8 graphs on a CPU.
 #pragma once
 
 #include <filesystem>

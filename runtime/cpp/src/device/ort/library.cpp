@@ -1,4 +1,4 @@
-// Loads ONNX Runtime by dlopen: libmars starts without it, and works with any version not older than its headers.
+// runtime/device/ort/library.py: loads ONNX Runtime by dlopen: any version not older than its headers.
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Memory for KV rows: the host's, or a GPU's through the CUDA runtime that ONNX Runtime's provider has loaded.
+// runtime/device/memory.py: memory for KV rows: the host's, or a GPU's through the provider's CUDA runtime.
 #pragma once
 
 #include <cstddef>

@@ -9,6 +9,7 @@
 #include <mars/errors.hpp>
 
 #include "device/ort/backend.hpp"
+#include "device/ort/products.hpp"
 #include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"
@@ -125,6 +126,8 @@ void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::s
     if (const std::optional<int> threads = settings.threads ? settings.threads : default_threads()) all.SetIntraOpNumThreads(*threads);
     all.AddConfigEntry(accuracy_entry, std::to_string(accuracy_level).c_str());
     for (const auto& [name, value] : options.entries) all.AddConfigEntry(name.c_str(), value.c_str());
+    if (options.needs_exact_products)
+        for (const auto& [name, value] : exact_entries(graph.env, options.entries)) all.AddConfigEntry(name.c_str(), value.c_str());
     if (!operators.empty()) all.RegisterCustomOpsLibrary(operators.c_str());
     add_provider(all, provider, provider_options(provider, options.of_provider), settings.cuda_stream);
     graph.session = Ort::Session(graph.env, file.c_str(), all);

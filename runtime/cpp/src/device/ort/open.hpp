@@ -1,4 +1,4 @@
-// Opens graphs in ONNX Runtime: execution providers and their options.
+// runtime/device/ort/library.py: opens graphs in ONNX Runtime: execution providers and their options.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,7 @@ struct OrtSettings {
 /// Session configuration entries, whose names have a dot, and options of the execution provider, whose names have none.
 struct OrtParts {
     OrtOptions entries, of_provider;
+    bool needs_exact_products = false; // of bytes
 };
 
 /// Split options by their names. `number`: the device's, which providers call device_id. Throws SessionError for

@@ -1,7 +1,7 @@
 #include "device/ort/products.hpp"
 
 #include <array>
-#include <mutex>
+#include <optional>
 #include <vector>
 
 #include <mars/errors.hpp>
@@ -14,7 +14,8 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t inputs = 64, outputs = 48;
-constexpr std::int8_t largest = 63;
+constexpr std::int8_t largest = 127;
+const OrtOptions unsigned_weights = {{"session.x64quantprecision", "1"}}; // for weights of 8 bits; with VNNI it only costs time
 // An ONNX model with one node, MatMulInteger of x [rows, 64] uint8 and w [64, 48] int8, up to the bytes of w.
 constexpr std::array<unsigned char, 89> head{0x08, 0x08, 0x42, 0x04, 0x0A, 0x00, 0x10, 0x0D, 0x3A, 0xCE, 0x18, 0x0A, 0x18, 0x0A, 0x01,
                                              0x78, 0x0A, 0x01, 0x77, 0x12, 0x01, 0x79, 0x22, 0x0D, 0x4D, 0x61, 0x74, 0x4D, 0x75, 0x6C,
@@ -43,26 +44,35 @@ bool is_exact(Ort::Session& session, std::int64_t rows) {
     return true;
 }
 
-void check(const Ort::Env& env, const OrtOptions& entries) {
+/// The first number of rows for which sessions with `entries` are inexact; kernels differ by it.
+std::optional<std::int64_t> inexact(const Ort::Env& env, const OrtOptions& entries) {
     Ort::SessionOptions settings;
     settings.SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL).SetIntraOpNumThreads(1);
     for (const auto& [name, value] : entries) settings.AddConfigEntry(name.c_str(), value.c_str());
     const std::string model = graph();
     Ort::Session session(env, model.data(), model.size(), settings);
-    for (const std::int64_t rows : {1, 2, 8}) // kernels differ by the number of rows
-        if (!is_exact(session, rows))
-            throw SessionError(
-                "ONNX Runtime " + OrtBackend::version() + " computes wrong products of bytes on this processor (" + processor() +
-                "), in steps of " + std::to_string(rows) +
-                " slots, so a w8a8 bundle would give wrong text; use another version of ONNX Runtime, or make the bundle with "
-                "--precision int8");
+    for (const std::int64_t rows : {1, 2, 8})
+        if (!is_exact(session, rows)) return rows;
+    return std::nullopt;
+}
+
+OrtOptions find(const Ort::Env& env, const OrtOptions& entries) {
+    if (!inexact(env, entries)) return {};
+    OrtOptions both = unsigned_weights;
+    both.insert(entries.begin(), entries.end());
+    if (const std::optional<std::int64_t> rows = inexact(env, both))
+        throw SessionError("ONNX Runtime " + OrtBackend::version() + " computes wrong products of bytes on this processor (" + processor() +
+                           "), in steps of " + std::to_string(*rows) +
+                           " slots, so a w8a8 bundle would give wrong text; use another version of ONNX Runtime, or make the bundle with "
+                           "--precision int8");
+    return unsigned_weights;
 }
 
 } // namespace
 
-void require_exact_products(const Ort::Env& env, const OrtOptions& entries) {
-    static std::once_flag once;
-    std::call_once(once, [&] { check(env, entries); });
+OrtOptions exact_entries(const Ort::Env& env, const OrtOptions& entries) {
+    static const OrtOptions found = find(env, entries);
+    return found;
 }
 
 } // namespace mars

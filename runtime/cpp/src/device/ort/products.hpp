@@ -1,12 +1,13 @@
-// Checks that ONNX Runtime's byte products are exact on this processor, which w8a8 needs: some kernels add two products
-// in 16 bits, with saturation (runtime/device/ort/products.py).
+// runtime/device/ort/products.py: exact byte products by ONNX Runtime, which w8a8 needs: some kernels add two products
+// in 16 bits, with saturation.
 #pragma once
 
 #include "device/ort/open.hpp"
 
 namespace mars {
 
-/// Checks once per process. Throws SessionError if a product is wrong, and Ort::Exception.
-void require_exact_products(const Ort::Env& env, const OrtOptions& entries);
+/// Configuration entries with which sessions with `entries` multiply bytes exactly. Tests it once per process. Throws
+/// SessionError if there are none, and Ort::Exception.
+OrtOptions exact_entries(const Ort::Env& env, const OrtOptions& entries);
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// KV rows of an ONNX Runtime session, and their binding.
+// runtime/device/kv.py: KV rows of an ONNX Runtime session, and their binding.
 #pragma once
 
 #include <cstddef>

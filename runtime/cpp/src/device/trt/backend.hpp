@@ -1,5 +1,4 @@
-// The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs
-// (runtime/device/trt/backend.py).
+// runtime/device/trt/backend.py: KV memory on the device, and decode steps replayed as CUDA graphs.
 #pragma once
 
 #include <limits>

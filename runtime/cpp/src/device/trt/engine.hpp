@@ -1,4 +1,4 @@
-// A loaded engine, its log, its execution contexts, and RTX's file of compiled kernels.
+// runtime/device/trt/engine.py: a loaded engine, its log, its execution contexts, and RTX's file of kernels.
 // With TensorRT 10.3 or newer, or TensorRT-RTX (which defines TRT_MAJOR_RTX).
 #pragma once
 

@@ -1,4 +1,4 @@
-// The one function that libmars_tensorrt.so and libmars_tensorrt_rtx.so export.
+// No Python file: the one function that libmars_tensorrt.so and libmars_tensorrt_rtx.so export.
 #include "device/engines.hpp"
 #include "device/trt/backend.hpp"
 #include "device/trt/cuda.hpp"

@@ -1,5 +1,4 @@
-// Inputs and results of an engine's step, except KV entries, packed so that one copy in each direction carries them
-// (runtime/device/trt/io.py).
+// runtime/device/trt/io.py: inputs and results of an engine's step, packed for one copy in each direction.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,29 @@
+// runtime/decode/speculation/draft_slots.py: inputs that take the place of masks if a bundle has draft adapters.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <mars/config.hpp>
+
+namespace mars {
+
+/// What the draft slots of one adapter feed. `first` is the input of token 0 there; token ids are from `low` up to, but not
+/// including, `high`.
+struct DraftSlots {
+    std::int64_t first, low, high;
+
+    /// Of the adapter with this number, from 0.
+    static DraftSlots of(std::int64_t adapter, std::int64_t vocab_size, std::int64_t low, std::int64_t high) {
+        return {vocab_size * (1 + adapter), low, high};
+    }
+
+    /// The inputs of `count` slots, of which the first is at `position` of the sequence. They depend on nothing else, so that a
+    /// text can be repeated.
+    std::vector<std::int64_t> ids(std::int64_t position, std::int64_t count) const;
+};
+
+/// Throws SessionError for a tau that accepts drafts without verification.
+void check_tau(double tau, Metric metric);
+
+} // namespace mars

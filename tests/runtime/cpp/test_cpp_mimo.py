@@ -1,0 +1,55 @@
+"""A bundle with an MTP layer: libmars gives Python's text, by the same steps and the same draft tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import mimo
+from support.agreement import PROMPTS
+from support.cabi import Library
+from support.cabi_session import CSession
+from support.twins import SAMPLINGS
+
+from mars_export import GenerationConfig, Session
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import export_onnx
+from mars_export.exporter.export_options import ExportOptions
+from mars_export.runtime.structured.compiler import compile_into
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mimo")
+    mimo.write(root / "checkpoint", PROMPTS, 44)
+    export_onnx(open_checkpoint(str(root / "checkpoint")), root / "bundle", ExportOptions(block=4))
+    compile_into(root / "bundle", "words", GenerationConfig(regex="(the|in|a)( [a-z]{2,9}){3,6}"))
+    return root / "bundle"
+
+
+@pytest.mark.parametrize("settings", [*SAMPLINGS, {"prompt_lookup": 2}, {"grammar": "words"}], ids=str)
+def test_libmars_takes_the_steps_of_python(settings: dict[str, Any], bundle: Path, library: Library) -> None:
+    python = Session.open(bundle, threads=1, cache_bytes=0)
+    asked = {"max_new_tokens": 30, "eos_ids": (), "masks": "full", **settings}
+    accepted = 0
+    with CSession(library, bundle, threads=1) as session:
+        for prompt in PROMPTS:
+            wanted = python.generate(prompt, GenerationConfig(**asked))
+            made = session.generate(prompt, **asked)
+            assert made.token_ids == tuple(wanted.token_ids)
+            stats = wanted.stats
+            assert (made.forwards, made.draft_tokens, made.accepted_draft_tokens) == (
+                stats.forwards, stats.draft_tokens, stats.accepted_draft_tokens,
+            )  # fmt: skip
+            accepted += stats.accepted_draft_tokens
+    assert settings or accepted > 40
+
+
+def test_a_ragged_batch_has_the_texts_of_single_answers(bundle: Path, library: Library) -> None:
+    asked = {"max_new_tokens": 30, "eos_ids": ()}
+    with CSession(library, bundle, threads=1, cache_bytes=1 << 22) as session:
+        batch = session.generate_batch([list(prompt) for prompt in PROMPTS], [asked] * len(PROMPTS))
+        for prompt, made in zip(PROMPTS, batch, strict=True):
+            assert made.token_ids == session.generate(prompt, tau=1.0, **asked).token_ids
+            assert made.forwards < 30
