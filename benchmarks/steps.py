@@ -35,8 +35,10 @@ PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
 SLOTS = (1, 2, 4, 8, 15)
 CURSOR = 128
 WIDTHS = (1, 2, 6, 7, 8, 12, 13, 15)
-PRODUCTS = ("MatMul", "MatMulNBits", "MatMulIntegerToFloat", "Gemm")
+PRODUCTS = ("MatMul", "MatMulNBits", "MatMulIntegerToFloat", "QuantizedMatMul", "Gemm")
 KINDS = {
+    "LayerStart": "layers",
+    "LayerEnd": "layers",
     "RMSNormalization": "norms",
     "Attention": "attention",
     "RotaryEmbedding": "attention",

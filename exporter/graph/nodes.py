@@ -71,3 +71,13 @@ class Nodes:
         known = self.constants.setdefault(name, tensor)
         assert known == tensor, f"constant {name} has two values"
         return name
+
+
+class Body(Nodes):
+    """The nodes of a function, where constants are nodes, too."""
+
+    def constant(self, name: str, value: Any, dtype: Any = np.int64) -> str:
+        if name not in self.constants:
+            tensor = numpy_helper.from_array(np.asarray(value, dtype), name)
+            self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        return super().constant(name, value, dtype)

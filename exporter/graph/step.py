@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
 from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import drafts, mtp, predictions, quantized, scaling
+from . import drafts, fused, mtp, predictions, quantized, scaling
 from .attention import appended, batch_invariant, heads, int8, rotary
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
@@ -107,6 +107,9 @@ class Writer:
         self.is_batch_invariant = self.quantization is not None and not (
             self.half or self.is_appended or self.has_int8_kv
         )
+        is_integer = self.quantization is not None and self.quantization.is_integer
+        is_plain = not (self.half or self.is_appended or spec.draft_owners or spec.mtp_drafts)
+        self.is_fused = is_integer and is_plain and fused.fits(spec.dims)
         self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
@@ -180,6 +183,10 @@ class Writer:
     # --- one decoder layer ---
 
     def write_layer(self, i: int, hidden: str) -> str:
+        if self.is_fused:
+            opset, output = self.spec.versions[0], self.nodes.local("mlp_residual")
+            q, k, v = fused.layer_start(self.nodes, self.dims, i, hidden, opset)
+            return fused.layer_end(self.nodes, self.dims, i, hidden, self.attended(i, q, k, v), output, opset)
         norms = self.quirks.norms
         normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed", norms.before_attention)
         attended = self.attention(i, normed)
@@ -205,14 +212,14 @@ class Writer:
             return self.norm(x, f"layers.{i}.{module}", name)
 
         q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
-        if self.quirks.query_growth is not None:
-            q = nodes.add("Mul", q, "query_growth", name="q_grown")
         flat = self.attended(i, q, k, v)
         return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
 
     def attended(self, i: int, q: str, k: str, v: str) -> str:
         """Attention of layer i, [b, s, heads d]."""
         nodes, dims = self.nodes, self.dims
+        if self.quirks.query_growth is not None:
+            q = nodes.add("Mul", q, "query_growth", name="q_grown")
         if self.has_int8_kv:
             return int8.attention(nodes, dims, i, q, k, v, self.spec.versions[0])
         mask = self.masks[dims.windows[i]]

@@ -1,4 +1,4 @@
-"""Where the library with the operator `mars_export::QuantizedMatMul` is, and what it runs on here."""
+"""Where the library with the operators of w8a8 layers is, and what it runs on here."""
 
 from ctypes import CDLL, c_char_p
 from pathlib import Path

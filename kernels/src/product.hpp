@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -69,33 +70,73 @@ struct Packed {
 constexpr size_t FEW_TILES = 4;   // which one thread quantizes
 constexpr size_t CODES_AHEAD = 8; // that are read behind the last row if two rows are multiplied at once
 
-// out [rows, outputs] = x [rows, inputs] times the weights. `run(count, part)` calls part(0) to part(count - 1), on several threads.
-template <class Run>
-void multiply(const Packed& weights, const float* x, size_t rows, float* out, Run run) {
+// Rows as codes, for every product with weights of the same inputs.
+struct Codes {
+    const uint8_t* codes;
+    const float* largest;
+    size_t rows;
+};
+
+struct Product {
+    const Packed& weights;
+    float* out; // [rows, outputs]
+};
+
+struct Nothing {
+    void operator()(size_t, size_t) const {}
+};
+
+// The codes of x [rows, weights.inputs], in memory of this thread that the next call overwrites. `run(count, part)` calls part(0) to
+// part(count - 1), on several threads. `prepare(from, to)` writes these rows of x first.
+template <class Run, class Prepare = Nothing>
+Codes codes_of(const Packed& weights, const float* x, size_t rows, Run run, Prepare prepare = {}) {
     static thread_local std::vector<uint8_t> code_memory;
     static thread_local std::vector<float> largest_memory;
-    const InstructionSet& set = weights.set;
-    const size_t width = weights.padded_inputs(), panels = weights.num_panels();
-    code_memory.resize(rows * width + CODES_AHEAD);
-    largest_memory.resize(rows);
+    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows);
+    code_memory.resize(std::max(code_memory.size(), rows * width + CODES_AHEAD));
+    largest_memory.resize(std::max(largest_memory.size(), rows));
     uint8_t* codes = code_memory.data();
     float* largest = largest_memory.data();
-    const size_t tiles = weights.num_tiles(rows);
-    const auto quantize = [&weights, x, codes, largest, rows, width](size_t tile) {
+    const auto quantize_tile = [&weights, &prepare, x, codes, largest, rows, width](size_t tile) {
         const size_t from = weights.first_row(tile, rows), to = weights.first_row(tile + 1, rows);
+        prepare(from, to);
         weights.set.quantize(x + from * weights.inputs, to - from, weights.inputs, codes + from * width, largest + from);
     };
     if (tiles > FEW_TILES)
-        run(tiles, quantize);
+        run(tiles, quantize_tile);
     else
-        for (size_t tile = 0; tile < tiles; ++tile) quantize(tile);
+        for (size_t tile = 0; tile < tiles; ++tile) quantize_tile(tile);
+    return {codes, largest, rows};
+}
+
+// Every product of the same codes, on several threads. `finish(from, to)` goes on with these columns of a single product.
+template <class Run, class Finish = Nothing>
+void multiply(const Codes& codes, std::initializer_list<Product> products, Run run, Finish finish = {}) {
     // A call is worth 16 KiB of weights. More of them are faster with many rows, but leave less to divide among threads.
-    const size_t panel_bytes = width * set.columns, most = 65536 / panel_bytes;
-    const size_t part = std::max(1 + 16384 / panel_bytes, std::min(most, panels / 32));
-    run((panels + part - 1) / part, [&weights, codes, largest, rows, out, part, panels](size_t index) {
-        const size_t to = (index + 1) * part;
-        weights.set.multiply(weights, codes, largest, rows, out, index * part, to < panels ? to : panels);
+    const auto panels_at_once = [](const Packed& weights) {
+        const size_t bytes = weights.padded_inputs() * weights.set.columns;
+        return std::max(1 + 16384 / bytes, std::min(65536 / bytes, weights.num_panels() / 32));
+    };
+    const auto num_parts = [&panels_at_once](const Packed& weights) {
+        const size_t part = panels_at_once(weights);
+        return (weights.num_panels() + part - 1) / part;
+    };
+    size_t parts = 0;
+    for (const Product& product : products) parts += num_parts(product.weights);
+    run(parts, [&](size_t index) {
+        const Product* product = products.begin();
+        for (; index >= num_parts(product->weights); ++product) index -= num_parts(product->weights);
+        const Packed& weights = product->weights;
+        const size_t part = panels_at_once(weights), from = index * part, to = std::min(from + part, weights.num_panels());
+        weights.set.multiply(weights, codes.codes, codes.largest, codes.rows, product->out, from, to);
+        finish(from * weights.set.columns, std::min(to * weights.set.columns, weights.outputs));
     });
+}
+
+// out [rows, outputs] = x [rows, inputs] times the weights
+template <class Run>
+void multiply(const Packed& weights, const float* x, size_t rows, float* out, Run run) {
+    multiply(codes_of(weights, x, rows, run), {{weights, out}}, run);
 }
 
 } // namespace mars::kernels

@@ -13,11 +13,11 @@ import math
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from ....runtime.bundle.manifest import SCALE_BYTES
 from ...checkpoint.architecture.dims import Dims
-from ..nodes import Nodes, Value
+from ..nodes import Body, Nodes, Value
 from ..quantized import DOMAIN
 
 ATTENTION = "Attention"
@@ -82,24 +82,12 @@ def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, opset: i
     return nodes.add_many(ATTENTION, *inputs, name="attention", outputs=outputs, domain=DOMAIN)[0]
 
 
-class _Body(Nodes):
-    """Nodes of a function, whose constants are nodes."""
-
-    def constant(self, name: str, value: object, dtype: object = np.int64) -> str:
-        tensor = numpy_helper.from_array(np.asarray(value, dtype), name)  # type: ignore[call-overload]
-        if name not in self.constants:
-            self.constants[name] = tensor
-            self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
-        assert self.constants[name] == tensor
-        return name
-
-
 def _number(name: str, value: float) -> tuple[str, float, type]:
     return name, value, np.float32
 
 
 def _function(dims: Dims, opset: int) -> onnx.FunctionProto:
-    body = _Body()
+    body = Body()
     k = _rotated(body, "k", dims.head_dim)
     for name, x in (("key", k), ("value", "v")):
         entries = _entries(body, x, f"new_{name}")

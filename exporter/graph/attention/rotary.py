@@ -57,6 +57,13 @@ def _write_rows(nodes: Nodes, dims: Dims, which: int) -> None:
         nodes.add("Unsqueeze", value, axes, name=f"{value}_rows")
 
 
+def angles(dims: Dims, layer: int) -> tuple[str, str]:
+    """The names of cos and sin for layer `layer`, which has a rotation."""
+    which = dims.rotation[layer]
+    assert which is not None
+    return f"cos{_suffix(which)}", f"sin{_suffix(which)}"
+
+
 def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_appended: bool) -> str:
     """x [b, heads, s, d] with layer `layer`'s rotation; x itself if the layer has none."""
     which, rope = dims.rotation[layer], dims.rope(layer)
@@ -66,8 +73,7 @@ def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_appended:
     if not is_appended:
         settings: dict[str, Any] = {"interleaved": 1} if dims.quirks.interleaved else {}
         settings |= {"rotary_embedding_dim": size} if size != dims.head_dim else {}
-        angles = (f"cos{_suffix(which)}", f"sin{_suffix(which)}")
-        return nodes.add("RotaryEmbedding", x, *angles, name=name, **settings)
+        return nodes.add("RotaryEmbedding", x, *angles(dims, layer), name=name, **settings)
     if size == dims.head_dim:
         return _rotated(nodes, dims, x, which, size, name)
     sizes = ("rotary_and_rest", [size, dims.head_dim - size])

@@ -1,4 +1,4 @@
-"""The optional package mars-export-kernels: an operator for the products of w8a8 graphs on a CPU."""
+"""The optional package mars-export-kernels: operators for w8a8 graphs on a CPU."""
 
 from __future__ import annotations
 
