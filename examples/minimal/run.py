@@ -54,20 +54,16 @@ class Model:
         for role, content in turns:
             text += self.text["chat"]["between"][previous][role] + content
             previous = role
-        return self.tokenizer.encode(
-            text + self.text["chat"]["after"][previous], add_special_tokens=False
-        ).ids
+        text += self.text["chat"]["after"][previous]
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def step(self, ids: list[int], cursor: int, num_outputs: int) -> tuple[list[int], list[float]]:
         """Feed `ids` after `cursor` final KV entries; the predictions of the last `num_outputs` slots."""
         if cursor + len(ids) > self.capacity:
             raise SystemExit(f"the KV memory is full: {self.capacity} entries")
-        outputs = np.arange(len(ids) - num_outputs, len(ids))
-        for name, value in (("input_ids", ids), ("kv_length", cursor), ("output_index", outputs)):
-            array = np.array(value, np.int64)
-            self.binding.bind_cpu_input(
-                name, array.reshape(1) if name == "kv_length" else array.reshape(1, -1)
-            )
+        outputs = range(len(ids) - num_outputs, len(ids))
+        for name, value in (("input_ids", [ids]), ("kv_length", [cursor]), ("output_index", [outputs])):
+            self.binding.bind_cpu_input(name, np.array(value, np.int64))
         self.binding.bind_output("token_ids")
         self.binding.bind_output("confidence")
         self.session.run_with_iobinding(self.binding)
@@ -103,9 +99,8 @@ def decode(model: Model, prompt: list[int], tau: float | None, max_new_tokens: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("request")
     parser.add_argument("--system")

@@ -76,7 +76,7 @@ def refused(directory: Path, message: str, **changes: Any) -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Path]) -> None:
-    known = ", ".join([*FAMILIES, "a2d-qwen2", "a2d-qwen3", "a2d-qwen3-it", "sdar"])
+    known = ", ".join([*FAMILIES, "a2d-qwen2", "a2d-qwen3", "a2d-qwen3-it", "sdar", "mimo"])
     message = rf"architecture `gemma3` is not supported \(known: {known}\)"
     refused(copied("llama"), message, model_type="gemma3")
 

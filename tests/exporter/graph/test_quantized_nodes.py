@@ -14,7 +14,7 @@ from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import predictions
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.quantized import integer_product
-from mars_export.exporter.graph.step import GraphSpec, _Writer
+from mars_export.exporter.graph.step import GraphSpec, Writer
 
 
 def run_nodes(nodes: Nodes, opset: int, plans: dict[str, np.ndarray], *outputs: str) -> list[np.ndarray]:
@@ -56,7 +56,7 @@ def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> No
     dims = open_checkpoint(str(checkpoints("llama"))).dims
     for kind in ("fp32", "fp16"):
         options = ExportOptions(block=4, precision="int8", activations=kind)
-        assert _Writer(GraphSpec(dims, options, tiny.MASK)).is_batch_invariant == (kind == "fp32")
+        assert Writer(GraphSpec(dims, options, tiny.MASK)).is_batch_invariant == (kind == "fp32")
     logits = np.random.default_rng(0).integers(0, 9, (2, 7, 288)).astype(np.float32)  # many equal ones
     logits[0, 0] = -1e9
     found = {}
