@@ -21,11 +21,11 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int version = 4;
-constexpr std::size_t most_bytes = 16384;
+constexpr std::size_t max_file_bytes = 16384;
 
 LearnedCost read(const Cost& curve, const std::optional<fs::path>& file) {
-    const std::optional<std::string> text = file ? read_file(*file, most_bytes + 1) : std::nullopt;
-    if (!text || text->size() > most_bytes) return LearnedCost(curve);
+    const std::optional<std::string> text = file ? read_file(*file, max_file_bytes + 1) : std::nullopt;
+    if (!text || text->size() > max_file_bytes) return LearnedCost(curve);
     try {
         std::vector<Learned> learned;
         for (const auto& [positions, ratio, weight] :

@@ -13,14 +13,14 @@ namespace {
 
 using Tokens = std::vector<std::int64_t>;
 
-constexpr std::size_t max_forced = 256;             // tokens forced at once; the rest follows in the next run
-constexpr std::size_t most_bytes = 16 * max_forced; // of a forced text whose continuations are tried
-constexpr std::int64_t per_byte = 4;                // tried continuations that begin with the same byte
-constexpr std::size_t look_back = 4;                // forced tokens at the end that a longer token may replace
-constexpr std::size_t remembered = 4096;            // cached results of each kind, and
-constexpr std::int64_t most_mask_bytes = 8 << 20;   // of an automaton's masks
-constexpr std::size_t most_open = 16;               // automata
-constexpr std::int64_t max_certain = 4096;          // tokens: a longer forced text counts as a choice
+constexpr std::size_t max_forced = 256;                   // tokens forced at once; the rest follows in the next run
+constexpr std::size_t max_forced_bytes = 16 * max_forced; // of a forced text whose continuations are tried
+constexpr std::int64_t per_byte = 4;                      // tried continuations that begin with the same byte
+constexpr std::size_t look_back = 4;                      // forced tokens at the end that a longer token may replace
+constexpr std::size_t remembered = 4096;                  // cached results of each kind, and
+constexpr std::int64_t most_mask_bytes = 8 << 20;         // of an automaton's masks
+constexpr std::size_t most_open = 16;                     // automata
+constexpr std::int64_t max_certain = 4096;                // tokens: a longer forced text counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
 
 } // namespace
@@ -159,7 +159,7 @@ std::pair<std::string, std::int32_t> Walk::forced_bytes(std::int32_t state) cons
 
 /// The tokens allowed after the forced bytes `data`; no value if the bytes are too long or cannot be written.
 std::optional<TokenSet> Walk::allowed_after(const std::string& data, std::int32_t state) {
-    if (data.size() > most_bytes) return std::nullopt;
+    if (data.size() > max_forced_bytes) return std::nullopt;
     const std::int32_t end = after(vocabulary_->write(data), state);
     return end == Automaton::none ? std::nullopt : std::optional(mask(end));
 }
