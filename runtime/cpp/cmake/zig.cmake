@@ -3,6 +3,7 @@
 # because CMake's own trial projects read them too.
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "$ENV{MARS_TARGET}")
 set(CMAKE_CXX_COMPILER "$ENV{MARS_ZIG}" c++ -target $ENV{MARS_TARGET})
+set(MARS_ARM -mcpu=generic) # takes +FEATURE; `-march=armv8.2-a` is unknown to zig
 if("$ENV{MARS_TARGET}" MATCHES "-linux-")
     set(CMAKE_SYSTEM_NAME Linux)
 elseif("$ENV{MARS_TARGET}" MATCHES "-macos")
