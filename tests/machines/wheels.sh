@@ -28,9 +28,11 @@ with "$bin" "$bin/mars-export" generate "${ask[@]}" >python.json
 with "$bin" "$bin/mars-run" "${ask[@]}" >cpp.json
 "$python" -c 'import json; a, b = (json.load(open(f)) for f in ("python.json", "cpp.json")); print(a["text"]); assert a["token_ids"] == b["token_ids"]'
 
+mkdir tools # of uv's launchers
+ln -s "$(command -v realpath)" "$(command -v dirname)" tools/
 uv=("$bin/uvx" --find-links "$dist" --python "$(readlink -f "$python")")
-with "$bin" "${uv[@]}" mars-export --version
-with "$bin" "${uv[@]}" mars-export generate "${ask[@]}" >uv.json
+with "$bin:$work/tools" "${uv[@]}" mars-export --version
+with "$bin:$work/tools" "${uv[@]}" mars-export generate "${ask[@]}" >uv.json
 "$python" -c 'import json; a, b = (json.load(open(f)) for f in ("python.json", "uv.json")); assert a["token_ids"] == b["token_ids"]'
 
 cmake -S "$root/examples/cpp_embed" -B embed -DCMAKE_PREFIX_PATH="$("$bin/python" -m mars_export_cpp)" >/dev/null
