@@ -101,7 +101,10 @@ def test_a_client_leaves_all_answers_of_a_stream(slow: tuple[Session, Paced]) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_of_four_answers_fails(stream: bool, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_four_answers_fails(
+    stream: bool, slow: tuple[Session, Paced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, pace = slow
     real, made = Session.new_sequence, 0
 
     def panic(_: int) -> bool:
@@ -115,14 +118,18 @@ def test_one_of_four_answers_fails(stream: bool, session: Session, monkeypatch: 
             seq.on_token = panic
         return seq, text
 
-    with emptied(session, max_rows=4) as server:
+    with emptied(session, max_rows=4) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(Session, "new_sequence", new_sequence)
-        answer = server.chat(n=4, temperature=1.0, stream=stream, **LONG)
+        pace.hold()
+        accepted = server.batcher.counts.accepted
+        asked = pool.submit(server.chat, n=4, temperature=1.0, stream=stream, **LONG)
+        until(lambda: server.batcher.counts.accepted == accepted + 4)  # else the third could fail before the fourth is asked for
+        pace.open()
+        answer = asked.result()
         until(lambda: (server.batcher.counts.failed, server.batcher.counts.cancelled) == (1, 3))
         error = answer.chunks[-1]["error"] if stream else answer.json["error"]
         assert "third answer" in error["message"] and answer.status == (200 if stream else 400)
         assert server.metric("mars_requests_total", model="tiny", outcome="failed", level="") == 1
-        made = 3
 
 
 def test_the_first_gate_that_can_refuses_and_leaves_nothing(slow: tuple[Session, Paced]) -> None:
