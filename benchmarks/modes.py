@@ -2,7 +2,7 @@
 held-out rows.
 
     python benchmarks/modes.py BUNDLE [BUNDLE ...] [--tasks assistant arithmetic chat] [--batches 1 4 8 16]
-                               [--rows 12] [--rounds 3] [--threads 2] [--json FILE]
+                               [--rows 12] [--rounds 3] [--threads 2] [--device cpu] [--json FILE]
 
 Every round answers the same rows in each mode, one mode after the other, so that other load on the machine
 affects all modes. The results are medians over the rounds, and medians of the ratios within a round.
@@ -61,11 +61,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = []
     for path in args.bundles:
-        session = Session.open(path, threads=args.threads, cache_bytes=0)
+        threads = args.threads if args.device == "cpu" else None
+        session = Session.open(path, args.device, threads=threads, cache_bytes=0)
         for task in args.tasks:
             session.generate(load(DATA / f"{task}.test.jsonl")[0].prompt, GenerationConfig(max_new_tokens=8))
             for batch in args.batches:
@@ -79,9 +81,8 @@ def main() -> None:
                     flush=True,
                 )
     if args.json:
-        args.json.write_text(
-            json.dumps({"threads": args.threads, "rounds": args.rounds, "results": results}, indent=1)
-        )
+        settings = {"device": args.device, "threads": args.threads, "rounds": args.rounds}
+        args.json.write_text(json.dumps({**settings, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

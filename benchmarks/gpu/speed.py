@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/speed.py BUNDLE [--device cuda] [--rows 16]
 
-The last line is JSON with the rows (COLUMNS). Rounds are interleaved; speed-ups are over one token at a
+The last line is JSON with the rows (gpu/table.py). Rounds are interleaved; speed-ups are over one token at a
 time in the same engine and batch, within a round.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from gpu.table import table
 from mars_export import GenerationConfig, Session
 from mars_export.calibration.rounds import interleaved
 
-COLUMNS = ("model", "precision", "batch", "mode", "tokens/s", "first token, ms", "speed-up")
 MODES: dict[str, dict[str, Any]] = {"one token": {"tau": 1.0}, "tau 0.95": {"tau": 0.95}, "exact": {}}
 BATCHES, PROMPT, ANSWER, ROUNDS = (1, 4, 8, 16), 128, 64, 3
 
@@ -62,10 +62,6 @@ def _tokens_per_second(
     began = perf_counter()
     answers = list(session.generate_each(prompts, config, batch=batch))
     return sum(answer.stats.tokens for answer in answers) / (perf_counter() - began)
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from ..bundle.open import Bundle, open_bundle
 from ..decode.config import GenerationConfig
 from ..device.name import DeviceName
 from ..device.ort import kernels
+from ..device.ort.backend import LEVELED
 from ..device.ort.library import PROVIDERS, REPLACE, version_and_devices
 from ..device.variants import Host, choose, inspect_host, why_not
 from ..errors import MarsError, SessionError
@@ -203,9 +204,13 @@ def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe:
 
 
 def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
-    """The bundle's graph on the CPU, or None if it does not run here."""
+    """The bundle's graph on the CPU, or None if it does not run here. Activations are not rounded, because
+    they are not on a GPU.
+    """
+    rounds = any(v.name == GRAPH and v.precision in LEVELED for v in bundle.manifest.variants)
+    level = 0 if rounds else None
     try:
-        return Session.open(bundle.path, variant=GRAPH, cache_bytes=0, safe=safe)
+        return Session.open(bundle.path, variant=GRAPH, accuracy_level=level, cache_bytes=0, safe=safe)
     except MarsError:
         return None
 

@@ -48,8 +48,8 @@ def rows_of(nodes: Nodes, dims: Dims, mask: str) -> str:
     if dims.num_heads > dims.num_kv_heads:
         if dims.quirks.attention_cap:
             return mask
-        rows = nodes.add("Tile", mask, "rows_of_slot", name=f"{mask}_of_rows")
-        return _added(nodes, rows, mask)
+        added = _added(nodes, mask, mask)  # before Tile, which has no CUDA kernel for booleans
+        return nodes.add("Tile", added, "rows_of_slot", name=f"{mask}_of_rows")
     ends = (("last_row", [-1]), ("far", [2**62]))
     row = nodes.add("Slice", mask, *ends, ("axis_2", [2]), name=f"{mask}_last")
     rows = nodes.add("Concat", mask, row, name=f"{mask}_and_one", axis=2)

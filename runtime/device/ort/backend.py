@@ -36,8 +36,9 @@ SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested", "us
 # Outside of layers: operators on shapes, positions and masks. All others process hidden states or logits.
 SMALL = {
     "Shape", "Squeeze", "Unsqueeze", "Range", "Concat", "Cast", "Add", "Sub", "Mul", "LessOrEqual", "Greater",
-    "And", "Cos", "Sin",
+    "And", "Cos", "Sin", "GreaterOrEqual",
 }  # fmt: skip
+SHAPES = ("rows_of_slot", "query_rows_shape")  # nodes of other operators that compute shapes
 LARGE = ("allowed", "shifted", "weighted")  # nodes of these operators that are as large as logits
 # Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in
 # 8-bit blocks.
@@ -272,7 +273,7 @@ def on_cpu(session: Any, provider: str) -> tuple[dict[str, int], dict[str, int]]
 def _is_large(operator: str, name: str) -> bool:
     if name.startswith("layers."):
         return operator not in ("Shape", "Constant")
-    return operator not in SMALL or name in LARGE
+    return name in LARGE or (operator not in SMALL and name not in SHAPES)
 
 
 def _report_on_cpu(graph: Path, provider: str, large: Mapping[str, int], *, strict: bool) -> None:

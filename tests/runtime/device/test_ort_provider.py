@@ -50,7 +50,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, str]) -> list[tup
     return asked
 
 
-SMALL_NODES = (("Shape", "num_slots_1d"), ("Cos", "cos_raw"), ("Add", "positions"))
+SMALL_NODES = (("Shape", "num_slots_1d"), ("Cos", "cos_raw"), ("Add", "positions"), ("Where", "rows_of_slot"))
 
 
 def test_float32_is_not_rounded_to_tf32(
@@ -58,7 +58,7 @@ def test_float32_is_not_rounded_to_tf32(
 ) -> None:
     asked = on_gpu(monkeypatch, *SMALL_NODES)
     session = Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0)
-    assert session.backend.on_cpu == {"Shape": 1, "Cos": 1, "Add": 1}  # type: ignore[attr-defined]
+    assert session.backend.on_cpu == {"Shape": 1, "Cos": 1, "Add": 1, "Where": 1}  # type: ignore[attr-defined]
     assert not recwarn.list, "operators on shapes and positions are small"
     Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, options={"use_tf32": "1"})
     Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, stream=123)
@@ -66,7 +66,9 @@ def test_float32_is_not_rounded_to_tf32(
     assert [settings.get("user_compute_stream") for _, settings in asked] == [None, None, "77"]
 
 
-@pytest.mark.parametrize("node", [("Reshape", "layers.0.qkv_heads"), ("Add", "allowed"), ("MatMul", "")])
+@pytest.mark.parametrize(
+    "node", [("Reshape", "layers.0.qkv_heads"), ("Add", "allowed"), ("MatMul", ""), ("Where", "")]
+)
 def test_operators_on_hidden_states_that_are_left_to_the_cpu_are_told(
     node: tuple[str, str], graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,8 @@ def test_one_of_four_answers_fails(
         pace.hold()
         accepted = server.batcher.counts.accepted
         asked = pool.submit(server.chat, n=4, temperature=1.0, stream=stream, **LONG)
-        until(lambda: server.batcher.counts.accepted == accepted + 4)  # else the third could fail before the fourth is asked for
+        # Else the third could fail before the fourth is asked for.
+        until(lambda: server.batcher.counts.accepted == accepted + 4)
         pace.open()
         answer = asked.result()
         until(lambda: (server.batcher.counts.failed, server.batcher.counts.cancelled) == (1, 3))
