@@ -72,11 +72,8 @@ class Placed:
         """A TensorProto that refers to the weights file by its name `location`."""
         tensor = onnx.TensorProto(name=self.name, data_type=ONNX_DTYPES[self.dtype], dims=self.shape)
         tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (
-            ("location", location),
-            ("offset", str(self.offset)),
-            ("length", str(self.length)),
-        ):
+        place = {"location": location, "offset": str(self.offset), "length": str(self.length)}
+        for key, value in place.items():
             tensor.external_data.add(key=key, value=value)
         return tensor
 
@@ -216,12 +213,8 @@ def total_bytes(
 
 
 def _bytes(recipe: WeightRecipe, shape: tuple[int, ...]) -> int:
-    count, width, codec = (
-        int(np.prod(shape, dtype=np.int64)),
-        NUMPY_DTYPES[recipe.dtype].itemsize,
-        recipe.codec,
-    )
-    if codec is None:
+    count, width = int(np.prod(shape, dtype=np.int64)), NUMPY_DTYPES[recipe.dtype].itemsize
+    if (codec := recipe.codec) is None:
         return count * width
     scales = shape[0] * codec.num_groups(shape[1])
     bits = 4 if codec.kind == "int4" else 8  # in the file
@@ -277,17 +270,9 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
     """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), then zero points."""
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
-    groups, dtype, width = (
-        codec.num_groups(inputs),
-        NUMPY_DTYPES[recipe.dtype],
-        np.int8 if codec.symmetric else np.uint8,
-    )
-    codes, scales, zeros = (
-        np.empty((inputs, outputs), width),
-        np.empty((groups, outputs), dtype),
-        np.empty((groups, outputs), np.uint8),
-    )
-    start = 0
+    groups, dtype, start = codec.num_groups(inputs), NUMPY_DTYPES[recipe.dtype], 0
+    codes = np.empty((inputs, outputs), np.int8 if codec.symmetric else np.uint8)
+    scales, zeros = np.empty((groups, outputs), dtype), np.empty((groups, outputs), np.uint8)
 
     def place(encoded: Encoded, start: int) -> None:
         to = slice(start, start + len(encoded.codes))

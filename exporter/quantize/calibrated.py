@@ -100,8 +100,7 @@ class CalibratedTensors:
             start = 0
             for part, key, size in zip(parts, keys, sizes, strict=True):
                 rows = slice(start, start + size)
-                zeros = None if encoded.zeros is None else encoded.zeros[rows]
-                codes[names.weight(i, part)] = Encoded(encoded.codes[rows], encoded.scales[rows], zeros)
+                codes[names.weight(i, part)] = encoded.rows(rows)
                 weights[key] = decoded[rows]
                 start += size
         if i + 1 < dims.num_layers or self._head is not None:

@@ -65,12 +65,9 @@ def _hartley(size: int) -> torch.Tensor:
     return ((angles.cos() + angles.sin()) / math.sqrt(size)).float()
 
 
-def keeps_residual(dims: Dims) -> str | None:
-    """Why the residual stream of a family cannot be rotated, or None."""
-    norms = dims.quirks.norms
-    if norms.after_attention is not None or norms.after_mlp is not None:
-        return "its norms after attention and MLP scale single channels"
-    return None
+def keeps_residual(dims: Dims) -> bool:
+    """Whether the residual stream cannot be rotated: norms after attention and MLP scale single channels."""
+    return dims.quirks.norms.after_attention is not None or dims.quirks.norms.after_mlp is not None
 
 
 class RotatedTensors:
@@ -82,7 +79,7 @@ class RotatedTensors:
         self._stored, self._knobs = stored, dims.quirks
         self._factors = torch.ones(dims.num_layers, dims.intermediate_size) if factors is None else factors
         self._head_dim, self._values = dims.head_dim, dims.num_kv_heads * dims.head_dim
-        self._turns = keeps_residual(dims) is None
+        self._turns = not keeps_residual(dims)
         self._tied = dims.tied
         self.dims = replace(dims, tied=dims.tied and not self._turns)
         norms = dims.quirks.norms

@@ -266,16 +266,9 @@ class Batcher:
             raise
 
     def _new_request(
-        self,
-        prompt: Prompt,
-        config: GenerationConfig,
-        until: float | None,
-        client: Hashable,
-        *context: Any,
+        self, prompt: Prompt, config: GenerationConfig, until: float | None, client: Hashable, *context: Any
     ) -> Request:
-        """Tokenize the prompt, with the last parameters of `asubmit`, and compile a grammar; without the
-        lock.
-        """
+        """Tokenize the prompt, with the last parameters of `asubmit`; compile a grammar. Without the lock."""
         number, most = next(self._numbers), self.limits.max_prompt_tokens
         seq, text = self.session.new_sequence(
             number, prompt, config, most, *context, client=client, on_start=lambda: request.start()

@@ -166,8 +166,7 @@ class Variant:
     weights: the file of the graph's weights, if they are apart
     precision: the form of the stored weights
     kv_dtype: the type of the KV entries; int8 entries have their scales in them
-    kv_layout: "in-place" if the graph writes into a KV buffer of fixed size, "appended" if it returns new
-        entries
+    kv_layout: "in-place" if the graph writes into KV buffers of fixed size, "appended" if it returns entries
     outputs: the names of its outputs
     batch, slots, capacity: the fixed sizes of the graph; None if they are symbolic
     drift: its distance from the checkpoint
@@ -218,9 +217,8 @@ class Variant:
         is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
         if self.kv_dtype == "int8" and not is_plain:
             yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
-        if self.precision == "w8a8" and (
-            self.quantization is None or self.quantization.weight_bits not in (7, 8)
-        ):
+        bits = None if self.quantization is None else self.quantization.weight_bits
+        if self.precision == "w8a8" and bits not in (7, 8):
             yield "quantization.weight_bits", OLD_W8A8
 
 
@@ -320,14 +318,10 @@ class Manifest:
         return self.tokens.pad if self.tokens.mask is None else self.tokens.mask
 
     @property
-    def graphs(self) -> frozenset[str]:
+    def graphs(self) -> set[str]:
         """The files that are ONNX graphs."""
-        graphs = (
-            v.engine.graph if v.engine is not None else v.file
-            for v in self.variants
-            if v.engine or not v.is_engine
-        )
-        return frozenset(graphs)
+        of_engines = {v.engine.graph for v in self.variants if v.engine is not None}
+        return of_engines | {v.file for v in self.variants if not v.is_engine}
 
 
 def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
@@ -336,8 +330,7 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
         value = parse(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
-    minor = _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
-    if minor < 4:
+    if _check_version(value.get("format_version") if isinstance(value, dict) else None, where) < 4:
         upgrade(value)
         value["format_version"] = FORMAT_VERSION  # what is stored in the bundle later has the new names
     reader = Reader()

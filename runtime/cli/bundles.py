@@ -24,7 +24,6 @@ app.add_typer(profiles_app, name="profiles")
 @app.command()
 def inspect(
     bundle: BundleArgument,
-    verify: Annotated[bool, typer.Option("--verify", help="With --trust: hash every file again.")] = False,
     safe: Safe = True,
     as_json: Json = False,
 ) -> None:
@@ -36,7 +35,7 @@ def inspect(
     from ..bundle.open import open_bundle
     from ..machine import byte_products
 
-    manifest = open_bundle(bundle, full=verify, safe=safe).manifest
+    manifest = open_bundle(bundle, safe=safe).manifest
     if as_json:
         sys.stdout.write(manifest.to_json())
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,13 +58,7 @@ def store_grammar(
         schema=text_of(language.schema), tools=text_of(language.tools), regex=language.regex,
         choice=tuple(language.choice) if language.choice else None, separators=language.separators,
     )  # fmt: skip
-    values = {"schema": language.schema, "tools": language.tools, "regex": language.regex}
-    sources = {
-        name: value.name if isinstance(value, Path) else value
-        for name, value in values.items()
-        if value is not None
-    }
-    stored = compile_into(bundle, name, config, sources)
+    stored = compile_into(bundle, name, config)
     if as_json:
         print_json(asdict(stored))
         return

@@ -20,9 +20,8 @@ from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expect
 from .speculation.exact_planner import Outlook
 from .stats import Stats
 
-MIN_PROBABILITY = (
-    0.5  # a sequence with a tau proposes tokens only while all of them are this likely to be accepted
-)
+# A sequence with a tau proposes tokens only while all of them are this likely to be accepted.
+MIN_PROBABILITY = 0.5
 LOOKUP_BELOW = 3.0  # nothing is looked up if this many draft tokens will probably be accepted
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
@@ -34,8 +33,7 @@ class Accepted:
 
     `error`: what ended the sequence, if it failed; its finish_reason is then "cancelled".
     `accepted_draft_tokens`: how many of the first tokens were draft tokens. `forced`: positions of the tokens
-    that a grammar forced.
-    `top_logprobs`: of each token, if the config asks for them.
+    that a grammar forced. `top_logprobs`: of each token, if the config asks for them.
     """
 
     seq: int
@@ -67,9 +65,7 @@ class Predictions:
 
     @classmethod
     def of(cls, output: StepOutput, at: int, count: int, metric: str) -> Predictions:
-        """The first `count` predictions of batch row `at` and the MTP layer's, with the confidence that
-        `metric` names.
-        """
+        """The first `count` predictions of batch row `at`, and the MTP layer's; confidences in `metric`."""
 
         def part(array: np.ndarray | None) -> Any:
             if array is None or not output.mtp_drafts:
@@ -150,9 +146,7 @@ class Sequence:
         self.acceptance_rates = acceptance_rates or AcceptanceRates()
         self.mask_rates = MaskRates()
         self.draft_tokens = NONE
-        self.prompt_lookup: PromptLookup | None = (
-            PromptLookup(config.prompt_lookup) if config.prompt_lookup else None
-        )
+        self.prompt_lookup = PromptLookup(config.prompt_lookup) if config.prompt_lookup else None
 
     @property
     def num_pending(self) -> int:
@@ -324,14 +318,9 @@ class Sequence:
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
-        return Accepted(
-            self.index,
-            tuple(token_ids[:count]),
-            tuple(confidences[:count]),
-            self.finish_reason,
-            accepted_draft_tokens=num_verified,
-            top_logprobs=self._tops(predictions, token_ids, count),
-        )
+        kept, tops = tuple(token_ids[:count]), self._tops(predictions, token_ids, count)
+        confident = tuple(confidences[:count])
+        return Accepted(self.index, kept, confident, self.finish_reason, None, num_verified, (), tops)
 
     def _refuse(self, confidence: float, metric: str) -> None:
         """Note the confidence of a prediction that did not pass tau. NaN passes none."""
@@ -355,9 +344,7 @@ class Sequence:
         num_verified: int,
         num_draft_tokens: int,
     ) -> None:
-        """Move the cursor past verified draft tokens, and propose the predictions after the `count`
-        accepted.
-        """
+        """Move the cursor past verified draft tokens, and propose the predictions after `count` tokens."""
         self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
         self.stats.draft_tokens += num_draft_tokens
         self.stats.accepted_draft_tokens += num_verified
@@ -377,9 +364,7 @@ class Sequence:
     def candidates(
         self, predictions: Predictions, config: GenerationConfig, first: int = 0
     ) -> abc.Sequence[int]:
-        """The sequence's tokens for the predictions from `first` on. Sampled ones are drawn when they are
-        read.
-        """
+        """The tokens for the predictions from `first` on. Sampled ones are drawn when they are read."""
         if not config.host_chooses:
             tokens: list[int] = predictions.token_ids[first:].tolist()
             return tokens

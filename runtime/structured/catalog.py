@@ -10,6 +10,7 @@ from typing import Any
 from ..bundle.files import FileEntry
 from ..bundle.manifest import Manifest, StoredGrammar
 from ..bundle.open import open_bundle, rewrite
+from ..decode.config import GenerationConfig
 from ..errors import SessionError
 
 
@@ -40,6 +41,25 @@ def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
     raise SessionError(
         f"{where}: no grammar `{name[:60]}` (there are: {known}); `mars-export grammar` makes one"
     )
+
+
+def request_of(grammar: StoredGrammar) -> GenerationConfig:
+    """The request that a grammar was compiled from, which llguidance compiles again. Raises SessionError."""
+    request, separators = grammar.evidence.get(grammar.kind), grammar.evidence.get("separators")
+    try:
+        values: dict[str, Any] = {
+            grammar.kind: tuple(request) if isinstance(request, list) else request,
+            "separators": tuple(separators) if separators else None,
+        }
+        config = GenerationConfig(**values)
+        if config.is_structured:
+            return config
+        raise SessionError(f"its {grammar.kind} is missing")
+    except (SessionError, TypeError) as error:
+        raise SessionError(
+            f"the bundle does not say what grammar `{grammar.name}` was compiled from ({error}); compile it"
+            " again with `mars-export grammar`"
+        ) from error
 
 
 def entries(path: str | Path) -> list[CatalogEntry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,15 @@ from ..errors import SessionError
 from ..text import toolcalls
 from .automaton_file import file_name, to_bytes
 from .catalog import store
+from .grammar import SEPARATORS
 from .regular.automaton import Automaton, build
 from .regular.expression import Alternatives, Expression, Interrupted, choice, sequence, text
 from .regular.pattern import pattern_expression
 from .regular.schema import Separators, schema_expression
 
-SEPARATORS = (", ", ": ")
 
-
-def compile_into(
-    path: str | Path, name: str, config: GenerationConfig, evidence: Mapping[str, Any] | None = None
-) -> StoredGrammar:
-    """Compile the grammar of `config` and store it as `name` in the bundle at `path`.
+def compile_into(path: str | Path, name: str, config: GenerationConfig) -> StoredGrammar:
+    """Compile the grammar of `config` and store it as `name` in the bundle at `path`, with the request.
 
     It replaces a grammar of the same name. Raises SessionError if the language is not regular or too large,
     or if the bundle has no tokenizer; BundleError if the bundle cannot be written.
@@ -44,7 +41,7 @@ def compile_into(
         kind=kind,
         states=len(automaton.edges),
         evidence={
-            **(evidence or {}),
+            kind: getattr(config, kind),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             **({"separators": list(separators)} if kind in ("schema", "tools") else {}),
         },

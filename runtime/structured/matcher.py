@@ -15,10 +15,7 @@ SIMPLER = "make the schema, regex or tools simpler"
 
 
 class TokenMatcher:
-    """The state of one answer in a grammar. The end of the answer is a state, not a token.
-
-    `state` is a matcher of llguidance, or an AutomatonState.
-    """
+    """The state of one answer in a grammar, llguidance's `state`. The end of the answer is not a token."""
 
     __slots__ = ("_forced", "_mask", "_state", "_vocabulary")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,6 @@ class Vocabulary:
         special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         known = set(tokenizer.get_vocab(with_added_tokens=True).values()) - special
         self.texts = [self.tokenizer.decode_bytes([i]) if i in known else b"" for i in range(size)]
-        self.longest = max(map(len, self.texts), default=0)
         # All tokens by first byte and length; and for each, the index of the first token with its first byte.
         texts = self.texts
         order = sorted(range(size), key=lambda token: (texts[token][:1], len(texts[token]), texts[token]))
@@ -86,15 +84,6 @@ class Vocabulary:
         fits = [token for token, text in enumerate(self.texts) if text and data.startswith(text)]
         return sorted(fits, key=lambda token: -len(self.texts[token]))
 
-    def extensions(self, data: bytes) -> list[bytes]:
-        """The rests of the longer tokens that begin with `data`."""
-        at, rests = bisect_left(self._sorted, data), []
-        while at < len(self._sorted) and self._sorted[at].startswith(data):
-            if len(self._sorted[at]) > len(data):
-                rests.append(self._sorted[at][len(data) :])
-            at += 1
-        return rests
-
     def retokenizations(self, data: bytes, after: np.ndarray) -> Retokenizations:
         """Tokenizations of `data` before tokens of the mask `after`, trying a few for each first byte."""
         return self._cached_retokenizations(data, np.packbits(after).tobytes())
@@ -105,20 +94,6 @@ class Vocabulary:
         before = np.cumsum(fits) - fits  # fitting tokens before each one
         few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
         return Retokenizations.of([self.write(data + self.texts[token]) for token in few.tolist()])
-
-    @cached_property
-    def _sorted(self) -> list[bytes]:
-        return sorted(filter(None, self.texts))
-
-    @cached_property
-    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The ids, the lengths and the bytes [tokens, longest] of all tokens with a text, by length."""
-        tokens = sorted((t for t, text in enumerate(self.texts) if text), key=lambda t: len(self.texts[t]))
-        lengths = np.array([len(self.texts[token]) for token in tokens], np.int64)
-        padded = np.zeros((len(tokens), self.longest), np.uint8)
-        for i, token in enumerate(tokens):
-            padded[i, : lengths[i]] = np.frombuffer(self.texts[token], np.uint8)
-        return np.array(tokens, np.int64), lengths, padded
 
 
 def num_alike(one: Sequence[int], other: Sequence[int]) -> int:

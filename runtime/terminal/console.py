@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
@@ -48,10 +48,6 @@ def say(line: str) -> None:
     out.print(visible(line), markup=False)
 
 
-@overload
-def text_of(file: Path) -> str: ...
-@overload
-def text_of(file: Path | None) -> str | None: ...
 def text_of(file: Path | None) -> str | None:
     """The text of a file that an option names. Raises MarsError if it is not UTF-8."""
     try:

@@ -18,6 +18,7 @@ import json
 import random
 import sys
 from base64 import b64encode
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from support.automata import walk  # noqa: E402
 from support.scripted import Scripted  # noqa: E402
 
 from mars_export import SessionError  # noqa: E402
@@ -33,13 +35,13 @@ from mars_export.runtime.decode.config import GenerationConfig  # noqa: E402
 from mars_export.runtime.decode.limits import Limits  # noqa: E402
 from mars_export.runtime.decode.schedule import Schedule  # noqa: E402
 from mars_export.runtime.structured.automaton_file import to_bytes  # noqa: E402
-from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions  # noqa: E402
 from mars_export.runtime.structured.compiler import compile_grammar  # noqa: E402
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence  # noqa: E402
+from mars_export.runtime.structured.grammar import SEPARATORS, Grammars  # noqa: E402
 from mars_export.runtime.structured.grammar_state import GrammarState  # noqa: E402
-from mars_export.runtime.structured.matcher import TokenMatcher  # noqa: E402
 from mars_export.runtime.structured.regular.automaton import Automaton  # noqa: E402
 from mars_export.runtime.structured.vocabulary import Vocabulary  # noqa: E402
+from mars_export.runtime.text.toolcalls import Dialect  # noqa: E402
 
 MASK, END = 0, 1
 PROMPT = [5, 17, 99, 40]
@@ -109,24 +111,29 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def slow_mask(automaton: Automaton, state: int, vocabulary: Vocabulary) -> str:
-    bits = 0
-    for token, text in enumerate(vocabulary.texts):
-        at: int | None = state
-        for byte in text:
-            at = None if at is None else automaton.step(at, byte)
-        if text and at is not None:
-            bits |= 1 << token
-    return bits.to_bytes(-(-len(vocabulary.texts) // 8), "little").hex()
+@dataclass
+class Stored:
+    """A grammar as libmars has it, an automaton, and as Python has it, a request for llguidance."""
+
+    automaton: Automaton
+    request: GenerationConfig
+    grammars: Grammars
+    texts: list[bytes]  # of the tokens
+
+    def mask(self, state: int) -> int:
+        """The tokens that may follow, as bits: each token's bytes one by one."""
+        allowed = [
+            t for t, text in enumerate(self.texts) if text and walk(self.automaton, text, state) is not None
+        ]
+        return sum(1 << token for token in allowed)
 
 
-def states(walk: Transitions, script: list[int], seed: int) -> list[dict[str, Any]]:
+def states(stored: Stored, script: list[int], seed: int) -> list[dict[str, Any]]:
     """Along the script, and along random answers."""
     draw = random.Random(seed)
     found: dict[tuple[int, ...], dict[str, Any]] = {}
     for path in range(5):
-        walker = AutomatonState(walk)
-        matcher, tokens = TokenMatcher(walker, walk.vocabulary), list[int]()
+        matcher, tokens, state = stored.grammars.matcher(stored.request), list[int](), 0
         while len(tokens) < 24:
             forced = list(matcher.forced())
             entry: dict[str, Any] = {"tokens": list(tokens), "forced": forced, "may_end": matcher.may_end}
@@ -136,14 +143,12 @@ def states(walk: Transitions, script: list[int], seed: int) -> list[dict[str, An
                 mask = matcher.mask()
                 allowed = [int(token) for token in mask.nonzero()[0]]
                 entry |= {"likely": None if likely is None else list(likely)}
-                plain = slow_mask(walk.automaton, walker._state, walk.vocabulary)
-                own = sum(1 << token for token in allowed)
+                plain, own = stored.mask(state), sum(1 << token for token in allowed)
                 entry["mask"] = own.to_bytes(-(-len(mask) // 8), "little").hex()
                 # A text that may begin in several ways begins in one of those that a tokenizer writes.
-                is_begun = walk.automaton.only(walker._state) is not None
-                assert entry["mask"] == plain or (
-                    is_begun and own & int.from_bytes(bytes.fromhex(plain), "little") == own
-                )
+                edges = stored.automaton.edges[state]
+                is_begun = state not in stored.automaton.ends and [e[0] == e[1] for e in edges] == [True]
+                assert own == plain or (is_begun and own & plain == own)
             found[tuple(tokens)] = entry
             if forced:
                 token = forced[0]
@@ -154,10 +159,13 @@ def states(walk: Transitions, script: list[int], seed: int) -> list[dict[str, An
             else:
                 if matcher.may_end and draw.random() < 0.3:
                     break
-                short = [t for t in allowed if walk.vocabulary.texts[t].isascii()]
+                short = [t for t in allowed if stored.texts[t].isascii()]
                 token = draw.choice(short if short and draw.random() < 0.8 else allowed)
             matcher.consume(token)
             tokens.append(token)
+            after = walk(stored.automaton, stored.texts[token], state)
+            assert after is not None
+            state = after
     return list(found.values())
 
 
@@ -170,10 +178,10 @@ def config_of(case: dict[str, Any]) -> GenerationConfig:
     )
 
 
-def slow_answer(case: dict[str, Any], walk: Transitions) -> list[int]:
+def slow_answer(case: dict[str, Any], stored: Stored) -> list[int]:
     """One token after the other: what is forced, else the best that is allowed."""
-    model = model_of(case, len(walk.vocabulary.texts))
-    matcher, answer, queue = TokenMatcher(AutomatonState(walk), walk.vocabulary), list[int](), list[int]()
+    model = model_of(case, len(stored.texts))
+    matcher, answer, queue = stored.grammars.matcher(stored.request), list[int](), list[int]()
     while len(answer) < case["max_new_tokens"]:
         queue = queue or list(matcher.forced())
         at = len(PROMPT) + len(answer)
@@ -205,11 +213,9 @@ def model_of(case: dict[str, Any], vocab_size: int) -> Scripted:
     )  # fmt: skip
 
 
-def ran(case: dict[str, Any], walk: Transitions) -> dict[str, Any]:
-    model = model_of(case, len(walk.vocabulary.texts))
-    grammar_state = GrammarState(
-        TokenMatcher(AutomatonState(walk), walk.vocabulary), [END], case["logits"], case["block"] - 1
-    )
+def ran(case: dict[str, Any], stored: Stored) -> dict[str, Any]:
+    model, matcher = model_of(case, len(stored.texts)), stored.grammars.matcher(stored.request)
+    grammar_state = GrammarState(matcher, [END], case["logits"], case["block"] - 1)
     row = ConstrainedSequence(0, PROMPT, config_of(case), [END], grammar_state=grammar_state)
     schedule = Schedule(model, case["block"], MASK, Limits.of_rows(1))
     schedule.add(row)
@@ -241,12 +247,14 @@ def main() -> None:
     files, answers = [], []
     for number, (name, request, text) in enumerate(REQUESTS):
         config = GenerationConfig(**request)
-        automaton = compile_grammar(config, "tags" if "tags" in name else "list", (", ", ": "))
-        walk = Transitions(automaton, vocabulary)
+        dialect: Dialect = "tags" if "tags" in name else "list"
+        automaton = compile_grammar(config, dialect, SEPARATORS)
+        stored = Stored(automaton, config, Grammars(vocabulary, dialect), vocabulary.texts)
         script = vocabulary.write(text.encode("utf-8"))
-        assert automaton.walk(text.encode("utf-8")) in automaton.ends, text
+        assert walk(automaton, text.encode("utf-8")) in automaton.ends, text
         content = b64encode(to_bytes(automaton)).decode("ascii")
-        files.append({"name": name, "file": content, "states": states(walk, script, number)})
+        file = {"name": name, "dialect": dialect, "request": request, "file": content}
+        files.append(file | {"states": states(stored, script, number)})
         for i in range(14):
             case: dict[str, Any] = {"name": f"{name} {i}", "grammar": number, "seed": draw.randrange(2**32)}
             case["script"] = [*script, END]
@@ -258,10 +266,10 @@ def main() -> None:
             case["max_new_tokens"] = draw.choice([3, 60, 60, 60])
             case["max_slots"] = draw.choice([None, None, 16])
             case["prompt_lookup"] = 2 if case["tau"] is None and draw.random() < 0.3 else 0
-            case["expected"] = ran(case, walk)
+            case["expected"] = ran(case, stored)
             whole = [token for run in case["expected"]["runs"] for token in run]
             if case["expected"]["error"] is None and case["tau"] in (None, 1.0):
-                assert whole == slow_answer(case, walk), case["name"]
+                assert whole == slow_answer(case, stored), case["name"]
             answers.append(case)
     value = {
         "mask": MASK, "end": END, "prompt": PROMPT, "vocab_size": vocab_size,

@@ -26,7 +26,7 @@ def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
     manifest = json.loads(done.stdout)["manifest"]
     assert manifest["block"] == 4
     assert [v["slots"] for v in manifest["variants"]] == [None]
-    shown = run("inspect", tmp_path / "out", "--verify")
+    shown = run("inspect", tmp_path / "out")
     assert shown.returncode == 0
     assert "block 4" in shown.stdout
     assert json.loads(run("inspect", tmp_path / "out", "--json").stdout) == manifest

@@ -50,7 +50,7 @@ CPP_ONLY: dict[str, str] = {
     "Prompt Message SessionInfo Session.info": "Python has built-in types and the manifest",
     "Session.config_of_profile Session.decode Session.text_stream Session.warm_up": "Python: profile, text",
     "Stream.next Request.next Request.failed": "Python iterates",
-    "Automaton Matcher Walk leaves_a_choice": "only stored grammars: of automaton_matcher.py and catalog.py",
+    "Automaton Matcher Walk leaves_a_choice read_automaton": "Python has llguidance",
 }
 PYTHON_ONLY: dict[str, str] = {
     "Penalties Occurrences Draws top_of": "logit_bias, other penalties and logprobs are in Python only",

@@ -10,6 +10,7 @@ import numpy as np
 
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.structured.regular.automaton import Automaton as Language
 from support import plain
 from support.fake import FakeBackend
 
@@ -162,3 +163,13 @@ def constrained(
         if matcher:
             matcher.consume(token)
     return answer, tops, "stop" if matcher and not queue and not eos and matcher.is_over else "length"
+
+
+def walk(language: Language, data: bytes, state: int = 0) -> int | None:
+    """The state of an automaton over bytes after `data`; None if it does not allow them."""
+    for byte in data:
+        targets = [target for low, high, target in language.edges[state] if low <= byte <= high]
+        if not targets:
+            return None
+        [state] = targets
+    return state

@@ -36,29 +36,6 @@ class Automaton:
     edges: tuple[tuple[Edge, ...], ...]
     ends: frozenset[int]
 
-    def step(self, state: int, byte: int) -> int | None:
-        """The state after `byte`, or None if `byte` is not allowed."""
-        for low, high, target in self.edges[state]:
-            if low <= byte <= high:
-                return target
-        return None
-
-    def walk(self, data: bytes, state: int = 0) -> int | None:
-        """The state after all of `data`, or None if `data` is not allowed."""
-        at: int | None = state
-        for byte in data:
-            if at is None:
-                return None
-            at = self.step(at, byte)
-        return at
-
-    def only(self, state: int) -> tuple[int, int] | None:
-        """The only byte that may follow, with the next state; None if there is a choice or an end."""
-        edges = self.edges[state]
-        if state in self.ends or len(edges) != 1 or edges[0][0] != edges[0][1]:
-            return None
-        return edges[0][0], edges[0][2]
-
     @property
     def num_edges(self) -> int:
         return sum(map(len, self.edges))

@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.automata import walk
 from support.missing import need
 from support.questions import STOP, WEATHER
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mars_export import GenerationConfig, SessionError
-from mars_export.runtime.errors import BundleError
-from mars_export.runtime.structured.automaton_file import parse, to_bytes
 from mars_export.runtime.structured.compiler import compile_grammar
 from mars_export.runtime.structured.grammar import Grammars
-from mars_export.runtime.structured.regular.automaton import Automaton, build
+from mars_export.runtime.structured.regular.automaton import build
 from mars_export.runtime.structured.regular.expression import (
     LAST,
     characters,
@@ -139,7 +138,7 @@ def differences(config: GenerationConfig, dialect: Dialect = "list", walks: int 
             near = [byte for byte in going if byte in b'"\\}],<']
             byte = draw.choice(near if near and draw.random() < 0.4 else going)
             matcher.consume(byte)
-            behind = automaton.step(state, byte)
+            behind = walk(automaton, bytes([byte]), state)
             assert behind is not None
             state, said = behind, said + bytes([byte])
     return []
@@ -161,7 +160,7 @@ def test_integers_between_bounds(low: int | None, width: int | None) -> None:
     assert differences(GenerationConfig(schema=schema, separators=SEPARATORS), walks=6) == []
     automaton = build(schema_expression(schema, SEPARATORS))
     for number in {*range(-30, 31), low or 0, (low or 0) - 1, (low or 0) + (width or 0), 123456}:
-        found = automaton.walk(str(number).encode())
+        found = walk(automaton, str(number).encode())
         assert (found in automaton.ends) == jsonschema.Draft202012Validator(schema).is_valid(number)
 
 
@@ -173,9 +172,9 @@ def test_calls_have_the_language_of_the_library(dialect: Dialect) -> None:
     if dialect == "tags":
         call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
         for said in ("", "hi <tool_cal", f"a<{call}", f"<tool_cal{call} \u00e9 {call}<"):
-            assert automaton.walk(said.encode()) in automaton.ends
+            assert walk(automaton, said.encode()) in automaton.ends
         for said in ("<tool_call>", '<tool_call>\n{"name": "halt"', "<tool_call>x"):
-            assert automaton.walk(said.encode()) not in automaton.ends
+            assert walk(automaton, said.encode()) not in automaton.ends
 
 
 REGEXES = [
@@ -192,7 +191,7 @@ def test_a_regex_has_the_language_of_the_library(regex: str) -> None:
     draw = random.Random(7)
     for _ in range(100):
         said = "".join(draw.choice('abcdfoX01\u00e9\u00e8.tx"-]+A') for _ in range(draw.randrange(6)))
-        assert (automaton.walk(said.encode()) in automaton.ends) == bool(re.fullmatch(regex, said)), said
+        assert (walk(automaton, said.encode()) in automaton.ends) == bool(re.fullmatch(regex, said)), said
 
 
 def test_classes_are_those_of_ascii() -> None:
@@ -201,7 +200,7 @@ def test_classes_are_those_of_ascii() -> None:
         automaton = build(pattern_expression(f"\\{letter}|\u00e9"))
         for code in range(256):
             said, ours = chr(code), re.fullmatch(f"\\{letter}", chr(code), re.ASCII) is not None
-            assert (automaton.walk(said.encode()) in automaton.ends) == (ours or code == 0xE9)
+            assert (walk(automaton, said.encode()) in automaton.ends) == (ours or code == 0xE9)
 
 
 @given(st.lists(st.tuples(st.integers(0, LAST), st.integers(0, LAST)), max_size=4))
@@ -301,39 +300,3 @@ def test_what_is_too_large_is_refused_in_time(request_: dict[str, Any]) -> None:
     with pytest.raises(SessionError, match=r"simpler|too large|repetitions written out|fewer or shorter"):
         compile_grammar(GenerationConfig(**request_), "list", SEPARATORS)
     assert time.process_time() - begun < 60
-
-
-def good() -> Automaton:
-    return build(pattern_expression("[A-Z]{2}(x|yz)*"))
-
-
-def test_files_that_are_no_automata_are_refused() -> None:
-    content = to_bytes(good())
-    states = len(good().edges)
-
-    def error(data: bytes) -> str:
-        with pytest.raises(BundleError) as caught:
-            parse(data, "it")
-        return str(caught.value)
-
-    def changed(at: int, data: bytes) -> bytes:
-        return content[:at] + data + content[at + len(data) :]
-
-    huge = (2**31 - 1).to_bytes(4, "little")
-    assert "not the automaton" in error(b"")
-    assert "not the automaton" in error(changed(0, b"X"))
-    assert "version 2" in error(changed(7, b"\x02"))
-    assert "more than" in error(changed(8, huge)) and "more than" in error(changed(12, huge))
-    assert "or none" in error(changed(8, bytes(4)))
-    assert "bytes are not" in error(content[:-1]) and "bytes are not" in error(content + b"x")
-    assert "edges of its states are not in order" in error(changed(16, huge))
-    assert "leads nowhere" in error(changed(16 + 4 * (states + 1), huge))
-    assert "no answer can end" in error(content[:-1] + b"\0")
-    assert "an end that is not a state" in error(content[:-1] + b"\xff")
-    for at in range(16, len(content)):
-        for byte in (0, 1, 127, 255):
-            try:
-                found = parse(changed(at, bytes([byte])), "it")
-            except BundleError:
-                continue
-            assert all(target < states for edges in found.edges for _, _, target in edges)

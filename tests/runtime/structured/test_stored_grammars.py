@@ -5,17 +5,14 @@ tests/conformance/grammar.json; sessions, batches and commands that use one.
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from base64 import b64decode
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from support import tiny
 from support.agreement import MAIN
 from support.fixtures import Named
 from support.missing import need
@@ -29,19 +26,16 @@ from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.structured.automaton_file import parse
-from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions
+from mars_export.runtime.structured.automaton_file import to_bytes
 from mars_export.runtime.structured.catalog import entries, remove, store
 from mars_export.runtime.structured.compiler import compile_grammar, compile_into
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
-from mars_export.runtime.structured.grammar import Grammars
+from mars_export.runtime.structured.grammar import SEPARATORS, Grammars
 from mars_export.runtime.structured.grammar_state import GrammarState
 from mars_export.runtime.structured.matcher import TokenMatcher
-from mars_export.runtime.structured.regular.automaton import Automaton
 from mars_export.runtime.structured.vocabulary import Vocabulary
 
 GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
-SEPARATORS = (", ", ": ")
 PROMPT = [5, 17, 99]
 PERSON = {
     "type": "object",
@@ -67,13 +61,6 @@ TOOLS = [
     }
     for name in ("weather", "weather_now")
 ]
-REQUESTS: list[dict[str, Any]] = [
-    {"schema": PERSON},
-    {"tools": TOOLS},
-    {"regex": r"[A-Z]{2}[0-9]{4}(-x)?"},
-    {"choice": ("yes", "no", "yes, but", "n\u00f6\u00f6")},
-    {"schema": {"const": {"a": [1, 2, {"b": "c <|mask|> d"}], "long": "The quick brown fox; 1234567890"}}},
-]
 
 
 @pytest.fixture
@@ -87,76 +74,30 @@ def given_vocabulary() -> Vocabulary:
     return Vocabulary(Tokenizer.from_str(GIVEN["tokenizer"]), GIVEN["vocab_size"], [GIVEN["end"]])
 
 
-def same_states(
-    request: dict[str, Any], tokenizer: Tokenizer, vocab_size: int, end: int, dialect: Any
-) -> int:
-    """Transitions random answers beside llguidance; how many states were compared."""
-    need("llguidance", "grammar")
-    config = GenerationConfig(separators=SEPARATORS, **request)
-    vocabulary = Vocabulary(tokenizer, vocab_size, [end])
-    grammars = Grammars(vocabulary, dialect)
-    walk, num = Transitions(compile_grammar(config, dialect, SEPARATORS), vocabulary), 0
-    for seed in range(12):
-        draw = random.Random(seed)
-        theirs, ours = grammars.matcher(config), TokenMatcher(AutomatonState(walk), vocabulary)
-        for _ in range(50):
-            num += 1
-            forced = ours.forced()
-            assert forced == theirs.forced()
-            assert (ours.may_end, ours.is_over) == (theirs.may_end, theirs.is_over)
-            if forced:
-                token = forced[0]
-            else:
-                allowed = np.flatnonzero(ours.mask())
-                assert allowed.tolist() == np.flatnonzero(theirs.mask()).tolist()
-                assert ours.likely() == theirs.likely()
-                if ours.is_over or (ours.may_end and draw.random() < 0.2):
-                    break
-                plain = [t for t in allowed.tolist() if vocabulary.texts[t].isascii()]
-                token = draw.choice(plain if plain and draw.random() < 0.8 else allowed.tolist())
-            ours.consume(token)
-            theirs.consume(token)
-    return num
+def matcher_of(file: dict[str, Any], vocabulary: Vocabulary) -> TokenMatcher:
+    """llguidance's for the request of a grammar, which libmars reads from its file."""
+    return Grammars(vocabulary, file["dialect"]).matcher(config_of(file))
 
 
-CASES = [(request, "list") for request in REQUESTS] + [({"tools": TOOLS}, "tags")]
+def config_of(file: dict[str, Any]) -> GenerationConfig:
+    request = {key: tuple(value) if key == "choice" else value for key, value in file["request"].items()}
+    return GenerationConfig(**request)
 
 
-@pytest.mark.parametrize(("request_", "dialect"), CASES, ids=lambda value: str(value)[:20])
-def test_every_state_is_that_of_the_library(request_: dict[str, Any], dialect: str) -> None:
-    small = Tokenizer.from_str(GIVEN["tokenizer"])
-    assert same_states(request_, small, GIVEN["vocab_size"], GIVEN["end"], dialect) > 12
-    assert same_states(request_, tiny.tokenizer(), tiny.VOCAB_SIZE, tiny.ENDOFTEXT, dialect) > 12
-
-
-def test_the_masks_of_a_large_vocabulary_take_bounded_memory() -> None:
-    num_states, byte = 1000, ord("a")
-    edges = tuple(((byte, byte, state + 1),) for state in range(num_states - 1))
-    one_token: Any = SimpleNamespace(
-        texts=[b"a"] + [b""] * 151_999,
-        rows=(np.array([0]), np.array([1]), np.array([[byte]])),
-        longest=1,
-    )
-    walk = Transitions(Automaton((*edges, ()), frozenset((num_states - 1,))), one_token)
-    assert walk.bits(0)[0] == 1 and not any(walk.bits(num_states - 1))
-    size = sum(len(walk.bits(state)) for state in range(num_states)) / num_states
-    assert size * walk.bits.cache_info().currsize <= 8 << 20
-
-
-def test_every_state_of_the_conformance_file(given_vocabulary: Vocabulary) -> None:
-    for file in GIVEN["files"]:
-        automaton = parse(b64decode(file["file"]), file["name"])
-        walk = Transitions(automaton, given_vocabulary)
-        for state in file["states"]:
-            matcher = TokenMatcher(AutomatonState(walk), given_vocabulary)
-            for token in state["tokens"]:
-                matcher.consume(token)
-            assert list(matcher.forced()) == state["forced"]
-            assert matcher.may_end == state["may_end"]
-            if "mask" in state:
-                assert np.packbits(matcher.mask(), bitorder="little").tobytes().hex() == state["mask"]
-                likely = matcher.likely()
-                assert (None if likely is None else list(likely)) == state["likely"]
+@pytest.mark.parametrize("file", GIVEN["files"], ids=lambda file: file["name"])
+def test_every_state_of_the_conformance_file(file: dict[str, Any], given_vocabulary: Vocabulary) -> None:
+    automaton = compile_grammar(config_of(file), file["dialect"], SEPARATORS)
+    assert to_bytes(automaton) == b64decode(file["file"])
+    for state in file["states"]:
+        matcher = matcher_of(file, given_vocabulary)
+        for token in state["tokens"]:
+            matcher.consume(token)
+        assert list(matcher.forced()) == state["forced"]
+        assert matcher.may_end == state["may_end"]
+        if "mask" in state:
+            assert np.packbits(matcher.mask(), bitorder="little").tobytes().hex() == state["mask"]
+            likely = matcher.likely()
+            assert (None if likely is None else list(likely)) == state["likely"]
 
 
 @pytest.mark.parametrize("case", GIVEN["answers"], ids=lambda case: case["name"])
@@ -165,8 +106,7 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
         case["script"], len(GIVEN["prompt"]), GIVEN["vocab_size"], case["seed"], case["top_k"],
         case["logits"], case["max_slots"],
     )  # fmt: skip
-    walk = Transitions(parse(b64decode(GIVEN["files"][case["grammar"]]["file"]), "it"), given_vocabulary)
-    matcher = TokenMatcher(AutomatonState(walk), given_vocabulary)
+    matcher = matcher_of(GIVEN["files"][case["grammar"]], given_vocabulary)
     grammar_state = GrammarState(matcher, [GIVEN["end"]], case["logits"], case["block"] - 1)
     names = ("tau", "max_new_tokens", "masks", "prompt_lookup")
     config = GenerationConfig(**{name: case[name] for name in names})
@@ -217,7 +157,7 @@ def test_a_session_follows_a_grammar_of_its_bundle(bundle: Path) -> None:
 
 def test_grammars_are_stored_replaced_and_removed(bundle: Path) -> None:
     before = {file.name for file in bundle.iterdir()}
-    first = compile_into(bundle, "g", GenerationConfig(choice=("a", "b")), {"asked": "by a test"})
+    first = compile_into(bundle, "g", GenerationConfig(choice=("a", "b")))
     other = compile_into(bundle, "same", GenerationConfig(choice=("b", "a")))
     assert first.file == other.file, "one language has one file"
     again = compile_into(bundle, "g", GenerationConfig(choice=("a", "c")))
@@ -248,6 +188,21 @@ def test_manifests_with_odd_grammars_are_refused(bundle: Path, field: str, value
         parse_manifest(json.dumps(manifest))
 
 
+@pytest.mark.parametrize(
+    ("evidence", "word"),
+    [
+        ({}, "its schema is missing"),
+        ({"schema": "person.json"}, "schema must be"),
+        ({"schema": 5}, "schema must"),
+    ],
+)
+def test_a_grammar_without_its_request(bundle: Path, evidence: dict[str, Any], word: str) -> None:
+    store(bundle, StoredGrammar("g", "grammar-0123456789abcdef.dfa", "schema", 1, evidence), b"x")
+    with pytest.raises(SessionError, match=rf"`g` was compiled from \({word}.*compile it again") as caught:
+        Session.open(bundle).generate(PROMPT, GenerationConfig(grammar="g"))
+    assert (caught.value.code, caught.value.field) == ("invalid_grammar", "grammar")
+
+
 def test_a_grammar_is_stored_whole_or_not_at_all(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -272,7 +227,7 @@ def test_the_commands(bundle: Path, tmp_path: Path) -> None:
     found = json.loads(run("grammar", "list", bundle, "--json").stdout)
     kinds = [(row["name"], row["kind"]) for row in found]
     assert kinds == [("tools", "tools"), ("p", "schema"), ("c", "choice")]
-    assert found[0]["evidence"]["tools"] == "tools.json" and "separators" in found[0]["evidence"]
+    assert json.loads(found[0]["evidence"]["tools"]) == TOOLS and "separators" in found[0]["evidence"]
     assert "choice" in run("grammar", "list", bundle).stdout
     done = json.loads(run("generate", bundle, "--prompt", "hi", "--grammar", "c", "--json").stdout)
     assert done["text"] in ("yes", "no")
