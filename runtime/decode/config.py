@@ -55,8 +55,8 @@ class GenerationConfig:
     temperature: 0 is greedy. Above it tokens are drawn, and tau applies to the drawn token's confidence.
     top_k: draw from the k most likely tokens; 0 is off.
     top_p: draw from the smallest set of this probability; 1 is off.
-    seed: draws depend on it and on the position only. With a tau, the text is repeatable if the window is
-        fixed, too.
+    seed: draws depend on it and on the position only. With a tau, the text is repeatable if `masks`
+        is fixed, too.
     repetition_penalty: of tokens that the prompt or the answer contains; 1 is off.
     exact: the default. Several tokens per step, and the text of one-token decoding.
     prompt_lookup: propose, too, what followed the last `prompt_lookup` tokens where they occurred before

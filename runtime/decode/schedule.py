@@ -150,7 +150,12 @@ class Schedule:
         self.waiting.drop_finished()
         self.batch.drop_finished(accepted)
 
-    # --- overridden by BlockSchedule ---
+    def room(self, seq: Sequence) -> int:
+        """Slots of a decode step after the sequence's pending tokens."""
+        room, most = self.batch.room(seq), self.budget.max_slots
+        return room if most is None else min(room, most - seq.num_pending)
+
+    # --- overridden by BlockSchedule, as is `step` ---
 
     def decoding(self, accepted: list[Accepted]) -> list[list[Sequence]]:
         """The groups of neighbours that take a decode step. Sequences whose context is full end."""
@@ -170,11 +175,6 @@ class Schedule:
         if self.planner is None:
             return [seq.widest_plan(room, self.block) for seq, room in zip(seqs, rooms, strict=True)]
         return self.planner.plans(seqs, rooms, self.block)
-
-    def room(self, seq: Sequence) -> int:
-        """Slots of a decode step after the sequence's pending tokens."""
-        room, most = self.batch.room(seq), self.budget.max_slots
-        return room if most is None else min(room, most - seq.num_pending)
 
     def first_plan(self, seq: Sequence) -> StepPlan:
         """The last chunk of a prompt, with all masks: all its tokens are fed anyway."""

@@ -256,7 +256,7 @@ class Sequence:
         ending = probabilities[num] if self.ends_at(num) else None
         return Outlook(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
 
-    # --- hooks that ConstrainedSequence overrides ---
+    # --- hooks of ConstrainedSequence, which also overrides `accept`, `_append` and two properties ---
 
     def begin(self, most: int) -> Accepted | None:  # noqa: ARG002
         """Append tokens that are known without a prediction, up to `most` tokens in all."""

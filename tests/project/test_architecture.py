@@ -169,6 +169,10 @@ def test_the_page_shows_the_layers() -> None:
     text += (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:runtime|exporter|calibration|tests|docs|benchmarks)/[\w./]*)`", text)
     assert len(paths) > 8
+    paths += [
+        f"runtime/{p}"
+        for p in re.findall(r"`((?:serve|batcher|session|text|structured|decode)/[\w./]*)`", text)
+    ]
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
