@@ -96,14 +96,8 @@ def fetch(name: str, args: argparse.Namespace) -> Path:
         platforms = [f"--platform=manylinux_2_{n}_{args.platform}" for n in GLIBC]
         platforms += [f"--platform=manylinux2014_{args.platform}"]
         command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+        ]  # fmt: skip
         command += ["--only-binary=:all:", f"--python-version={args.python}", "--implementation=cp"]
         command += [f"--abi=cp{tag}", "--abi=abi3", "--abi=none", *platforms, "-d", str(args.wheels), name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

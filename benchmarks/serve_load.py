@@ -27,13 +27,8 @@ from serving.server import Server, llama_server, ours
 
 RESULTS = Path(__file__).parent / "results"
 LOOP_COLUMNS = (
-    "name",
-    "requests_per_second",
-    "tokens_per_second",
-    "latency_s.p50",
-    "latency_s.p95",
-    "latency_s.p99",
-)
+    "name", "requests_per_second", "tokens_per_second", "latency_s.p50", "latency_s.p95", "latency_s.p99",
+)  # fmt: skip
 
 
 def save(args: argparse.Namespace, value: dict[str, Any]) -> None:
@@ -93,15 +88,9 @@ def opened(args: argparse.Namespace) -> None:
                 say(f"{name}, {multiple:g} of capacity: p95 {figures['latency_s'].get('p95')} s")
     save(args, {"capacity": capacity, "of": settings[0][0], "slo_s": args.slo, "rows": rows})
     columns = (
-        "name",
-        "multiple",
-        "offered",
-        "goodput",
-        "latency_s.p50",
-        "latency_s.p95",
-        "latency_s.p99",
+        "name", "multiple", "offered", "goodput", "latency_s.p50", "latency_s.p95", "latency_s.p99",
         "refused",
-    )
+    )  # fmt: skip
     print(table(rows, columns))
 
 

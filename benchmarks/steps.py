@@ -37,16 +37,10 @@ CURSOR = 128
 WIDTHS = (1, 2, 6, 7, 8, 12, 13, 15)
 PRODUCTS = ("MatMul", "MatMulNBits", "MatMulIntegerToFloat", "QuantizedMatMul", "Gemm")
 KINDS = {
-    "LayerStart": "layers",
-    "LayerEnd": "layers",
-    "RMSNormalization": "norms",
-    "Attention": "attention",
-    "RotaryEmbedding": "attention",
-    "TensorScatter": "attention",
-    "Reshape": "copies",
-    "Transpose": "copies",
+    "LayerStart": "layers", "LayerEnd": "layers", "RMSNormalization": "norms", "Attention": "attention",
+    "RotaryEmbedding": "attention", "TensorScatter": "attention", "Reshape": "copies", "Transpose": "copies",
     "Split": "copies",
-}
+}  # fmt: skip
 # Ends of the names of nodes of w8a8 products, which have those of a function and not of their layer.
 QUANTIZING = ("_abs", "_row", "_unit", "_codes", "_y")
 PREDICTIONS = ("allowed", "best", "argmax", "top_logit", "shifted", "weights", "partition", "confidence_node")

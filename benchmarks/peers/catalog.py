@@ -14,16 +14,10 @@ TORCH = "torch==2.13.0"
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
     "onnx-genai": ("onnx-genai==0.1.0.dev6", "tokenizers"),
-    "openvino": (
-        TORCH,
-        "openvino-genai==2026.4.1.0",
-        "openvino==2026.4.1",
-        "nncf==3.4.0",
-        "optimum-intel[openvino]==2.2.0",
-        "transformers==5.5.4",
-    ),
+    "openvino": (TORCH, "openvino-genai==2026.4.1.0", "openvino==2026.4.1", "nncf==3.4.0",
+     "optimum-intel[openvino]==2.2.0", "transformers==5.5.4"),
     "llama-cpp": ("llama-cpp-python", "gguf", "safetensors"),
-}
+}  # fmt: skip
 # optimum-intel requires torchvision but exports language models without it. A wheel of torchvision that was
 # built for another torch, such as one with CUDA, breaks transformers' imports.
 UNUSED: Mapping[str, tuple[str, ...]] = {"openvino": ("torchvision",)}

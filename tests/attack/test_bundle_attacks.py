@@ -112,18 +112,14 @@ def many(part: str, number: int, **names: str) -> str:
         (lambda: GOOD.to_json().replace('"block": 8', '"block": 8, "block": 9'), "'block' is given twice"),
         (lambda: changed("source", "\ud800"), "not valid JSON"),
         (lambda: changed("format_version", "9" * 5000), "no `format_version`"),
-        (
-            lambda: changed("profiles.0.evidence", {"a": float("nan")}),
-            "evidence: a number in it is not finite",
-        ),
-        (
-            lambda: changed("profiles.0.evidence", {"a": "DEEP"}).replace('"DEEP"', DEEP),
-            "evidence: more than 32 levels",
-        ),
+        (lambda: changed("profiles.0.evidence", {"a": float("nan")}),
+         "evidence: a number in it is not finite"),
+        (lambda: changed("profiles.0.evidence", {"a": "DEEP"}).replace('"DEEP"', DEEP),
+         "evidence: more than 32 levels"),
         (lambda: changed("block", "DEEP").replace('"DEEP"', DEEP), "block: an integer of 1 to 4096"),
         (lambda: "{" + ",".join(f'"k{i}":0' for i in range(800_000)) + ',"k1":0}', "'k1' is given twice"),
     ],
-)
+)  # fmt: skip
 def test_manifests_that_took_for_ever_or_fell(document: Callable[[], str], message: str) -> None:
     text = document()
     start = time.process_time()

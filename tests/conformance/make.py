@@ -39,26 +39,10 @@ BY_HAND: list[tuple[str, list[int], list[float], float, str, list[int], int, int
     ("tau 1 is one token even when p is 1", [1, 2, 3], [1.0, 1.0, 1.0], 1.0, "probability", [], 4, 1),
     ("tau above 1 is one token", [1, 2], [1.0, 1.0], 1.5, "probability", [], 4, 1),
     ("margin: tau 1 is one token", [1, 2], [1.0, 1.0], 1.0, "margin", [], 4, 1),
-    (
-        "just below tau 1 all that is certain passes",
-        [1, 2, 3],
-        [0.5, 1.0, JUST_BELOW_ONE],
-        JUST_BELOW_ONE,
-        "probability",
-        [],
-        4,
-        3,
-    ),
-    (
-        "p just below 1 fails a tau between it and 1",
-        [1, 2],
-        [1.0, JUST_BELOW_ONE],
-        0.99999999,
-        "probability",
-        [],
-        4,
-        1,
-    ),
+    ("just below tau 1 all that is certain passes", [1, 2, 3], [0.5, 1.0, JUST_BELOW_ONE], JUST_BELOW_ONE,
+     "probability", [], 4, 3),
+    ("p just below 1 fails a tau between it and 1", [1, 2], [1.0, JUST_BELOW_ONE], 0.99999999, "probability",
+     [], 4, 1),
     ("tau 0 takes all", [1, 2, 3], [0.0, 0.0, SMALLEST], 0.0, "probability", [], 4, 3),
     ("tau 0 refuses NaN", [1, 2, 3], [0.5, math.nan, 1.0], 0.0, "probability", [], 4, 1),
     ("tau 0 refuses a negative margin", [1, 2], [0.5, -0.1], 0.0, "margin", [], 4, 1),
@@ -78,7 +62,7 @@ BY_HAND: list[tuple[str, list[int], list[float], float, str, list[int], int, int
     ("limit 1", [1, 2, 3], [0.9, 0.9, 0.9], 0.5, "probability", [], 1, 1),
     ("limit beyond", [1, 2], [0.9, 0.9], 0.5, "probability", [], 100, 2),
     ("a large token id", [2**31 - 1, 2], [0.9, 0.9], 0.5, "probability", [2**31 - 1], 4, 1),
-]
+]  # fmt: skip
 
 
 def expected(

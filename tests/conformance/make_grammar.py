@@ -65,36 +65,23 @@ TOOLS = [
 ]
 PERSON = {
     "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "age": {"type": ["integer", "null"]},
-        "tags": {"type": "array", "items": {"enum": ["a", "b <|mask|>", "\u00e9t\u00e9"]}, "maxItems": 3},
-        "score": {"type": "number"},
-        "ok": {"type": "boolean"},
-    },
+    "properties": {"name": {"type": "string"}, "age": {"type": ["integer", "null"]},
+     "tags": {"type": "array", "items": {"enum": ["a", "b <|mask|>", "\u00e9t\u00e9"]}, "maxItems": 3},
+     "score": {"type": "number"}, "ok": {"type": "boolean"}},
     "required": ["name", "ok"],
     "additionalProperties": False,
-}
+}  # fmt: skip
 REQUESTS: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "tools as a list",
-        {"tools": TOOLS},
-        '[{"name": "set_light", "arguments": {"room": "hall", "level": 7}}]',
-    ),
-    (
-        "tools in tags",
-        {"tools": TOOLS},
-        'ok <tool_call>\n{"name": "stop", "arguments": {"room": "kitchen"}}\n</tool_call> done',
-    ),
-    (
-        "a schema",
-        {"schema": PERSON},
-        '{"name": "Zo\u00eb \\"Z\\"", "age": 31, "tags": ["\u00e9t\u00e9", "a"], "score": -1e3, "ok": true}',
-    ),
+    ("tools as a list", {"tools": TOOLS},
+     '[{"name": "set_light", "arguments": {"room": "hall", "level": 7}}]'),
+    ("tools in tags", {"tools": TOOLS},
+     'ok <tool_call>\n{"name": "stop", "arguments": {"room": "kitchen"}}\n</tool_call> done'),
+    ("a schema", {"schema": PERSON},
+     '{"name": "Zo\u00eb \\"Z\\"", "age": 31, "tags": ["\u00e9t\u00e9", "a"], "score": -1e3, "ok": true}'),
     ("a regex", {"regex": r"[A-Z]{2}[0-9]{4}(-[a-z]+)?"}, "AB1234-xyz"),
     ("choices", {"choice": ("yes", "no", "yes, but", "n\u00f6")}, "yes, but"),
     ("one text", {"choice": ("there is only this answer, {}",)}, "there is only this answer, {}"),
-]
+]  # fmt: skip
 
 
 def tokenizer() -> Tokenizer:

@@ -85,31 +85,21 @@ def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch
         ({"fixed": True, "capacity": 513}, r"--capacity must be 8 to 512 \(the .* context\), not 513"),
         ({"fixed": True, "capacity": 9, "prefill": 65, "batch": 0}, "--prefill must be .*--batch must be"),
         ({"precision": "int3"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not int3"),
-        (
-            {"precision": "int4", "group": 32},
-            r"--group 32 does not divide the 48 inputs of q, k, v; .*the 80 inputs of down",
-        ),
+        ({"precision": "int4", "group": 32},
+         r"--group 32 does not divide the 48 inputs of q, k, v; .*the 80 inputs of down"),
         ({"precision": "int4", "group": 20}, "--group must be one of 16, 32, 64, 128, 256, not 20"),
-        (
-            {"precision": "int4", "group": 16, "head": "int2"},
-            "--head must be one of float, int8, int4, not int2",
-        ),
-        (
-            {"precision": "int4", "group": 16, "embedding": "int4"},
-            "--embedding must be float or int8, not int4",
-        ),
-        (
-            {"precision": "int8", "group": 16, "activations": "bf8"},
-            "--activations must be one of fp32, fp16, bf16, not bf8",
-        ),
+        ({"precision": "int4", "group": 16, "head": "int2"},
+         "--head must be one of float, int8, int4, not int2"),
+        ({"precision": "int4", "group": 16, "embedding": "int4"},
+         "--embedding must be float or int8, not int4"),
+        ({"precision": "int8", "group": 16, "activations": "bf8"},
+         "--activations must be one of fp32, fp16, bf16, not bf8"),
         ({"precision": "w8a8", "activations": "fp16"}, "w8a8 is computed with --activations fp32 only"),
-        (
-            {"precision": "w8a8", "asymmetric": True, "head": "int4"},
-            "--asymmetric is for int4 and int8.*; --head int4 is for",
-        ),
+        ({"precision": "w8a8", "asymmetric": True, "head": "int4"},
+         "--asymmetric is for int4 and int8.*; --head int4 is for"),
         ({"precision": "half", "block": 99}, "--precision must be.*--block must be"),
     ],
-)
+)  # fmt: skip
 def test_options_out_of_range(
     options: dict[str, Any], message: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

@@ -17,14 +17,9 @@ def test_nothing_newer_than_the_floor_is_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     floor = project["requires-python"].removeprefix(">=")
     command = [
-        sys.executable,
-        "-c",
-        "import vermin; vermin.main()",
-        f"-t={floor}-",
-        "--no-tips",
-        "--violations",
+        sys.executable, "-c", "import vermin; vermin.main()", f"-t={floor}-", "--no-tips", "--violations",
         "--eval-annotations",
-    ]
+    ]  # fmt: skip
     paths = [str(ROOT / place) for place in PLACES]
     done = subprocess.run([*command, *paths], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -84,13 +84,9 @@ class FakeServe:
 
     async def _models(self, request: Request) -> Response:
         about = {
-            "block": BLOCK,
-            "precision": "w8a8",
-            "context": 1024,
-            "sampling": True,
-            "structured": True,
+            "block": BLOCK, "precision": "w8a8", "context": 1024, "sampling": True, "structured": True,
             "adaptive": ["exact"],
-        }
+        }  # fmt: skip
         state = "loaded" if any(body["model"] == "other" for body in self.requests) else "unloaded"
         entry = {"object": "model", "created": 0, "owned_by": "mars-export"}
         names = {

@@ -178,11 +178,8 @@ def _falling_back(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     begin = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
     pieces = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     whole["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": pieces,
-        "pair": pieces,
-        "special_tokens": begin,
-    }
+        "type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": begin,
+    }  # fmt: skip
     return Tokenizer.from_str(json.dumps(whole))
 
 

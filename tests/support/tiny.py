@@ -124,19 +124,11 @@ def config_values(tiny: Tiny) -> dict[str, Any]:
     """Settings of the transformers config class."""
     layers = len(tiny.settings["layer_types"]) if tiny.settings.get("layer_types") else 2
     base: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": tiny.tied,
-        "bos_token_id": ENDOFTEXT,
-        "eos_token_id": IM_END,
-        "pad_token_id": ENDOFTEXT,
-    }
+        "vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": tiny.tied, "bos_token_id": ENDOFTEXT,
+        "eos_token_id": IM_END, "pad_token_id": ENDOFTEXT,
+    }  # fmt: skip
     return base | dict(tiny.settings)
 
 

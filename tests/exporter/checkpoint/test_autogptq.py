@@ -72,13 +72,9 @@ def settings(kind: Kind) -> dict[str, Any]:
             "modules_to_not_convert": None,
         }
     values = {
-        "bits": kind.bits,
-        "group_size": GROUP,
-        "sym": kind.sym,
-        "desc_act": False,
-        "damp_percent": 0.01,
+        "bits": kind.bits, "group_size": GROUP, "sym": kind.sym, "desc_act": False, "damp_percent": 0.01,
         "true_sequential": True,
-    }
+    }  # fmt: skip
     if kind.config == "config.json":
         values |= {"quant_method": "gptq", "checkpoint_format": kind.layout}
     return values
@@ -177,21 +173,15 @@ def test_a_form_that_is_not_read(
     ("part", "value", "message"),
     [
         ("qzeros", None, "qzeros: missing"),
-        (
-            "scales",
-            np.ones((2, 48), np.float16),
-            r"scales is \[2, 48\], 48 x 48 in groups of 16 need \[3, 48\]",
-        ),
+        ("scales", np.ones((2, 48), np.float16),
+         r"scales is \[2, 48\], 48 x 48 in groups of 16 need \[3, 48\]"),
         ("qweight", np.zeros((6, 48), np.float16), "has dtype F16|32-bit integers are expected"),
-        (
-            "g_idx",
-            np.full(48, 3, np.int32),
-            r"g_idx: the groups are in the order of activations \(desc_act\)",
-        ),
+        ("g_idx", np.full(48, 3, np.int32),
+         r"g_idx: the groups are in the order of activations \(desc_act\)"),
         ("g_idx", np.zeros(47, np.int32), r"g_idx is \[47\]"),
         ("scales", np.full((3, 48), np.nan, np.float16), "NaN or Inf"),
     ],
-)
+)  # fmt: skip
 def test_parts_that_do_not_fit(
     part: str, value: np.ndarray | None, message: str, checkpoints: Named, tmp_path: Path
 ) -> None:

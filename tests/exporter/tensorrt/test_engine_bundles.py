@@ -70,17 +70,14 @@ def test_an_interrupted_build_leaves_the_bundle_as_it_was(how: str, small: Path,
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        (
-            {"precision": "bf16"},
-            {},
-            "has no bfloat16 graph in the in-place KV layout.*it has: float16 in-place",
-        ),
+        ({"precision": "bf16"}, {},
+         "has no bfloat16 graph in the in-place KV layout.*it has: float16 in-place"),
         ({"precision": "fp8"}, {}, "--precision must be one of"),
         ({"block": 4}, {}, "is a bundle of block 6, not 4"),
         ({}, {"kv_layout": "appended"}, "has no graph in the appended KV layout.*mars-export trt CHECKPOINT"),
         ({}, {"target": "jetson-orin"}, "has no graph in the appended KV layout"),
     ],
-)
+)  # fmt: skip
 def test_a_bundle_that_cannot_serve(
     settings: dict[str, Any], options: dict[str, Any], message: str, small: Path
 ) -> None:

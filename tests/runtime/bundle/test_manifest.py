@@ -78,14 +78,8 @@ def test_no_version_is_no_bundle(version: Any) -> None:
 
 
 COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "context_length",
-)
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "context_length",
+)  # fmt: skip
 WRONG: list[tuple[str, Any, str]] = [
     *[
         (f"model.{name}", value, rf"model.{name}: an integer of 1 to")
@@ -297,21 +291,9 @@ def test_what_chose_the_codes_may_be_unknown() -> None:
 
 
 UNSAFE = [
-    "../weights.bin",
-    "/etc/passwd",
-    "sub/weights.bin",
-    "..",
-    ".",
-    ".hidden",
-    "C:\\weights.bin",
-    "a\\b",
-    "weights.bin\0",
-    "weights.bin\n",
-    "nul:",
-    "é",
-    "-rf",
-    "x" * 300,
-]
+    "../weights.bin", "/etc/passwd", "sub/weights.bin", "..", ".", ".hidden", "C:\\weights.bin", "a\\b",
+    "weights.bin\0", "weights.bin\n", "nul:", "é", "-rf", "x" * 300,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNSAFE)

@@ -90,11 +90,8 @@ def test_there_and_back(there: Path, path: Path, tmp_path: Path) -> None:
 
 def test_a_push_deletes_only_files_of_the_bundle_before(there: Path, path: Path) -> None:
     foreign = {
-        "pytorch_model.bin": b"p",
-        "other.onnx": b"o",
-        "sub/model.onnx": b"s",
-        "training_args.bin": b"t",
-    }
+        "pytorch_model.bin": b"p", "other.onnx": b"o", "sub/model.onnx": b"s", "training_args.bin": b"t",
+    }  # fmt: skip
     for name, content in foreign.items():
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).write_bytes(content)

@@ -14,16 +14,9 @@ from support.paths import ROOT
 
 HEADERS = ROOT / "runtime/cpp/include/mars"
 PUBLIC = {
-    "batcher.hpp",
-    "config.hpp",
-    "conversation.hpp",
-    "errors.hpp",
-    "export.hpp",
-    "mars.h",
-    "session.hpp",
-    "stats.hpp",
-    "text.hpp",
-}
+    "batcher.hpp", "config.hpp", "conversation.hpp", "errors.hpp", "export.hpp", "mars.h", "session.hpp",
+    "stats.hpp", "text.hpp",
+}  # fmt: skip
 MARKED_CLASS = re.compile(r"^(?:class|struct) MARS_API (\w+)", re.M)
 MARKED_FUNCTION = re.compile(r"^(?:struct (\w+) \{|\};| *MARS_API [^;(]*?(\w+)\()", re.M)
 
@@ -90,14 +83,8 @@ def test_a_header_compiles_by_itself(header: str, tmp_path: Path) -> None:
     source = tmp_path / "alone.cpp"
     source.write_text(f"#include <mars/{header}>\n")
     flags = (
-        "-std=c++17",
-        "-fsyntax-only",
-        "-Wall",
-        "-Wextra",
-        "-Wpedantic",
-        "-Werror",
-        f"-I{HEADERS.parent}",
-    )
+        "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{HEADERS.parent}",
+    )  # fmt: skip
     subprocess.run([tool("c++"), *flags, source], check=True)
 
 

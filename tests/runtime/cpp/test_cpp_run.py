@@ -119,11 +119,8 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
         (("a", "--tau", "much"), 2, "--tau needs a number, not `much`"),
         (("a", "--max-new-tokens", "0"), 2, "--max-new-tokens must be 1 or more"),
         (("a", "--seed", "-1"), 2, "--seed needs a number"),
-        (
-            ("a", "--tau", "0.9", "--exact"),
-            1,
-            "--exact gives the one-token text whatever is likely, --tau 0.9 accepts",
-        ),
+        (("a", "--tau", "0.9", "--exact"), 1,
+         "--exact gives the one-token text whatever is likely, --tau 0.9 accepts"),
         (("a", "--metric", "margin"), 1, "--metric margin says what tau is compared with; give --tau, too"),
         (("a", "--prompt-lookup", "-1"), 2, "--prompt-lookup must be 0 or more"),
         (("a", "--profile", "x", "--tau", "1"), 1, "give either --profile or these options"),
@@ -140,7 +137,7 @@ def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
         (("a", "-f", "/no/such/file"), 1, "not a readable file"),
         (("a", "--token-ids", "-p", "1 two"), 1, "whole numbers"),
     ],
-)
+)  # fmt: skip
 def test_mars_run_used_wrongly(arguments: tuple[str, ...], code: int, message: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (code, "")

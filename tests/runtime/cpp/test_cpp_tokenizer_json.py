@@ -51,12 +51,8 @@ REFUSED: list[tuple[str, str, Any, str]] = [
     ("smollm", "model.vocab.a", 2**40, "1 ids are not integers"),
     ("smollm", "model.vocab.a", 7, "1 ids belong to two tokens"),
     ("smollm", "model.merges", {}, "model.merges: a list is expected"),
-    (
-        "smollm",
-        "model.merges.3",
-        ["zzz", "a"],
-        "not two tokens that make a third, the first of them number 3",
-    ),
+    ("smollm", "model.merges.3", ["zzz", "a"],
+     "not two tokens that make a third, the first of them number 3"),
     ("smollm", "model.merges.3", "a b c", "1 are not two tokens"),
     ("smollm", "normalizer", {"type": "NFKC"}, "only NFC is supported, not `NFKC`"),
     ("smollm", "pre_tokenizer", {"type": "Metaspace"}, "`Metaspace` is not supported"),
@@ -76,7 +72,7 @@ REFUSED: list[tuple[str, str, Any, str]] = [
     ("llama3", "post_processor.processors.1.single", [], "the text `A` must be there once"),
     ("llama3", "post_processor.processors.1.special_tokens", {}, "an object is expected"),
     ("llama3", "model", ..., "model: an object is expected"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "path", "value", "message"), REFUSED)

@@ -19,16 +19,9 @@ def test_chat_turns_render_as_the_template_does(name: str, drivers: Callable[[st
     assert turns is not None
     draw, rendered = random.Random(2), 0
     contents = [
-        "",
-        "hi",
-        " \u2028spaced\x1f \n",
-        "é日本🙂",
-        "</think>",
-        "\u200b",
-        "\x85x\u00a0",
-        "{{ x }}",
+        "", "hi", " \u2028spaced\x1f \n", "é日本🙂", "</think>", "\u200b", "\x85x\u00a0", "{{ x }}",
         "<|im_end|>",
-    ]
+    ]  # fmt: skip
     for _ in range(300):
         roles = draw.choices(
             ["system", "user", "assistant", "tool", "start"], weights=[1, 3, 2, 1, 0.1], k=draw.randint(1, 5)
