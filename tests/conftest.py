@@ -13,14 +13,12 @@ import pytest
 import torch
 from hypothesis import settings
 from support import tiny
+from support.exports import export
 from support.oracle import Oracle
 from support.tiny import Named
 
 from mars_export import Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.vocabulary import Vocabulary
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import ChatTurns
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
@@ -99,8 +97,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Nam
 
     @cache
     def exported(name: str) -> Path:
-        options = ExportOptions(block=BLOCK, metrics=True, logits=True)
-        export_onnx(open_checkpoint(str(checkpoints(name))), root / name, options)
+        export(checkpoints(name), root / name, block=BLOCK, metrics=True, logits=True)
         return root / name
 
     return exported

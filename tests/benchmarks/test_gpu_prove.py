@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import gpu_pack
 import gpu_prove
 import pytest
 from gpu_prove import Result, Step, page, steps, take
+from support.shell import call
 from support.tiny import Named
 
 from gpu import libmars, speed
@@ -108,9 +108,7 @@ def test_speeds_of_a_bundle(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_command_of_ours_is_one_that_exists() -> None:
     names = {step.command[3] for step in steps("cuda").values() if step.command[1] == "-c"}
     assert names == {"onnx", "doctor"}
-    known = subprocess.run(
-        [sys.executable, gpu_prove.__file__, "--list"], capture_output=True, text=True, check=True
-    ).stdout
+    known = call(sys.executable, gpu_prove.__file__, "--list", check=True).stdout
     assert [line.split()[0] for line in known.splitlines()] == list(steps("cuda"))
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.engines import graph_options
+from support.exports import export
 from support.fixtures import Named
-
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +22,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Call
     @cache
     def exported(family: str, precision: str, layout: str) -> Path:
         target = root / f"{family}-{precision}-{layout}"
-        export_onnx(
-            open_checkpoint(str(checkpoints(family))),
-            target,
-            replace(graph_options(precision), kv_layout=layout),
-        )
+        export(checkpoints(family), target, replace(graph_options(precision), kv_layout=layout))
         return target
 
     return exported

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.exports import export
 from support.fixtures import Named
 from support.missing import need
 from support.paths import ROOT
 from support.shell import Done, run_main
 from support.shell import run as run_ours
-
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 
 need("optimum", "optimum")
 
@@ -46,7 +43,7 @@ def test_it_has_every_option_of_the_onnx_command(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_bundle_is_the_same_one(checkpoints: Named, tmp_path: Path) -> None:
-    export_onnx(open_checkpoint(str(checkpoints("qwen2"))), tmp_path / "ours", ExportOptions(block=5))
+    export(checkpoints("qwen2"), tmp_path / "ours", block=5)
     forms = {
         "as optimum's others": ("--model", checkpoints("qwen2"), "theirs", "--block", 5),
         "as mars-export": (checkpoints("qwen2"), "-o", "theirs", "--block", 5, "--force"),

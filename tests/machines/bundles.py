@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from support import tiny
+from support.exports import export
 from support.oracle import Oracle, generate
 from support.reproducible import WIDE
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 
 PRECISIONS = ("fp32", "w8a8", "int8", "int4", "fp16")
@@ -32,9 +32,7 @@ def main(folder: Path) -> None:
     checkpoint = tiny.write(WIDE, folder / "checkpoint")
     options = ExportOptions(block=BLOCK, metrics=True, logits=True, allow_drift=True)
     for precision in PRECISIONS:
-        export_onnx(
-            open_checkpoint(str(checkpoint)), folder / precision, replace(options, precision=precision)
-        )
+        export(checkpoint, folder / precision, replace(options, precision=precision))
     prompts = [[(37 * i + 11 * n) % 250 for i in range(length)] for n, length in enumerate(LENGTHS)]
     oracle = Oracle(tiny.load(WIDE, checkpoint), tiny.MASK, BLOCK)
     eos = open_checkpoint(str(checkpoint)).vocabulary.eos_token_ids

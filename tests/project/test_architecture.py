@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.imports import Arrows, arrows, at_module_level, circle, foreign, modules
 from support.paths import ROOT
+from support.shell import call
 
 # Package -> the packages it may import, and those that they may. A package is a folder with all below it, or
 # a file that stands alone; the longest name that fits is a file's package. Picture: docs/architecture.md.
@@ -272,5 +272,5 @@ HEAVY = {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "to
 )
 def test_importing_stays_light(module: str, absent: set[str]) -> None:
     program = f"import sys, {module}; print(*(name for name in {sorted(absent)!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = call(sys.executable, "-c", program, check=True)
     assert done.stdout.split() == []

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.shell import run
-
-from mars_export import Session
-from mars_export.runtime.cli.chat import print_greeting
 
 
 def test_every_answer_of_a_talk_follows_a_grammar(plain: Path) -> None:
@@ -57,21 +53,6 @@ def test_chat_says_when_it_forgets(plain: Path) -> None:
     done = run("chat", plain, *options, "--drop-oldest", stdin=lines)
     assert len(done.stdout.splitlines()) == 6
     assert "turn(s) are forgotten" in done.stderr
-
-
-def test_a_talk_begins_with_the_bundle_and_where_help_is(
-    plain: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_greeting(Session.open(plain, threads=1))
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.startswith(plain.name) and "/help lists the commands; Ctrl-D leaves." in said
-
-
-def test_chat_survives_wrong_commands(plain: Path) -> None:
-    done = run("chat", plain, "--max-new-tokens", "4", stdin="/tau fast\n/dance\nhello\n")
-    assert done.returncode == 0
-    assert "/tau needs a number" in done.stderr
-    assert "unknown command /dance; /help lists" in done.stderr
 
 
 def test_quiet_prints_answers_only(plain: Path) -> None:

@@ -64,25 +64,3 @@ def test_training_has_no_held_out_small_talk(dataset: ModuleType) -> None:
     held_out = {dataset.smalltalk.plain(said) for said, _ in dataset.smalltalk.held_out()}
     drawn = islice(dataset.examples("smalltalk", "train-0", held_out=False), 3000)
     assert len(held_out) == 50 and not held_out & {dataset.smalltalk.plain(e.messages[-1][1]) for e in drawn}
-
-
-def test_misses_are_told_by_their_wordings(
-    dataset: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    misses = importlib.import_module("misses")
-    monkeypatch.setattr(misses, "DRAWS", 40)
-    rows = dataset.held_out_rows("assistant")["test"]
-    of = misses.wordings()
-    reserved = {w for skill in misses.assistant.SKILLS for intent in skill for w in intent.reserved}
-    assert set(of) == {row.messages[-1][1] for row in rows}
-    assert {wording for clauses in of.values() for wording in clauses} <= reserved
-
-    spoilt = next(row for row in rows if len(of[row.messages[-1][1]]) == 2)
-    outputs = [row.answer if row is not spoilt else "[" for row in rows]
-    file = tmp_path / "evaluation.json"
-    file.write_text(json.dumps({"assistant": {"references": outputs}}))
-    monkeypatch.setattr(sys, "argv", ["misses.py", str(file)])
-    misses.main()
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"{len(rows) - 1} of {len(rows)} rows right")
-    assert said[1].endswith("missed, 1 times") and said[2].endswith(of[spoilt.messages[-1][1]][0])

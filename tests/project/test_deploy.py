@@ -20,6 +20,7 @@ import tomllib
 import typer
 from support.missing import lacking, need
 from support.paths import ROOT
+from support.shell import call
 
 from mars_export import cli
 from mars_export.runtime.serve import routes
@@ -205,7 +206,7 @@ def test_metrics_that_are_named_are_told() -> None:
 def test_hadolint_has_nothing_to_say() -> None:
     if not (BIN / "hadolint").exists():
         lacking("hadolint is not installed: pip install 'mars-export[dev]'")
-    done = subprocess.run([BIN / "hadolint", *IMAGES], capture_output=True, text=True)
+    done = call(BIN / "hadolint", *IMAGES)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -214,7 +215,7 @@ def test_yaml_and_kubernetes_schemas() -> None:
     need("kubernetes_validate", "dev")
     rules = "{extends: default, rules: {line-length: {max: 110}, document-start: disable}}"
     words = [sys.executable, "-m", "yamllint", "--strict", "-d", rules, DEPLOY]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = call(*words)
     assert (done.returncode, done.stdout) == (0, "")
     import kubernetes_validate
 
@@ -231,12 +232,8 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not here")
     text = UNIT.read_text(encoding="utf-8").replace("/opt/mars/bin/mars-export", sys.executable)
     (tmp_path / UNIT.name).write_text(text, encoding="utf-8")
-    done = subprocess.run([program, "verify", tmp_path / UNIT.name], capture_output=True, text=True)
+    done = call(program, "verify", tmp_path / UNIT.name)
     said = [line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line]
     assert said == []
-    rated = subprocess.run(
-        [program, "security", "--offline=true", "--threshold=20", tmp_path / UNIT.name],
-        capture_output=True,
-        text=True,
-    )
+    rated = call(program, "security", "--offline=true", "--threshold=20", tmp_path / UNIT.name)
     assert rated.returncode == 0, rated.stdout[-300:]

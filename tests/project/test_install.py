@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.shell import call
 from support.tiny import Named
 from typer.main import get_command
 
@@ -40,7 +41,7 @@ cli.main()
 def without(blocked: tuple[str, ...], *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     code = f"BLOCKED = {set(blocked)!r}\n{BLOCKER}"
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+    return call(*command, cwd=cwd)
 
 
 @pytest.mark.parametrize("command", cli.NEEDS)
@@ -110,7 +111,5 @@ def test_shells_complete() -> None:
         "COMP_CWORD": "1",
     }
     code = "import sys; sys.argv = ['mars-export']; from mars_export import cli; cli.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | asked
-    )
+    done = call(sys.executable, "-c", code, env=os.environ | asked)
     assert done.stdout.split() == ["generate"], done.stderr

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import tomllib
 from support.missing import need
 from support.paths import ROOT
+from support.shell import call
 
 PLACES = ("runtime", "exporter", "calibration", "cli.py", "__init__.py")
 
@@ -21,6 +21,6 @@ def test_nothing_newer_than_the_floor_is_used() -> None:
         "--eval-annotations",
     ]  # fmt: skip
     paths = [str(ROOT / place) for place in PLACES]
-    done = subprocess.run([*command, *paths], capture_output=True, text=True, check=False)
+    done = call(*command, *paths)
     assert done.returncode == 0, done.stdout
     assert "Minimum required versions: 3.10" in done.stdout, "the tool looked at our code"

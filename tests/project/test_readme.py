@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tomllib
 from support.paths import ROOT
+from support.shell import call
 from support.tiny import Named
 
 import mars_export
@@ -41,16 +42,7 @@ def place(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=cwd,
-        env=os.environ | {"PATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return call("bash", "-c", command, cwd=cwd, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL)
 
 
 def test_commands_and_python(place: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import tomllib
 from support.missing import lacking, need
 from support.paths import ROOT
+from support.shell import call
 
 INDEXED = {"description", "readme", "license", "requires-python", "keywords", "classifiers"}
 PACKAGES = (
@@ -27,7 +28,7 @@ LINK = re.compile(r"\]\(([\w./#:-]+)\)")
 
 def test_the_source_archive_has_all_that_is_tracked(tmp_path: Path) -> None:
     need("setuptools", "dev")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = call("git", "ls-files", "-z", cwd=ROOT)
     if listed.returncode != 0:
         lacking("this is no git clone")
     tracked = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()}

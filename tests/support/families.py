@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from mars_export import Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from support import tiny
 from support.agreement import LOOPS, NEW, PROMPTS, cache_block_of, config
+from support.exports import export
 from support.graphs import KEPT, TOKENS, forward
 from support.oracle import Oracle, generate
 from support.tiny import Tiny
@@ -191,8 +189,7 @@ def judge(made: Tiny, kv_layout: str = "in-place") -> Agreement:
     """Export `made` in fp32 and compare it with transformers: logits, and greedy answers at tau 0.3."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = tiny.write(made, Path(scratch) / "checkpoint")
-        options = ExportOptions(block=6, metrics=True, logits=True, kv_layout=kv_layout)
-        export_onnx(open_checkpoint(str(directory)), Path(scratch) / "bundle", options)
+        export(directory, Path(scratch) / "bundle", block=6, metrics=True, logits=True, kv_layout=kv_layout)
         oracle = Oracle(tiny.load(made, directory), tiny.MASK, 6)
         session = Session.open(Path(scratch) / "bundle", threads=1, cache_bytes=0)
         return compare(session, oracle)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from support import tiny
+from support.exports import export
 
 WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
 
@@ -19,9 +17,6 @@ def export_reproducible(kind: str, root: Path) -> Path:
     precision, *more = kind.split(" ")
     of = tiny.Tiny("own", "llama", {**WIDE.settings, "num_key_value_heads": 4}) if "own" in more else WIDE
     checkpoint = tiny.write(of, root / f"checkpoint of {kind}")
-    export_onnx(
-        open_checkpoint(str(checkpoint)),
-        root / kind,
-        ExportOptions(block=6, precision=precision, metrics=True, kv="int8" if "kv8" in more else "float"),
-    )
+    kv = "int8" if "kv8" in more else "float"
+    export(checkpoint, root / kind, block=6, precision=precision, metrics=True, kv=kv)
     return root / kind

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from mars_export import cli
@@ -47,10 +48,13 @@ def run_main(
 
 def run_process(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Done:
     """The same by `python -m mars_export.cli`: for what concerns the process, or what conftest.py patches."""
-    command = [sys.executable, "-m", "mars_export.cli", *map(str, arguments)]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, check=False, cwd=cwd, timeout=120
-    )
+    return call(sys.executable, "-m", "mars_export.cli", *arguments, input=stdin, cwd=cwd)
+
+
+def call(*command: str | Path, timeout: float = 120, **options: Any) -> Done:
+    """Any program: its exit status, and what it wrote."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def _written(stream: io.TextIOWrapper) -> str:

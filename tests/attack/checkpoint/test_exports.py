@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from support.exports import export
 from support.hostile import ATTACKS, SCALARS
 from support.tiny import Named
 
@@ -42,7 +43,7 @@ def test_what_opens_also_exports_or_says_why(copied: Named, tmp_path: Path) -> N
         (directory / "config.json").write_text(json.dumps(original | changes))
         target = tmp_path / f"bundle-{i}"
         try:
-            export_onnx(open_checkpoint(str(directory)), target, ExportOptions(block=2, reference=False))
+            export(directory, target, block=2, reference=False)
         except (CheckpointError, ExportError):
             assert not target.exists()
         else:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.exports import export
 from support.tiny import Named
 
 from mars_export.exporter.check import reference, reference_library, segments, selfcheck
@@ -246,9 +247,7 @@ def test_large_logits_may_err_more(copied: Named, tmp_path: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     tensors["lm_head.weight"] *= 3000
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    drift = (
-        export_onnx(open_checkpoint(str(directory)), tmp_path / "b", ExportOptions(block=4)).variants[0].drift
-    )
+    drift = export(directory, tmp_path / "b", block=4).variants[0].drift
     assert drift is not None
     assert drift.max_logit_error > 1e-2  # refused by a bound that does not know the size
     assert drift.argmax_matches == drift.positions
@@ -287,7 +286,7 @@ def test_rounded_weights_are_not_judged_by_a_first_token(
     spoil_logits(monkeypatch, spoil)
     options = ExportOptions(block=4, precision=precision, group=16)
     with pytest.raises(ExportError, match="does not agree") if is_seen else nullcontext():
-        export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", options)
+        export(checkpoints("llama"), tmp_path / "b", options)
 
 
 @pytest.mark.parametrize("share", [0.08, 1.0])
@@ -313,5 +312,5 @@ def test_weights_beyond_what_fp32_can_multiply(copied: Named, tmp_path: Path) ->
     tensors["model.layers.0.mlp.down_proj.weight"][:] = 1e38
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ExportError, match="the checkpoint, computed in fp32, gives NaN or Inf"):
-        export_onnx(open_checkpoint(str(directory)), tmp_path / "b", ExportOptions(block=4, allow_drift=True))
+        export(directory, tmp_path / "b", block=4, allow_drift=True)
     assert not (tmp_path / "b").exists()

@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.exports import export
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.errors import CheckpointError, ExportError
 
 Refused = Callable[..., None]
@@ -159,7 +158,7 @@ def test_weights_that_are_not_numbers(value: float, copied: Named, tmp_path: Pat
     directory = copied("llama")
     change_weights(directory, change)
     with pytest.raises(CheckpointError, match=r"`model.layers.1.mlp.down_proj.weight` holds NaN or Inf"):
-        export_onnx(open_checkpoint(str(directory)), tmp_path / "bundle", ExportOptions())
+        export(directory, tmp_path / "bundle")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["llama"]
 
 
@@ -175,7 +174,7 @@ def test_weights_beyond_fp16(copied: Named, tmp_path: Path) -> None:
         r".*0.mlp.up_proj.weight` reaches 8e\+04.*1.mlp.down_proj"
     )
     with pytest.raises(ExportError, match=both):
-        export_onnx(open_checkpoint(str(directory)), tmp_path / "bundle", ExportOptions(precision="fp16"))
+        export(directory, tmp_path / "bundle", precision="fp16")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from support import families, tiny
+from support.exports import export
 from support.families import FAMILIES, LONGROPE, judge
 from support.graphs import KEPT, TOKENS, forward
 from support.missing import need
@@ -152,8 +153,9 @@ def test_every_coded_precision_computes_what_its_codes_stand_for(
 def test_w8a8_rows_do_not_depend_on_how_many_there_are(
     name: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    options = ExportOptions(block=6, precision="w8a8", metrics=True, logits=True, allow_drift=True)
-    export_onnx(open_checkpoint(str(written(name))), tmp_path / "b", options)
+    export(
+        written(name), tmp_path / "b", block=6, precision="w8a8", metrics=True, logits=True, allow_drift=True
+    )
     session = Session.open(tmp_path / "b", threads=1, cache_bytes=0)
     whole = forward(session, TOKENS, ())[-1]
     single = forward(session, TOKENS, tuple(range(1, len(TOKENS))))[-1]
@@ -165,9 +167,7 @@ def test_an_old_opset_needs_no_new_operator(
     name: str, written: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """What TensorRT of any age reads: the `appended` graph has operators of opset 18 only."""
-    export_onnx(
-        open_checkpoint(str(written(name))), tmp_path / "b", ExportOptions(block=4, kv_layout="appended")
-    )
+    export(written(name), tmp_path / "b", block=4, kv_layout="appended")
     model = onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False)
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
     onnx.checker.check_model(str(tmp_path / "b" / "model.onnx"), full_check=True)
@@ -181,8 +181,7 @@ def test_scores_are_capped_before_they_are_masked_whatever_the_runtime(
 ) -> None:
     """ONNX Runtime 1.25 takes `softcap` behind the mask, and then nothing is masked: no graph uses it."""
     for precision in ("fp32", "w8a8", "fp16"):
-        options = ExportOptions(block=4, precision=precision, allow_drift=True)
-        export_onnx(open_checkpoint(str(written("gemma2"))), tmp_path / precision, options)
+        export(written("gemma2"), tmp_path / precision, block=4, precision=precision, allow_drift=True)
         model = onnx.load(tmp_path / precision / "model.onnx", load_external_data=False)
         assert not any(node.op_type == "Attention" for node in model.graph.node)
         assert sum(node.name.endswith("scores_tanh") for node in model.graph.node) == 3
@@ -190,7 +189,7 @@ def test_scores_are_capped_before_they_are_masked_whatever_the_runtime(
 
 def test_tied_tables_stay_one_table_with_factors(written: Callable[[str], Path], tmp_path: Path) -> None:
     for name in ("granite", "gemma3"):
-        export_onnx(open_checkpoint(str(written(name))), tmp_path / name, ExportOptions(block=4))
+        export(written(name), tmp_path / name, block=4)
         model = onnx.load(tmp_path / name / "model.onnx", load_external_data=False)
         tables = [t.name for t in model.graph.initializer if tuple(t.dims) == (tiny.VOCAB_SIZE, 48)]
         assert tables == ["embed_tokens.weight"]

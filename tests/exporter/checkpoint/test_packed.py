@@ -16,6 +16,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.exports import export
 from support.fixtures import Named
 
 from mars_export import CheckpointError, ExportError
@@ -133,7 +134,7 @@ def test_codes_reach_the_graph_unchanged(form: str, packed: Any, tmp_path: Path)
 @pytest.mark.parametrize("precision", ["fp32", "w8a8", "int8"])
 def test_a_wider_bundle_may_be_made_of_codes(precision: str, packed: Any, tmp_path: Path) -> None:
     options = replace(PLAIN, precision=precision, allow_drift=True)
-    drift = export_onnx(open_checkpoint(str(packed("uint4")[0])), tmp_path / "b", options).variants[0].drift
+    drift = export(packed("uint4")[0], tmp_path / "b", options).variants[0].drift
     assert drift is not None
     assert drift.argmax_matches >= (1.0 if precision == "fp32" else 0.85) * drift.positions
 
@@ -159,7 +160,7 @@ def test_codes_are_not_rounded_a_second_time(
 ) -> None:
     asked = {"precision": "int4", "group": BLOCK} | options
     with pytest.raises(ExportError, match=message):
-        export_onnx(open_checkpoint(str(packed(form)[0])), tmp_path / "b", ExportOptions(block=4, **asked))
+        export(packed(form)[0], tmp_path / "b", block=4, **asked)
     assert not (tmp_path / "b").exists()
 
 
@@ -172,11 +173,7 @@ def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp
     with pytest.raises(
         ExportError, match=f"keeps 1 Linear weights unquantized, and an int4 bundle would round them: {K}"
     ):
-        export_onnx(
-            open_checkpoint(str(tmp_path / "c")),
-            tmp_path / "b",
-            ExportOptions(block=4, precision="int4", group=BLOCK),
-        )
+        export(tmp_path / "c", tmp_path / "b", block=4, precision="int4", group=BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +208,7 @@ def test_scales_must_be_numbers_and_weights_floats(packed: Any, tmp_path: Path) 
     shutil.copytree(packed("int4")[0], tmp_path / "c")
     rewrite(tmp_path / "c", scale=np.full((24, 3), np.nan, np.float16))
     with pytest.raises(CheckpointError, match=f"tensor `{K}, its scales` holds NaN"):
-        export_onnx(
-            open_checkpoint(str(tmp_path / "c")),
-            tmp_path / "b",
-            ExportOptions(block=4, precision="int4", group=BLOCK),
-        )
+        export(tmp_path / "c", tmp_path / "b", block=4, precision="int4", group=BLOCK)
     tensors = load_file(tmp_path / "c" / "model.safetensors") | {"model.norm.weight": np.ones(48, np.int32)}
     save_file(tensors, tmp_path / "c" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"`model.norm.weight` has dtype I32; known are F64"):

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from support import tiny
 from support.agreement import LOOPS, MAIN, PROMPTS, agrees, cache_block_of, config
+from support.exports import export
 from support.fixtures import Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle, generate
@@ -20,9 +21,6 @@ from support.oracle import Oracle, generate
 from mars_export import Session, SessionError
 from mars_export.exporter.check import bfloat16 as emulate
 from mars_export.exporter.check.selfcheck import BOUNDS
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle
 
 
@@ -32,8 +30,7 @@ def appended_bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Name
 
     @cache
     def exported(name: str) -> Path:
-        options = ExportOptions(block=6, metrics=True, logits=True, kv_layout="appended")
-        export_onnx(open_checkpoint(str(checkpoints(name))), root / name, options)
+        export(checkpoints(name), root / name, block=6, metrics=True, logits=True, kv_layout="appended")
         return root / name
 
     return exported
@@ -114,8 +111,9 @@ def test_the_contract(appended_bundles: Named) -> None:
 def test_bf16_is_judged_here_and_runs_elsewhere(
     layout: str, checkpoints: Named, oracles: Callable[[str], Oracle], tmp_path: Path
 ) -> None:
-    options = ExportOptions(block=4, precision="bf16", logits=True, kv_layout=layout)
-    manifest = export_onnx(open_checkpoint(str(checkpoints("qwen3"))), tmp_path / "b", options)
+    manifest = export(
+        checkpoints("qwen3"), tmp_path / "b", block=4, precision="bf16", logits=True, kv_layout=layout
+    )
     drift, (logit, confidence, share) = manifest.variants[0].drift, BOUNDS["bfloat16"]
     assert drift is not None
     size = float(np.abs(oracles("qwen3").logits(TOKENS).numpy()).max())
@@ -131,9 +129,7 @@ def test_bf16_is_judged_here_and_runs_elsewhere(
 
 
 def test_emulation_rounds_every_result(checkpoints: Named, tmp_path: Path) -> None:
-    export_onnx(
-        open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", ExportOptions(block=4, precision="bf16")
-    )
+    export(checkpoints("llama"), tmp_path / "b", block=4, precision="bf16")
     wide = emulate.widened(onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False))
     watched = ["layers.0.qkv", "layers.0.attention", "layers.1.mlp_residual"]
     wide.graph.output.extend(

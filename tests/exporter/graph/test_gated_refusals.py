@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support import gated, shell, tiny
+from support.exports import export
 
 from mars_export import CheckpointError, ExportError, GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -198,6 +199,6 @@ def test_names_that_are_none_or_given_twice(given: list[str], base: Path, tmp_pa
 
 
 def test_a_bundle_without_adapters_refuses_a_name(base: Path, tmp_path: Path) -> None:
-    export_onnx(open_checkpoint(str(base)), tmp_path / "b", ExportOptions(4))
+    export(base, tmp_path / "b", ExportOptions(4))
     with pytest.raises(SessionError, match="no draft adapter 'a'; it has none"):
         Session.open(tmp_path / "b", threads=1).generate([1], GenerationConfig(draft="a"))

@@ -10,14 +10,13 @@ import numpy as np
 import onnx
 import pytest
 from support import tiny
+from support.exports import export
 from support.fixtures import Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle
 
 from mars_export import Session
 from mars_export.exporter.check.selfcheck import BOUNDS
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION
 from mars_export.runtime.bundle.open import open_bundle
@@ -83,11 +82,7 @@ def test_rows_at_different_cursors_do_not_see_each_other_or_leftovers(
 def test_fp16_stays_within_its_stated_bounds(
     name: str, checkpoints: Named, oracles: Callable[[str], Oracle], tmp_path: Path
 ) -> None:
-    manifest = export_onnx(
-        open_checkpoint(str(checkpoints(name))),
-        tmp_path / "b",
-        ExportOptions(block=4, precision="fp16", metrics=True, logits=True),
-    )
+    manifest = export(checkpoints(name), tmp_path / "b", block=4, precision="fp16", metrics=True, logits=True)
     drift, (logit, confidence, share) = manifest.variants[0].drift, BOUNDS["float16"]
     assert drift is not None
     expected = oracles(name).logits(TOKENS).numpy()
@@ -109,7 +104,7 @@ def test_fixed_graphs_give_what_the_dynamic_one_gives(
     layout: str, checkpoints: Named, tmp_path: Path
 ) -> None:
     options = ExportOptions(block=4, fixed=True, batch=2, capacity=48, prefill=10, kv_layout=layout)
-    export_onnx(open_checkpoint(str(checkpoints("qwen3"))), tmp_path / "b", options)
+    export(checkpoints("qwen3"), tmp_path / "b", options)
     manifest = open_bundle(tmp_path / "b").manifest
     assert [v.slots for v in manifest.variants] == [None, 1, 4, 10]
     random, model = np.random.default_rng(0), manifest.model
@@ -157,7 +152,7 @@ def test_the_contract_of_names_dtypes_and_shapes(bundles: Named) -> None:
 @pytest.mark.parametrize("logits", [True, False])
 def test_outputs_by_default(checkpoints: Named, tmp_path: Path, logits: bool) -> None:
     options = ExportOptions(block=4) if logits else ExportOptions(block=4, logits=False)
-    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", options)
+    export(checkpoints("llama"), tmp_path / "b", options)
     names = [o.name for o in onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False).graph.output]
     predictions = [name for name in names if not name.startswith("present.")]
     assert predictions == ["token_ids", "confidence", *(["logits"] if logits else [])]
@@ -201,11 +196,7 @@ def test_weights_lie_page_aligned_in_one_file(bundles: Named) -> None:
 
 
 def test_two_exports_have_equal_bytes(bundles: Named, checkpoints: Named, tmp_path: Path) -> None:
-    export_onnx(
-        open_checkpoint(str(checkpoints("llama-bias"))),
-        tmp_path / "again",
-        ExportOptions(block=6, metrics=True, logits=True),
-    )
+    export(checkpoints("llama-bias"), tmp_path / "again", block=6, metrics=True, logits=True)
     names = sorted(p.name for p in (tmp_path / "again").iterdir())
     assert names == ["manifest.json", "manifest.sha256", "model.onnx", "tokenizer.json", "weights.bin"]
     for name in names:

@@ -13,13 +13,14 @@ import onnxruntime
 import pytest
 import torch
 from support import tiny
+from support.exports import export
 from support.fixtures import Named
 from support.oracle import Oracle
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.codes import Codec, Quantization
-from mars_export.exporter.export import export_onnx, weight_bytes
+from mars_export.exporter.export import weight_bytes
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.quantize.quantizer import Quantizer
 from mars_export.runtime.bundle.open import open_bundle
@@ -96,10 +97,8 @@ def quantized(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> C
     def exported(name: str, choice: str) -> Path:
         target = root / f"{name}-{choice}"
         if not target.exists():
-            options = ExportOptions(
-                block=BLOCK, metrics=True, logits=True, allow_drift=True, group=16, **CHOICES[choice]
-            )
-            export_onnx(open_checkpoint(str(checkpoints(name))), target, options)
+            asked = {"metrics": True, "logits": True, "allow_drift": True, "group": 16, **CHOICES[choice]}
+            export(checkpoints(name), target, block=BLOCK, **asked)
         return target
 
     return exported
@@ -239,7 +238,7 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
 
 def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_path: Path) -> None:
     options = ExportOptions(block=4, precision="int4", activations="fp16", group=16, allow_drift=True)
-    manifest = export_onnx(open_checkpoint(str(checkpoints("qwen2"))), tmp_path / "b", options)
+    manifest = export(checkpoints("qwen2"), tmp_path / "b", options)
     assert (manifest.variants[0].precision, manifest.variants[0].kv_dtype) == ("int4", "float16")
     assert (
         Session.open(tmp_path / "b", threads=1).generate(PROMPT, GenerationConfig(max_new_tokens=5)).token_ids

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
+from support.exports import export
 from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session
@@ -246,7 +247,7 @@ def test_activations_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError, match=r"layer 1 gives NaN or Inf .* mlp.down_proj\)\. Nothing was written"
     ):
-        export_onnx(open_checkpoint(str(tmp_path / "c")), tmp_path / "b", options)
+        export(tmp_path / "c", tmp_path / "b", options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "rows.jsonl"]
 
 

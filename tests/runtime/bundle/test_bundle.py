@@ -13,12 +13,10 @@ from typing import Any
 
 import onnxruntime
 import pytest
+from support.exports import export
 from support.fixtures import Named
 
 from mars_export import BundleError, Session, SessionError
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
@@ -90,7 +88,7 @@ def test_a_file_found_good_is_not_hashed_again_unless_asked(directory: Path, has
 
 
 def test_a_new_bundle_is_not_hashed_again(checkpoints: Named, hashed: list[str], tmp_path: Path) -> None:
-    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "bundle", ExportOptions(block=4))
+    export(checkpoints("llama"), tmp_path / "bundle", block=4)
     hashed.clear()
     open_bundle(tmp_path / "bundle")
     assert not hashed

@@ -16,12 +16,10 @@ from support.agreement import MAIN
 from support.cabi import Library, build
 from support.cabi_session import CSession
 from support.cpp_service import start
+from support.exports import export
 from support.fixtures import Named
 from support.text_driver import Driver, tokenizer_of
 
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 
@@ -42,8 +40,8 @@ def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Call
 
     @cache
     def exported(precision: str) -> Path:
-        options = ExportOptions(block=6, metrics=True, logits=True, top_k=4, precision=precision)
-        export_onnx(open_checkpoint(str(checkpoints(MAIN))), root / precision, options)
+        outputs = {"metrics": True, "logits": True, "top_k": 4}
+        export(checkpoints(MAIN), root / precision, block=6, precision=precision, **outputs)
         return root / precision
 
     return exported

@@ -6,6 +6,7 @@ import subprocess
 
 from support.cabi import build
 from support.fixtures import Named, Sessions
+from support.shell import call
 
 from mars_export import GenerationConfig
 
@@ -14,13 +15,7 @@ PROMPT = [5, 9, 200, 17]
 
 def test_a_c_program_gives_the_tokens_of_python(bundles: Named, sessions: Sessions) -> None:
     wanted = sessions("llama").generate(PROMPT, GenerationConfig(max_new_tokens=24))
-    done = subprocess.run(
-        [build() / "tests/mars-c99", bundles("llama"), *map(str, PROMPT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = call(build() / "tests/mars-c99", bundles("llama"), *map(str, PROMPT))
     assert done.returncode == 0, done.stderr
     assert [int(word) for word in done.stdout.split()] == [*wanted.token_ids]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -18,12 +17,11 @@ from support import tiny
 from support.cabi import Library, MarsStatusError, build
 from support.cabi_conversation import CConversation, CStream
 from support.cabi_session import CSession
+from support.exports import export
 from support.fixtures import Named
+from support.shell import call
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import open_bundle
@@ -44,8 +42,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     @cache
     def exported(context: int) -> Path:
         tiny.change_config(checkpoint, max_position_embeddings=context)
-        options = ExportOptions(block=6, metrics=True, logits=True)
-        export_onnx(open_checkpoint(str(checkpoint)), root / str(context), options)
+        export(checkpoint, root / str(context), block=6, metrics=True, logits=True)
         return root / str(context)
 
     return exported
@@ -207,7 +204,7 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
             assert name == "none" or advice == "`mars-export calibrate`"
     for name, code in (("quick", 0), ("weights", 1)):
         command = [build() / "mars-run", directory, "-p", "x", "--json", "--max-new-tokens", "4"]
-        done = subprocess.run([*command, "--profile", name], capture_output=True, text=True, check=False)
+        done = call(*command, "--profile", name)
         assert done.returncode == code, done.stderr
         if code:
             assert "profile `weights` is stale: the weights are not those" in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from support.cabi_session import CSession
 from support.cpp_service import start
 from support.drafting import NAMES, profile_of, with_adapters
 from support.fixtures import Named
+from support.shell import call
 from support.tiny import without_mask
 from support.twins import PROMPT, SAMPLINGS
 
@@ -46,7 +46,7 @@ def maskless(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def run(*arguments: object) -> dict[str, Any]:
     command = [build() / "mars-run", *map(str, arguments), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = call(*command)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from support.cabi import build
 from support.fixtures import Named
 from support.paths import ROOT
+from support.shell import call
 
 from mars_export import GenerationConfig, Session
 
@@ -28,14 +29,12 @@ def test_the_readme_shows_the_program_that_is_built(
             break
     else:
         raise AssertionError("no request is answered")
-    done = subprocess.run(
-        [program, bundles("llama"), request], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = call(program, bundles("llama"), request)
     assert done.returncode == 0, done.stderr
     text, figure = done.stdout.rsplit("\n", 2)[:2]
     assert text == wanted.text  # in every number of masks
     assert re.fullmatch(r"[\d.]+ tokens/forward", figure)
-    usage = subprocess.run([program], capture_output=True, text=True, check=False, timeout=60)
+    usage = call(program)
     assert (usage.returncode, usage.stderr) == (2, "usage: embed BUNDLE REQUEST\n")
     assert (
         subprocess.run(

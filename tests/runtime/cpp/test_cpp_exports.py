@@ -11,6 +11,7 @@ import pytest
 from support.cabi import build
 from support.missing import lacking
 from support.paths import ROOT
+from support.shell import call
 
 HEADERS = ROOT / "runtime/cpp/include/mars"
 PUBLIC = {
@@ -51,12 +52,7 @@ def marked(header: Path) -> set[str]:
 
 def shown() -> set[str]:
     """Names of the exported symbols, without parameters, tags and the words before typeinfo and vtables."""
-    listed = subprocess.run(
-        [tool("nm"), "-DC", "--defined-only", build() / "libmars.so"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    listed = call(tool("nm"), "-DC", "--defined-only", build() / "libmars.so", check=True).stdout
     symbols = [line.split(" ", 2)[2] for line in listed.splitlines()]
     plain = (re.sub(r"^(vtable|typeinfo|typeinfo name) for ", "", symbol) for symbol in symbols)
     return {re.split(r"[(\[]", symbol)[0] for symbol in plain}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.cabi import build
 from support.fuzzed import bundle
+from support.shell import call
 
 NAMES = ("automaton", "c_api", "http", "manifest", "text", "tokenizer_json")
 
@@ -30,15 +31,8 @@ def test_seeds_are_small_and_some_are_above_4_kib(name: str, tmp_path: Path) -> 
 
 def test_calls_on_a_real_bundle(tmp_path: Path) -> None:
     path = bundle(tmp_path / "tiny.bundle")
-    done = subprocess.run(
-        [program("c_api"), "300"],
-        env=os.environ | {"MARS_FUZZ_BUNDLE": str(path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    env = os.environ | {"MARS_FUZZ_BUNDLE": str(path)}
+    done = call(program("c_api"), "300", env=env, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "64 seeds and 300 of their kind: nothing found" in done.stdout
     assert not list(tmp_path.glob("*.last"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import onnxruntime
@@ -14,12 +13,13 @@ from support.cabi import build
 from support.fixtures import Named
 from support.missing import lacking
 from support.paths import ROOT
+from support.shell import call
 
 VERSION = "0.1"  # of the C++ interface, which may change with every minor version
 
 
 def run(*command: str | Path) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    return call(*command, check=True, timeout=300).stdout
 
 
 def dynamic(file: Path, tag: str) -> list[str]:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.cabi import build
+from support.exports import export
 from support.fixtures import Named
 from support.paths import ROOT
+from support.shell import call
 
 from mars_export import GenerationConfig, Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 
 LIBRARY = ROOT / "build" / "kernels" / "mars_export_kernels" / "libmars_export_kernels.so"
 
@@ -25,21 +24,14 @@ def w8a8(
 ) -> Path:
     """Bundles with KV entries of both types."""
     bundle = tmp_path_factory.mktemp("cpp_kernels") / "w8a8"
-    options = ExportOptions(block=6, precision="w8a8", kv=request.param)
-    export_onnx(open_checkpoint(str(checkpoints("llama"))), bundle, options)
+    export(checkpoints("llama"), bundle, block=6, precision="w8a8", kv=request.param)
     return bundle
 
 
 def answer(bundle: Path, **environment: str | Path) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if name != "MARS_EXPORT_KERNELS"}
-    return subprocess.run(
-        [build() / "mars-run", bundle, "-p", "some words to begin with", "-n", "24", "--tau", "0.3"],
-        env=own | {name: str(value) for name, value in environment.items()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    asked = ("-p", "some words to begin with", "-n", "24", "--tau", "0.3")
+    return call(build() / "mars-run", bundle, *asked, env=own | {k: str(v) for k, v in environment.items()})
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="make kernels has not been run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -23,13 +22,6 @@ def seal(path: Path, text: str) -> None:
     (path / "manifest.json").write_text(text)
     digest = sha256((path / "manifest.json").read_bytes()).hexdigest()
     (path / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
-
-
-def refused(library: Library, path: Path, words: str) -> None:
-    with pytest.raises(BundleError, match=re.escape(words)):
-        open_bundle(path)
-    with pytest.raises(MarsStatusError, match=re.escape(words)):
-        CSession(library, path, threads=1)
 
 
 def many(name: str, num: int, each: Any) -> Change:

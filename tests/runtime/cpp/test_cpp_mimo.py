@@ -10,12 +10,10 @@ from support import mimo
 from support.agreement import PROMPTS
 from support.cabi import Library
 from support.cabi_session import CSession
+from support.exports import export
 from support.twins import SAMPLINGS
 
 from mars_export import GenerationConfig, Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.structured.compiler import compile_into
 
 
@@ -23,7 +21,7 @@ from mars_export.runtime.structured.compiler import compile_into
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mimo")
     mimo.write(root / "checkpoint", PROMPTS, 44)
-    export_onnx(open_checkpoint(str(root / "checkpoint")), root / "bundle", ExportOptions(block=4))
+    export(root / "checkpoint", root / "bundle", block=4)
     compile_into(root / "bundle", "words", GenerationConfig(regex="(the|in|a)( [a-z]{2,9}){3,6}"))
     return root / "bundle"
 

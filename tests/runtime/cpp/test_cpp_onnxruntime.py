@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import onnxruntime
@@ -11,6 +10,7 @@ import pytest
 from support.cabi import build
 from support.fixtures import Named
 from support.needed import needed
+from support.shell import call
 
 CAPI = Path(onnxruntime.__file__).parent / "capi"
 
@@ -32,12 +32,6 @@ def test_libmars_is_linked_to_no_onnxruntime() -> None:
     ],
 )
 def test_the_library_that_a_variable_names(place: Path | str, words: str, bundles: Named) -> None:
-    done = subprocess.run(
-        [build() / "mars-run", bundles("llama"), "-p", "hi", "-n", "2"],
-        env=os.environ | {"MARS_ONNXRUNTIME": str(place)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = os.environ | {"MARS_ONNXRUNTIME": str(place)}
+    done = call(build() / "mars-run", bundles("llama"), "-p", "hi", "-n", "2", env=env)
     assert (done.returncode, words in done.stderr) == (1 if words else 0, True), done.stderr

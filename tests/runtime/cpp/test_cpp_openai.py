@@ -157,18 +157,6 @@ def test_steps_are_what_the_decoder_did(client: Any, sessions: Sessions) -> None
         assert any(len(how) > 1 for how in hows)
 
 
-def test_mistakes_are_the_packages_own_errors(client: Any) -> None:
-    import openai
-
-    with pytest.raises(openai.NotFoundError) as unknown:
-        chat(client, model="gpt-9")
-    assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="tau must be a number of 0 or more"):
-        chat(client, extra_body={"tau": -1})
-    with pytest.raises(openai.BadRequestError, match="context holds 512"):
-        chat(client, messages=[{"role": "user", "content": "x " * 2000}])
-
-
 def test_profiles_are_models_and_stale_ones_are_not(
     bundles: Named, sessions: Sessions, tmp_path: Path
 ) -> None:

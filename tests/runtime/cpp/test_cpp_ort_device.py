@@ -4,25 +4,19 @@ bundles of every output, in fp32 and fp16, and the program that a GPU is proven 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.cabi import build
+from support.shell import call
 
 
 @pytest.mark.parametrize("preset", ["release", pytest.param("asan", marks=pytest.mark.more)])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_rows_on_a_device(precision: str, preset: str, graphs: Callable[[str], Path]) -> None:
-    done = subprocess.run(
-        [build(preset) / "tests" / "mars-ort-device"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, "MARS_BUNDLE": str(graphs(precision))},
-    )
+    env = {**os.environ, "MARS_BUNDLE": str(graphs(precision))}
+    done = call(build(preset) / "tests" / "mars-ort-device", timeout=600, env=env)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "7 passed" in done.stdout
 
@@ -35,8 +29,6 @@ def test_the_program_for_a_gpu_rehearsed(graphs: Callable[[str], Path]) -> None:
         ({"MARS_GPU_REHEARSAL": "1"}, 77, "skipped: MARS_GPU_BUNDLE names no bundle"),
         ({"MARS_GPU_BUNDLE": bundle}, 77, "has no CUDAExecutionProvider"),
     ):
-        done = subprocess.run(
-            [program], capture_output=True, text=True, timeout=300, env={**os.environ, **env}
-        )
+        done = call(program, timeout=300, env={**os.environ, **env})
         assert words in done.stdout, done.stdout + done.stderr
         assert done.returncode == code

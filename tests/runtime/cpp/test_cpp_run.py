@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.cabi import build
 from support.fixtures import Named, Sessions
+from support.shell import call
 from typer.testing import CliRunner
 
 from mars_export import GenerationConfig
@@ -20,7 +21,7 @@ PYTHON_ONLY: tuple[str, ...] = ()
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [build() / "mars-run", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    return call(*command, input=stdin)
 
 
 def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from support.cabi import build
 from support.cpp_service import ASK, post, raw, read_all, text_of
 from support.fixtures import Named
+from support.shell import call
 
 from mars_export import GenerationConfig, Session
 
@@ -66,7 +66,7 @@ def test_mistakes_of_a_client(port: int, body: Any, status: int, message: str) -
 
 def test_a_port_in_use_is_named(port: int, bundles: Named) -> None:
     program = [build() / "examples/cpp_service/service", bundles("llama"), str(port), "1"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    done = call(*program)
     assert (done.returncode, done.stderr) == (
         1,
         f"error: cannot listen on port {port}: Address already in use\n",

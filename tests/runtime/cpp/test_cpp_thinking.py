@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from support import tiny
 from support.cpp_service import post, start
+from support.exports import export
 from support.text_driver import Driver
 from support.tiny import Named
 
 from mars_export import GenerationConfig, Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.turns import ThinkingMarks
 from mars_export.runtime.text.thinking import ThinkingStream
 
@@ -51,7 +49,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Path
     shutil.copytree(checkpoints("qwen3"), directory / "checkpoint")
     config = directory / "checkpoint" / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
-    export_onnx(open_checkpoint(str(directory / "checkpoint")), directory / "bundle", ExportOptions(block=6))
+    export(directory / "checkpoint", directory / "bundle", block=6)
     return directory / "bundle"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import fields
 from typing import get_args
 
@@ -11,6 +10,7 @@ import typer.main
 from support.cabi import build
 from support.cabi_types import PREFIX_COUNTS, REASONS, Config, CStats
 from support.paths import ROOT
+from support.shell import call
 
 from mars_export import GenerationConfig
 from mars_export.cli import ALIASES, app
@@ -46,9 +46,7 @@ def test_reasons_to_finish() -> None:
 def test_options_of_the_command_line() -> None:
     generate = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
     python = [{option for option in given.opts if option.startswith("--")} for given in generate.params]
-    usage = subprocess.run(
-        [build() / "mars-run", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    usage = call(build() / "mars-run", "--help", check=True).stdout
     here = set(re.findall(r"--[a-z][a-z-]+", usage))
     lacks = {"--schema", "--regex", "--choice", "--tools", "--n", "--accuracy-level", "--quiet"}
     lacks |= {"--prefix-dir", "--prefix-bytes", "--strict"}

@@ -10,7 +10,6 @@ from support.agreement import LOOPS, MAIN, NEW, PROMPTS, agrees, cache_block_of,
 from support.fixtures import Oracles, Sessions
 from support.oracle import generate
 
-from mars_export import Commit
 from mars_export.runtime.accept import METRICS
 
 TAUS = {
@@ -96,13 +95,3 @@ def test_tau_1_is_greedy_generation_of_transformers(
         assert list(got.token_ids) == expected
         assert got.stats.forwards == NEW, "one-token mode: one forward a token"
         assert got.stats.accepted == {1: NEW}
-
-
-@pytest.mark.parametrize("tau", [0.9, 0.3])
-def test_the_loops_agree_where_they_look_equally_far_ahead(tau: float, sessions: Sessions) -> None:
-    cursor = sessions(MAIN).generate_batch(PROMPTS, config(tau))
-    block = sessions(MAIN).generate_batch(PROMPTS, config(tau), commit=Commit("block", NEW))
-    for a, b in zip(cursor, block, strict=True):
-        assert a.token_ids == b.token_ids
-        assert a.confidences == pytest.approx(b.confidences, abs=1e-5)
-        assert a.stats.accepted == b.stats.accepted

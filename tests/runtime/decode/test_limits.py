@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from support import tiny
+from support.exports import export
 from support.fixtures import Oracles, Sessions
 from support.oracle import Answer, Oracle, generate
 
 from mars_export import Commit, GenerationConfig, Session, SessionError
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 
 NEW = 24
 MAIN = "a2d-qwen2"
@@ -93,11 +91,7 @@ def short_context(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Or
     directory = tmp_path_factory.mktemp("short")
     small = tiny.Tiny("short", "qwen2", {"max_position_embeddings": CONTEXT})
     tiny.write(small, directory / "checkpoint")
-    export_onnx(
-        open_checkpoint(str(directory / "checkpoint")),
-        directory / "bundle",
-        ExportOptions(block=6, logits=False),
-    )
+    export(directory / "checkpoint", directory / "bundle", block=6, logits=False)
     return Session.open(directory / "bundle", threads=1), Oracle(
         tiny.load(small, directory / "checkpoint"), tiny.MASK, 6
     )
@@ -158,11 +152,7 @@ def test_the_mask_is_never_emitted(tmp_path: Path) -> None:
     with torch.no_grad():
         model.lm_head.weight[tiny.MASK] *= 20
     tiny.save(model, tmp_path / "checkpoint")
-    export_onnx(
-        open_checkpoint(str(tmp_path / "checkpoint")),
-        tmp_path / "bundle",
-        ExportOptions(block=6, metrics=True, logits=True),
-    )
+    export(tmp_path / "checkpoint", tmp_path / "bundle", block=6, metrics=True, logits=True)
     session = Session.open(tmp_path / "bundle", threads=1)
     oracle = Oracle(tiny.load(small, tmp_path / "checkpoint"), tiny.MASK, 6)
     would_win = 0
@@ -192,18 +182,3 @@ def test_a_cancelled_stream_ends_and_keeps_its_text(loop: str, sessions: Session
     assert completion.finish_reason == "cancelled"
     assert list(completion.token_ids) == [token for event in seen for token in event.token_ids]
     assert completion.text.startswith("".join(event.text for event in seen))
-
-
-def test_a_stream_is_the_same_answer_in_pieces(sessions: Sessions) -> None:
-    for prompt in ([5], [80, 81, 82]):
-        whole = sessions(MAIN).generate(prompt, config(0.6))
-        stream = sessions(MAIN).stream(prompt, config(0.6))
-        events = list(stream)
-        assert "".join(event.text for event in events) == whole.text == stream.completion.text
-        assert (
-            tuple(t for event in events for t in event.token_ids)
-            == whole.token_ids
-            == stream.completion.token_ids
-        )
-        assert stream.completion.confidences == whole.confidences
-        assert stream.stats.accepted == whole.stats.accepted

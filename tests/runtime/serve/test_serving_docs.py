@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from support.agreement import MAIN
 from support.fixtures import Sessions
 from support.missing import lacking, need
 from support.paths import ROOT
+from support.shell import call
 
 need("uvicorn", "serve")
 need("openai", "dev")
@@ -57,9 +57,7 @@ def test_curl_lines(page: str, server: Serving) -> None:
         command = line.replace("localhost:8000", f"127.0.0.1:{server.port}").replace(
             "curl ", "curl --fail-with-body ", 1
         )
-        done = subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60
-        )
+        done = call("bash", "-c", command)
         assert done.returncode == 0, (line, done.stdout)
         if '"stream": true' in line:
             assert done.stdout.endswith("data: [DONE]\n\n")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import support.fake
 from support import tiny
+from support.exports import export
 from support.fake import FakeBackend
 from support.missing import need
 from support.tiny import Named
@@ -24,9 +25,6 @@ import openai  # noqa: E402
 from support.served import HELLO, Serving, serving  # noqa: E402
 
 from mars_export import Session  # noqa: E402
-from mars_export.exporter.checkpoint.open import open_checkpoint  # noqa: E402
-from mars_export.exporter.export import export_onnx  # noqa: E402
-from mars_export.exporter.export_options import ExportOptions  # noqa: E402
 
 NO_THINKING = "{{ '<think>\\n\\n</think>\\n\\n' }}"
 TEMPLATE = (
@@ -66,7 +64,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Ses
     shutil.copytree(checkpoints("qwen3"), directory / "checkpoint")
     config = directory / "checkpoint" / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
-    export_onnx(open_checkpoint(str(directory / "checkpoint")), directory / "bundle", ExportOptions(block=6))
+    export(directory / "checkpoint", directory / "bundle", block=6)
     return Session.open(directory / "bundle", threads=1, cache_bytes=0)
 
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from support import tiny
+from support.exports import export
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.session.conversation import Conversation
 from mars_export.runtime.text.tokenizer import Text
@@ -35,7 +33,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
     @cache
     def bundle(context: int) -> Path:
         tiny.change_config(checkpoint, max_position_embeddings=context)
-        export_onnx(open_checkpoint(str(checkpoint)), root / str(context), ExportOptions(block=6))
+        export(checkpoint, root / str(context), block=6)
         return root / str(context)
 
     return lambda cache_bytes=PLENTY, context=512: Session.open(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from support.fixtures import Named, Sessions
 from support.imports import foreign
 from support.paths import ROOT
+from support.shell import call
 
 from mars_export import GenerationConfig
 
@@ -53,7 +53,7 @@ def test_its_steps_are_those_of_a_session(
 
 def test_its_command_prints_the_answer(bundles: Named, sessions: Sessions) -> None:
     command = [sys.executable, str(EXAMPLE), str(bundles("llama")), "hello", "-n", "9"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    shown = call(*command, check=True).stdout
     done = sessions("llama").generate(
         [{"role": "user", "content": "hello"}], GenerationConfig(max_new_tokens=9)
     )

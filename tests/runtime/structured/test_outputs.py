@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from support import tiny
 from support.agreement import MAIN
+from support.exports import export
 from support.fixtures import Named
 from support.questions import PROMPT
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +24,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callab
     def opened(top_k: int, logits: bool) -> Session:
         path: Path = root / f"{top_k}-{logits}"
         if not path.exists():
-            options = ExportOptions(block=6, top_k=top_k, logits=logits, metrics=True)
-            export_onnx(open_checkpoint(str(checkpoints(MAIN))), path, options)
+            export(checkpoints(MAIN), path, block=6, top_k=top_k, logits=logits, metrics=True)
         return Session.open(path, threads=1)
 
     return opened
