@@ -42,7 +42,9 @@ def place(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return call("bash", "-c", command, cwd=cwd, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL)
+    return call(
+        "bash", "-c", command, cwd=cwd, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL, timeout=300
+    )
 
 
 def test_commands_and_python(place: Path) -> None:

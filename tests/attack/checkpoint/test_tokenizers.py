@@ -21,7 +21,9 @@ def test_mask_ids_beyond_everything(mask: str, copied: Named) -> None:
     refused(copied("llama"), "mask", mask_token=mask)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"{}", b'{"model": {"type": "BPE"}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"{}", b'{"model": {"type": "BPE"}}']
+)
 def test_tokenizers_that_are_none(content: bytes, copied: Named) -> None:
     directory = copied("llama")
     (directory / "tokenizer.json").write_bytes(content)

@@ -68,13 +68,6 @@ def test_a_mask_id_outside_the_embedding(wanted: str, directory: Path) -> None:
         vocabulary(directory, wanted)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"{}", b"\xff\xfe\x00"])
-def test_an_unreadable_tokenizer(data: bytes, directory: Path) -> None:
-    (directory / "tokenizer.json").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"tokenizer.json"):
-        vocabulary(directory)
-
-
 def test_ends_come_from_all_three_places(directory: Path) -> None:
     settings(directory, eos_token="<|im_end|>")
     tiny.change_config(directory, eos_token_id=[tiny.MASK, 5])  # the mask is no end

@@ -9,48 +9,16 @@ import pytest
 
 from mars_export import Commit, GenerationConfig, SessionError
 
-WRONG: list[tuple[str, Any]] = [
-    ("tau", -0.1),
-    ("tau", math.nan),
-    ("tau", math.inf),
-    ("tau", "0.9"),
-    ("tau", True),
-    ("metric", "certainty"),
-    ("max_new_tokens", 0),
-    ("max_new_tokens", 1.5),
-    ("masks", -1),
-    ("eos_ids", (-1,)),
-    ("eos_ids", (1.0,)),
-    ("stop", ("",)),
-    ("stop", ""),
-    ("stop", [1]),
-    ("stop", 5),
-    ("stop", {"text"}),
-    ("eos_ids", 5),
-    ("choice", "ab"),
-    ("choice", [1]),
-    ("min_p", -0.1),
-    ("min_p", 1.5),
-    ("min_p", "0.1"),
-    ("temperature", -1),
-    ("temperature", math.nan),
-    ("top_k", -1),
-    ("top_p", 0),
-    ("top_p", 1.1),
-    ("seed", -1),
-    ("seed", 2**64),
-    ("repetition_penalty", 0),
-    ("presence_penalty", 2.5),
-    ("frequency_penalty", -2.5),
-    ("logit_bias", {3: 101}),
-    ("logit_bias", {-1: 1}),
-    ("logit_bias", {"3": 1}),
-    ("logit_bias", 5),
-    ("top_logprobs", 21),
-]
+WRONG: dict[str, tuple[Any, ...]] = {
+    "tau": (-0.1, math.nan, math.inf, "0.9", True), "metric": ("certainty",), "max_new_tokens": (0, 1.5),
+    "masks": (-1,), "eos_ids": ((-1,), (1.0,), 5), "stop": (("",), "", [1], 5, {"text"}),
+    "choice": ("ab", [1]), "min_p": (-0.1, 1.5, "0.1"), "temperature": (-1, math.nan), "top_k": (-1,),
+    "top_p": (0, 1.1), "seed": (-1, 2**64), "repetition_penalty": (0,), "presence_penalty": (2.5,),
+    "frequency_penalty": (-2.5,), "logit_bias": ({3: 101}, {-1: 1}, {"3": 1}, 5), "top_logprobs": (21,),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(SessionError, match=f"{name} must be"):
         GenerationConfig(**{name: value})

@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     import openai
     from support.fake_serve import FakeServe
     from support.served import Serving
+    from support.stalling import Paced
 
 
 @pytest.fixture(scope="module")
 def session(sessions: Sessions) -> Session:
     return sessions(MAIN)
+
+
+@pytest.fixture
+def slow(session: Session) -> Iterator[tuple[Session, Paced]]:
+    """The session with steps that a test counts out."""
+    from support.stalling import paced  # not all tests here have what it imports
+
+    made = paced(session)
+    yield made
+    made[1].open()
 
 
 @pytest.fixture(scope="module")

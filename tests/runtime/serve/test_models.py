@@ -142,16 +142,26 @@ def test_a_client_that_goes_away_lets_the_model_go(shelf: Shelf) -> None:
         assert answer(server, "b").status == 200
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SessionError("its graph is broken"), "its graph is broken"),
+        (
+            PermissionError(13, "Permission denied", "/prefixes"),
+            "PermissionError: [Errno 13] Permission denied",
+        ),
+    ],
+)
 def test_a_bundle_that_cannot_be_opened_leaves_the_others(
-    shelf: Shelf, caplog: pytest.LogCaptureFixture
+    error: Exception, said: str, shelf: Shelf, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR), serving(shelf.both) as server:
         assert answer(server, "a").status == 200
-        shelf.error = SessionError("its graph is broken")
+        shelf.error = error
         failed = answer(server, "b")
         assert (failed.status, failed.json["error"]["code"]) == (503, "failed")
         assert failed.json["error"]["message"] == "b cannot be opened; see the server's log"
-        assert "b cannot be opened: its graph is broken" in caplog.text
+        assert f"b cannot be opened: {said}" in caplog.text
         assert states(server) == {"a": "loaded", "b": "failed"}
         assert (server.call("/health").status, answer(server, "a").status) == (200, 200)
         shelf.error = None
@@ -167,34 +177,22 @@ def test_bytes_of_open_models_are_bounded(shelf: Shelf) -> None:
             assert [model for model, state in states(server).items() if state == "loaded"] == [name]
 
 
-def test_short_memory_closes_another(shelf: Shelf) -> None:
-    both = shelf.both
-    first_open = both["b"].open
-
-    def needs_room() -> Session:
-        if len(shelf.lives):
-            raise SessionError("not enough memory", code="out_of_memory")
-        return first_open()
-
-    both["b"] = Unopened(both["b"].bundle, both["b"].variant, needs_room)
-    with serving(both) as server:
-        assert [answer(server, name).status for name in "ab"] == [200, 200]
-        assert states(server) == {"a": "unloaded", "b": "loaded"}
-
-
-def test_a_first_step_that_lacks_memory_closes_another(shelf: Shelf) -> None:
+@pytest.mark.parametrize("at_first_step", [False, True])
+def test_short_memory_closes_another(at_first_step: bool, shelf: Shelf) -> None:
+    """When the other is opened, or in its first step."""
     both, others = shelf.both, []
     first_open = both["b"].open
 
+    def no_room(*_: int) -> Any:
+        raise SessionError("not enough memory", code="out_of_memory")
+
     def needs_room() -> Session:
         others.append(len(shelf.lives))
+        if others[-1] and not at_first_step:
+            no_room()
         session = first_open()
         if others[-1]:
-
-            def no_rows(_: int) -> Any:
-                raise SessionError("not enough memory", code="out_of_memory")
-
-            session.backend.new_cache = no_rows
+            session.backend.new_cache = no_room
         return session
 
     both["b"] = Unopened(both["b"].bundle, both["b"].variant, needs_room)
@@ -202,15 +200,6 @@ def test_a_first_step_that_lacks_memory_closes_another(shelf: Shelf) -> None:
         assert [answer(server, name).status for name in "ab"] == [200, 200]
         assert states(server) == {"a": "unloaded", "b": "loaded"}
     assert others == [1, 0], "the session whose first step failed is freed before the next attempt"
-
-
-def test_any_error_ends_the_loading(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR), serving(shelf.both) as server:
-        shelf.error = PermissionError(13, "Permission denied", "/prefixes")
-        failed = answer(server, "b")
-        assert (failed.status, failed.json["error"]["code"]) == (503, "failed")
-        assert "b cannot be opened: PermissionError: [Errno 13] Permission denied" in caplog.text
-        assert states(server) == {"a": "unloaded", "b": "failed"}
 
 
 def test_a_request_that_gives_up_does_not_stop_the_closing(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.missing import need
+from support.questions import STOP, WEATHER
 from support.stalling import Paced, paced
 
 need("uvicorn", "serve")
@@ -21,19 +22,6 @@ from support.served import HELLO, Serving, serving, until  # noqa: E402
 
 from mars_export import GenerationConfig, Session  # noqa: E402
 from mars_export.runtime.text.prompts import Prompts  # noqa: E402
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-            "required": ["city"],
-        },
-    },
-}  # fmt: skip
-STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
 
 
 def fresh(session: Session) -> Session:
@@ -235,7 +223,7 @@ def test_calls_of_tools(choice: Any, client: openai.OpenAI) -> None:
     if choice != "required":
         assert [call.function.name for call in calls] == ["weather"], "one call, and this one"
         assert answer.choices[0].finish_reason == "tool_calls" and answer.mars["finish_reason"] != "cancelled"
-    assert [json.loads(c.function.arguments) for c in calls if c.function.name == "weather"]
+    assert [json.loads(call.function.arguments) for call in calls]
     found: dict[int, list[str]] = {}
     for chunk in chat(client, **asked, stream=True):
         for part in chunk.choices[0].delta.tool_calls or []:

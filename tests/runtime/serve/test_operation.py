@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.missing import need
-from support.stalling import Paced, behind_a_gate, paced
+from support.stalling import Paced, behind_a_gate
 
 need("uvicorn", "serve")
 
@@ -30,13 +29,6 @@ from mars_export.runtime.serve.keys import Keys, read_keys  # noqa: E402
 from mars_export.runtime.serve.logs import Lines  # noqa: E402
 
 NARROW = Limits(max_rows=1, max_waiting=1)
-
-
-@pytest.fixture
-def slow(session: Session) -> Iterator[tuple[Session, Paced]]:
-    made = paced(session)
-    yield made
-    made[1].open()
 
 
 # --- who may call ---

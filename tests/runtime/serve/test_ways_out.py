@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.missing import need
-from support.stalling import Paced, paced
+from support.stalling import Paced
 
 need("uvicorn", "serve")
 
@@ -21,13 +21,6 @@ from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 
 LONG: dict[str, Any] = {"max_tokens": 400, "tau": 1.0}
-
-
-@pytest.fixture
-def slow(session: Session) -> Iterator[tuple[Session, Paced]]:
-    made = paced(session)
-    yield made
-    made[1].open()
 
 
 @contextmanager
