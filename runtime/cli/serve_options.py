@@ -61,7 +61,7 @@ class AccessOptions:
         keys, every request is accepted.
     api_key_file: File of API keys, one per line. SIGHUP reads it again.
     cors_origin: Allowed CORS origin, or * for any. Repeatable.
-    allowed_host: Host name of this server, for example behind a proxy. Repeatable.
+    allowed_host: Host name of this server, such as its name at a proxy. Repeatable.
     """
 
     api_key: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
@@ -135,7 +135,7 @@ class ReplicaOptions:
     """Replicas of the bundles as processes, with Ray Serve.
 
     Replicas (Ray Serve):
-    ray: Run replicas as separate processes behind one address.
+    ray: Run replicas as separate processes with one address.
     replicas: Number of replicas; MIN:MAX grows with the load. 1 by default.
     address: Deploy to this running Ray cluster and return. By default, Ray runs here until Ctrl-C.
     """

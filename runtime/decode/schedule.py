@@ -16,7 +16,7 @@ from .speculation.planner import Planner
 
 
 class Schedule:
-    """Sequences that wait, and the batch of those that run.
+    """Waiting sequences, and the batch of running ones.
 
     A decode step feeds [pending | draft tokens | masks] from each sequence's cursor. The KV entries of
     pending tokens become final in the same forward that verifies the draft tokens and makes the next

@@ -39,7 +39,7 @@ class BlockSchedule : public Schedule {
 
     const std::int64_t cache_block_;
     std::map<std::int64_t, Predictions> first_; // by sequence: the last commit's prediction of the block's first token
-    std::map<std::int64_t, StepPlan> plans_;    // by sequence, without those that wait
+    std::map<std::int64_t, StepPlan> plans_;    // by sequence, without waiting ones
 };
 
 /// Decode `seqs` with block commit. `backend` and `seqs` must outlive the result. Throws as check_blocks.

@@ -18,8 +18,7 @@ struct DraftSlots {
         return {vocab_size * (1 + adapter), low, high};
     }
 
-    /// The inputs of `count` slots, of which the first is at `position` of the sequence. They depend on nothing else, so that a
-    /// text can be repeated.
+    /// The inputs of `count` slots from `position` of the sequence on. They depend on nothing else, so that a text can be repeated.
     std::vector<std::int64_t> ids(std::int64_t position, std::int64_t count) const;
 };
 
