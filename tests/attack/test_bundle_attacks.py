@@ -180,12 +180,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(path: Path) -> None:
     write_manifest(
         path, replace(manifest, source=HOSTILE, producer=HOSTILE, variants=(variant,), profiles=(stored,))
     )
-    for command in (
-        ["inspect"],
-        ["doctor"],
-        ["profiles", "list"],
-        ["profiles", "remove"],
-    ):
+    for command in (["inspect"], ["doctor"], ["profiles", "list"], ["profiles", "remove"]):
         name = [HOSTILE] if command[-1] == "remove" else []
         result = CliRunner().invoke(app, [*command, str(path), *name])
         assert result.exit_code == 0, result.output

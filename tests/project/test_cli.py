@@ -98,8 +98,7 @@ def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:
         assert done.stderr == plainly.stderr, "people see the same"
         assert " ".join(error["message"].split()) in " ".join(done.stderr.split())
     [bad, good] = map(
-        json.loads,
-        run("chat", plain, "--json", "-n", "2", stdin="/tau nowhere\nhello\n").stdout.splitlines(),
+        json.loads, run("chat", plain, "--json", "-n", "2", stdin="/tau nowhere\nhello\n").stdout.splitlines()
     )
     assert bad["error"]["message"]
     assert good["text"]

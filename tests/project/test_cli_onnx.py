@@ -12,15 +12,7 @@ from mars_export.runtime.bundle.open import open_bundle
 
 
 def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
-    done = run(
-        "onnx",
-        checkpoints("a2d-qwen2"),
-        "-o",
-        tmp_path / "out",
-        "--block",
-        "4",
-        "--json",
-    )
+    done = run("onnx", checkpoints("a2d-qwen2"), "-o", tmp_path / "out", "--block", "4", "--json")
     assert done.returncode == 0, done.stderr
     assert "weights ...\nself-check ...\n" in done.stderr, "progress where standard error is a pipe"
     manifest = json.loads(done.stdout)["manifest"]

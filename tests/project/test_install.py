@@ -105,11 +105,7 @@ def test_one_runner_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shells_complete() -> None:
     """As a shell asks: the words so far in the environment, one suggestion a line."""
-    asked = {
-        "_MARS_EXPORT_COMPLETE": "complete_bash",
-        "COMP_WORDS": "mars-export gene",
-        "COMP_CWORD": "1",
-    }
+    asked = {"_MARS_EXPORT_COMPLETE": "complete_bash", "COMP_WORDS": "mars-export gene", "COMP_CWORD": "1"}
     code = "import sys; sys.argv = ['mars-export']; from mars_export import cli; cli.main()"
     done = call(sys.executable, "-c", code, env=os.environ | asked)
     assert done.stdout.split() == ["generate"], done.stderr

@@ -13,19 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fleets import (
-    CHATS,
-    Fleet,
-    Told,
-    ask,
-    chat,
-    check,
-    closed,
-    program,
-    run,
-    samples,
-    wait_for,
-)
+from support.fleets import CHATS, Fleet, Told, ask, chat, check, closed, program, run, samples, wait_for
 from support.tiny import Named
 
 from serving import wire

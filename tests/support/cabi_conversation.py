@@ -40,11 +40,7 @@ class CConversation:
         self.session, self.library, self.handle = session, session.library, c.c_void_p()
         opening = system.encode() if system is not None else None
         self.library.call(
-            "conversation_open",
-            session.handle,
-            opening,
-            c.c_int32(drop_oldest),
-            c.byref(self.handle),
+            "conversation_open", session.handle, opening, c.c_int32(drop_oldest), c.byref(self.handle)
         )
 
     def send(self, text: str, **config: Any) -> CStream:

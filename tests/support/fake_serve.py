@@ -147,10 +147,7 @@ class FakeServe:
                 content = {"content": "".join(t["text"] for t in step if not t.get("thinking"))}
                 yield chunk(content, choice={"steps": [{"step": forwards, "tokens": step}]})
             for i, (tool, arguments) in enumerate(self.calls):
-                for part in (
-                    {"name": tool, "arguments": arguments[:3]},
-                    {"arguments": arguments[3:]},
-                ):
+                for part in ({"name": tool, "arguments": arguments[:3]}, {"arguments": arguments[3:]}):
                     yield chunk({"tool_calls": [{"index": i, "type": "function", "function": part}]})
             used = {"exact": stream.exact, "tau": stream.tau, "metric": "probability"}
             used |= {"profile": body.get("profile"), "masks": "auto", "level": None}

@@ -21,12 +21,7 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
 
 
 def build(
-    kv_layout: str = "in-place",
-    *,
-    fixed: bool = False,
-    batch: int = 3,
-    refuse: bool = False,
-    top_k: int = 0,
+    kv_layout: str = "in-place", *, fixed: bool = False, batch: int = 3, refuse: bool = False, top_k: int = 0
 ) -> tuple[TrtBackend, FakeEngine, FakeDevice]:
     """The backend, its engine and their device."""
     device = FakeDevice(refuse_capture=refuse)

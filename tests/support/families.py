@@ -140,9 +140,7 @@ FAMILIES = {
         Tiny("olmo2", "olmo2", {"attention_bias": True}),
         Tiny("olmo2-mha", "olmo2", {"num_key_value_heads": 4}, tied=True),
         Tiny(
-            "exaone4",
-            "exaone4",
-            {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2},
+            "exaone4", "exaone4", {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2}
         ),
         Tiny(
             "exaone4-full",

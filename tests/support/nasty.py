@@ -163,7 +163,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def _falling_back(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     """Train a SentencePiece-like tokenizer, and give it bytes to fall back to: training itself knows none."""
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     lines = [*SAMPLES[:12], *mixtures(200, 7), (ROOT / "README.md").read_text(encoding="utf-8")]
     letters = ["▁", *(c for c in sorted(set("".join(lines))) if c.isascii() and c not in "\n\t\r ")]

@@ -263,11 +263,7 @@ def test_auto_is_int8_and_tensorrt_needs_the_layer_left_out(
     ],
 )
 def test_a_checkpoint_of_another_form_is_refused_by_name(
-    config: dict[str, Any],
-    tensors: dict[str, Any],
-    words: str,
-    checkpoint: Path,
-    tmp_path: Path,
+    config: dict[str, Any], tensors: dict[str, Any], words: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     for path in (checkpoint).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

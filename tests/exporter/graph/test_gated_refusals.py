@@ -87,10 +87,7 @@ def test_tensors_of_another_kind_of_adapter(
 
 @pytest.mark.parametrize(
     ("value", "error", "message"),
-    [
-        (np.nan, CheckpointError, "lora_A.weight.*NaN"),
-        (1e30, ExportError, "in fp32, gives NaN or Inf"),
-    ],
+    [(np.nan, CheckpointError, "lora_A.weight.*NaN"), (1e30, ExportError, "in fp32, gives NaN or Inf")],
 )
 def test_an_adapter_that_overflows_is_not_exported(
     base: Path, adapter: Path, tmp_path: Path, value: float, error: type, message: str

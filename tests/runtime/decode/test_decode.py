@@ -12,11 +12,7 @@ from support.oracle import generate
 
 from mars_export.runtime.accept import METRICS
 
-TAUS = {
-    "probability": (1.0, 0.9, 0.3),
-    "margin": (0.9, 0.3),
-    "entropy": (0.0, 0.3, 1.6),
-}
+TAUS = {"probability": (1.0, 0.9, 0.3), "margin": (0.9, 0.3), "entropy": (0.0, 0.3, 1.6)}
 SETTINGS = [(metric, tau) for metric in METRICS for tau in TAUS[metric]]
 OTHERS = [name for name in tiny.TINIES if name != MAIN]
 

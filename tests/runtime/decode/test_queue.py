@@ -42,13 +42,7 @@ def order(waiting: Queue) -> str:
 
 @pytest.mark.parametrize(
     ("came", "served"),
-    [
-        ("aaaa", "aaaa"),
-        ("aaaab", "abaaa"),
-        ("aaabbbc", "abcabab"),
-        ("abab", "abab"),
-        ("cab", "cab"),
-    ],
+    [("aaaa", "aaaa"), ("aaaab", "abaaa"), ("aaabbbc", "abcabab"), ("abab", "abab"), ("cab", "cab")],
 )
 def test_clients_take_turns(came: str, served: str) -> None:
     assert order(queue(came)) == served
