@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -101,17 +102,10 @@ class Scoring(FakeBackend):
         self._seen.append(logits)
         return int(logits.argmax()), float(np.exp(_logprobs(logits)).max())
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
-        self._seen = []
-        output = super().step(cache, first, input_ids, kv_length, output_index, False)
+    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:
+        *arrays, want_logits = inputs  # input_ids, kv_length, output_index
+        self._seen, output_index = [], arrays[2]
+        output = super().step(cache, first, *arrays, False)
         logits = np.stack(self._seen).reshape(*output_index.shape, TOKENS)
         logprobs = _logprobs(logits)
         best = np.argsort(-logits, axis=-1, kind="stable")[..., : self.top_k]

@@ -7,7 +7,7 @@ import json
 import re
 import socket
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,19 @@ def start(bundle: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(found[1])
 
 
+def call(port: int, path: str, body: Any = None, timeout: float = 120) -> tuple[int, str]:
+    """Status and body of an answer to GET, with a body to POST."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)) as connection:
+        words = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, words)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
 def post(port: int, body: Any) -> tuple[int, str]:
     """Status and body of an answer: to a completion where the body has a prompt, else to a chat."""
     path = "/v1/completions" if isinstance(body, dict) and "prompt" in body else "/v1/chat/completions"
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("POST", path, body if isinstance(body, (bytes, str)) else json.dumps(body))
-    response = connection.getresponse()
-    status, text = response.status, response.read().decode()
-    connection.close()
-    return status, text
+    return call(port, path, body)
 
 
 def text_of(answer: str) -> str:
@@ -66,8 +70,6 @@ def read_all(client: socket.socket) -> bytes:
 
 def health(port: int, timeout: float = 5) -> dict[str, int]:
     """What the service says of itself."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    connection.request("GET", "/health")
-    response = connection.getresponse()
-    assert response.status == 200
-    return json.loads(response.read())  # type: ignore[no-any-return]
+    status, text = call(port, "/health", timeout=timeout)
+    assert status == 200
+    return json.loads(text)  # type: ignore[no-any-return]

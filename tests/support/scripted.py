@@ -5,6 +5,7 @@ wants at a position is the same whatever came before; C++ has its twin (runtime/
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,16 +63,9 @@ class Scripted(FakeBackend):
             values[token] = 10_000.0 - place
         return values
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
-        plain = super().step(cache, first, input_ids, kv_length, output_index, False)
+    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:
+        _, kv_length, output_index, want_logits = inputs
+        plain = super().step(cache, first, *inputs[:3], False)
         positions = kv_length[:, None] + output_index + 1
         ids = logprobs = logits = None
         pairs = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import shutil
 from dataclasses import replace
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import cpp_service
 from support.cabi import Library, MarsStatusError, build
 from support.cabi_session import CSession
-from support.cpp_service import start
+from support.cpp_service import post, start
 from support.drafting import NAMES, profile_of, with_adapters
 from support.fixtures import Named
 from support.shell import call
@@ -113,25 +113,17 @@ def test_a_profile_chooses_the_adapter(profiled: Path, library: Library) -> None
         assert session.profile("words") == {"tau": -1.0, "metric": 0, "masks": 2, "draft": b"two"}
     process, port = start(profiled)
     try:
-        models = called(port, "GET", "/v1/models")["data"]
+        models = json.loads(cpp_service.call(port, "/v1/models")[1])["data"]
         assert [model["id"].partition(":")[2] for model in models] == ["", "words"]
         assert models[0]["mars"]["drafts"] == [*NAMES]
         body = {"model": models[1]["id"], "messages": chat, "max_tokens": 20}
-        answer = called(port, "POST", "/v1/chat/completions", json.dumps(body))
+        answer = json.loads(post(port, body)[1])
         tokens = answer["usage"]["completion_tokens_details"]
         assert sum(tokens.values()) == steps["two"]
         assert (answer["mars"]["exact"], answer["mars"]["profile"]) == (True, "words")
     finally:
         process.terminate()
         process.wait(60)
-
-
-def called(port: int, method: str, path: str, body: str | None = None) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, body)
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
 
 
 def test_a_profile_of_an_adapter_that_is_not_there(profiled: Path, library: Library) -> None:

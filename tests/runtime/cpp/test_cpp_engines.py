@@ -4,7 +4,6 @@ runs here.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.cabi import build
+from support.cpp_service import call, post
 from support.fake_engine import engine_info, engine_variant
 from support.fixtures import Named
 from support.needed import needed
@@ -31,6 +31,7 @@ from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 ORIN = {"capability": 87, "version": [10, 3, 0, 30]}
 THOR = {"capability": 110, "version": [10, 16, 2, 10]}
+REQUEST = {"prompt": "abc", "tau": 1.0, "max_tokens": 4}
 
 
 @pytest.fixture
@@ -169,20 +170,13 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(
     with service(bundle, THOR | {"breaks_after": 40}) as (process, port):
         assert port is not None, words_of(process)
 
-        def call(path: str, body: str | None = None) -> tuple[int, str]:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            connection.request("GET" if body is None else "POST", path, body)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-
-        request = json.dumps({"prompt": "abc", "tau": 1.0, "max_tokens": 4})
-        assert call("/health")[0] == 200
-        answers = [call("/v1/completions", request) for _ in range(40)]
+        assert call(port, "/health")[0] == 200
+        answers = [post(port, REQUEST) for _ in range(40)]
         assert (answers[0][0], answers[-1][0]) == (200, 500)
         assert "start it again" in answers[-1][1]
-        status, text = call("/health")
+        status, text = call(port, "/health")
         assert (status, json.loads(text)["status"]) == (503, "failed")
-        assert call("/v1/completions", request)[0] == 500
+        assert post(port, REQUEST)[0] == 500
         process.terminate()
         assert process.wait(20) == 0
         said = words_of(process)
@@ -201,11 +195,8 @@ def test_the_service_takes_as_many_rows_as_its_engine_was_built_for(
             assert batched is None
             assert "8 rows, but this engine was built for at most 2" in words_of(process)
             return
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        request = {"prompt": "abc", "tau": 1.0, "max_tokens": 4}
-        connection.request("POST", "/v1/completions", json.dumps(request))
-        answer = connection.getresponse()
-        assert (answer.status, json.loads(answer.read())["usage"]["completion_tokens"]) == (200, 4)
+        status, text = post(port, REQUEST)
+        assert (status, json.loads(text)["usage"]["completion_tokens"]) == (200, 4)
         process.terminate()
         assert process.wait(20) == 0
     assert batched is not None

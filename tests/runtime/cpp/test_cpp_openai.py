@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,11 @@ class Service:
         self.model = self.call("/v1/models", None, "GET").json["data"][0]["id"]
 
     def call(self, path: str, body: str | None, method: str = "POST") -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key is not None else {}
-        connection.request(method, path, body.encode() if body is not None else None, headers)
-        response = connection.getresponse()
-        answer = Answer(response.status, response.headers["content-type"], response.read().decode())
-        connection.close()
-        return answer
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body.encode() if body is not None else None, headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers["content-type"], response.read().decode())
 
     def exchange(self, exchange: dict[str, Any]) -> Answer:
         return self.call(exchange["path"], sent(exchange, self.model), exchange["method"])
