@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <immintrin.h>
 
 #include "quantize.hpp"
@@ -8,32 +7,44 @@
 
 namespace {
 
-// Without VNNI two byte products are added in 16 bits, |weight| times a code with the weight's sign: codes are signed here, since
-// 2 x 127 x 127 fits, and 255 x 127 + 255 x 127 would not. The sums of a block's two groups are added in 16 bits, too, because widening
-// them costs as much as a product.
+// Without VNNI two byte products are added in 16 bits: |weight| times a signed code, whose bits are inverted where the weight is negative.
+// The inverse of a code is less than its opposite by 1, so a column's sums lack its negative weights. Most sums of a block's two groups
+// are added in 16 bits, too, because widening them costs as much as a product.
 struct Avx2 {
     static constexpr size_t COLUMNS = 8, INPUTS = 8, ROWS = 1, MOST_ROWS = 10;
     static constexpr bool ADDS_IN_16_BITS = true;
     using Sums = __m256i;
+    struct Group {
+        __m256i sizes, inverted;
+
+        explicit Group(const int8_t* weights) {
+            const __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(weights));
+            sizes = _mm256_abs_epi8(all);
+            inverted = _mm256_cmpgt_epi8(_mm256_setzero_si256(), all);
+        }
+        __m256i times(const uint8_t* codes) const {
+            return _mm256_maddubs_epi16(sizes, _mm256_xor_si256(_mm256_set1_epi32(four(codes)), inverted));
+        }
+    };
     struct Weights {
-        __m256i low, high, low_size, high_size;
+        Group low, high;
     };
 
-    static Weights load(const int8_t* block) {
-        const auto* lines = reinterpret_cast<const __m256i*>(block);
-        const __m256i low = _mm256_load_si256(lines), high = _mm256_load_si256(lines + 1);
-        return {low, high, _mm256_abs_epi8(low), _mm256_abs_epi8(high)};
+    static Weights load(const int8_t* block) { return {Group(block), Group(block + 32)}; }
+
+    static void add_together(Sums& sums, const Weights& weights, const uint8_t* codes) {
+        widen(sums, _mm256_add_epi16(weights.low.times(codes), weights.high.times(codes + 4)));
     }
 
     static void add(Sums& sums, const Weights& weights, const uint8_t* codes) {
-        const __m256i first = _mm256_sign_epi8(_mm256_set1_epi32(four(codes)), weights.low);
-        const __m256i second = _mm256_sign_epi8(_mm256_set1_epi32(four(codes + 4)), weights.high);
-        const __m256i low = _mm256_maddubs_epi16(weights.low_size, first), high = _mm256_maddubs_epi16(weights.high_size, second);
-        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1)));
+        widen(sums, weights.low.times(codes));
+        widen(sums, weights.high.times(codes + 4));
     }
 
-    static void store(Sums sums, size_t, const int32_t*, const float* steps, float largest, float* out) {
-        store_avx2(sums, steps, largest, out);
+    static void widen(Sums& sums, __m256i pairs) { sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
+
+    static void store(Sums sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
+        store_avx2(sums, middles, steps, largest, out);
     }
 };
 
@@ -43,11 +54,9 @@ bool is_here() { return mars::kernels::Processor().avx2; }
 
 namespace mars::kernels {
 
-// A signed code of -128, which only what is not a number would have, has no opposite.
 template <size_t Block, bool IsSigned>
 void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest) {
-    constexpr int8_t LOWEST = IsSigned ? -127 : -128;
-    const __m256 sign = _mm256_set1_ps(-0.0f), step = _mm256_set1_ps(CODE_STEP), low = _mm256_set1_ps(LOWEST), high = _mm256_set1_ps(127);
+    const __m256 sign = _mm256_set1_ps(-0.0f), step = _mm256_set1_ps(CODE_STEP), low = _mm256_set1_ps(-128), high = _mm256_set1_ps(127);
     const __m128i middle = _mm_set1_epi8(IsSigned ? 0 : -128);
     const size_t even = inputs / 8 * 8;
     for (size_t row = 0; row < rows; ++row, x += inputs) {
@@ -66,10 +75,7 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
             for (size_t part = 0; part < 8; part += Block)
                 std::memcpy(codes + code_place<Block>(i + part, row, rows), reinterpret_cast<const char*>(&eight) + part, Block);
         }
-        for (size_t i = even; i < inputs; ++i) {
-            const uint8_t code = code_of(x[i], largest[row]);
-            codes[code_place<Block>(i, row, rows)] = IsSigned ? std::max<uint8_t>(code, 1) ^ 0x80 : code;
-        }
+        for (size_t i = even; i < inputs; ++i) codes[code_place<Block>(i, row, rows)] = code_of(x[i], largest[row]) ^ (IsSigned ? 0x80 : 0);
     }
 }
 

@@ -24,13 +24,8 @@ struct AvxVnni {
     }
 
     static void store(const Sums& sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
-        half(sums.left, middles, steps, largest, out);
-        half(sums.right, middles + 8, steps + 8, largest, out + 8);
-    }
-
-    static void half(__m256i sums, const int32_t* middles, const float* steps, float largest, float* out) {
-        const __m256i middle = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(middles));
-        store_avx2(_mm256_sub_epi32(sums, middle), steps, largest, out);
+        store_avx2(sums.left, middles, steps, largest, out);
+        store_avx2(sums.right, middles + 8, steps + 8, largest, out + 8);
     }
 };
 

@@ -61,10 +61,12 @@ struct Packed {
     const InstructionSet& set;
     const size_t inputs, outputs;
     std::shared_ptr<int8_t> blocks;
-    std::vector<uint32_t> first;  // block of each panel; the last is the number of blocks
-    std::vector<uint16_t> place;  // of each block in a row, if the set adds in 16 bits
-    std::vector<int32_t> middles; // of each column: its product with codes that are all 128
+    std::vector<int32_t> middles; // of each column: how much its sums are too large
     std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
+    // If the set adds in 16 bits: the place of each block in a row, and how many of a panel have sums of two groups that fit into 16 bits.
+    // These come first.
+    std::vector<uint16_t> place;
+    std::vector<size_t> num_together;
 };
 
 constexpr size_t FEW_TILES = 4;   // which one thread quantizes

@@ -16,7 +16,7 @@ constexpr size_t AHEAD = 4096; // bytes of weights that are fetched before they 
 struct Panel {
     const int8_t* blocks;
     const uint16_t* place;
-    size_t num_blocks;
+    size_t num_blocks, num_together;
     const int32_t* middles;
     const float* steps;
 };
@@ -26,14 +26,19 @@ template <class Isa, size_t Rows, bool IsFirst>
 void tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
     typename Isa::Sums sums[(Rows + Isa::ROWS - 1) / Isa::ROWS] = {};
     const int8_t* block = panel.blocks;
-    for (size_t i = 0; i < panel.num_blocks; ++i, block += Isa::INPUTS * Isa::COLUMNS) {
-        const uint8_t* row = codes + (Isa::ADDS_IN_16_BITS ? panel.place[i] : i) * Isa::INPUTS * Rows;
-        const auto weights = Isa::load(block);
-        if (IsFirst)
-            for (size_t line = 0; line < Isa::INPUTS * Isa::COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
+    size_t i = 0;
+    const auto add_blocks = [&](size_t end, auto add) {
+        for (; i < end; ++i, block += Isa::INPUTS * Isa::COLUMNS) {
+            const uint8_t* row = codes + (Isa::ADDS_IN_16_BITS ? panel.place[i] : i) * Isa::INPUTS * Rows;
+            const auto weights = Isa::load(block);
+            if (IsFirst)
+                for (size_t line = 0; line < Isa::INPUTS * Isa::COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
 #pragma GCC unroll 16
-        for (size_t r = 0; r < Rows; r += Isa::ROWS) Isa::add(sums[r / Isa::ROWS], weights, row + r * Isa::INPUTS);
-    }
+            for (size_t r = 0; r < Rows; r += Isa::ROWS) add(sums[r / Isa::ROWS], weights, row + r * Isa::INPUTS);
+        }
+    };
+    if constexpr (Isa::ADDS_IN_16_BITS) add_blocks(panel.num_together, Isa::add_together);
+    add_blocks(panel.num_blocks, Isa::add);
 #pragma GCC unroll 16
     for (size_t r = 0; r < Rows; ++r)
         Isa::store(sums[r / Isa::ROWS], r % Isa::ROWS, panel.middles, panel.steps, largest[r], out + r * stride);
@@ -49,14 +54,17 @@ void tile_of(size_t rows, const Panel& panel, const uint8_t* codes, const float*
 
 template <class Isa>
 void multiply_panels(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
-    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows);
+    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows), num_blocks = width / Isa::INPUTS;
     const auto sizes = std::make_index_sequence<Isa::MOST_ROWS>();
     float edge[Isa::MOST_ROWS * Isa::COLUMNS];
     for (size_t p = from; p < to; ++p) {
-        const size_t block = weights.first[p], column = p * Isa::COLUMNS, columns = weights.outputs - column;
-        const Panel panel{weights.blocks.get() + block * Isa::INPUTS * Isa::COLUMNS,
-                          weights.place.data() + (Isa::ADDS_IN_16_BITS ? block : 0), weights.first[p + 1] - block,
-                          weights.middles.data() + column, weights.steps.data() + column};
+        const size_t column = p * Isa::COLUMNS, columns = weights.outputs - column;
+        const Panel panel{weights.blocks.get() + column * width,
+                          Isa::ADDS_IN_16_BITS ? weights.place.data() + p * num_blocks : nullptr,
+                          num_blocks,
+                          Isa::ADDS_IN_16_BITS ? weights.num_together[p] : 0,
+                          weights.middles.data() + column,
+                          weights.steps.data() + column};
         for (size_t t = 0; t < tiles; ++t) {
             const size_t row = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - row;
             float* place = out + row * weights.outputs + column;
