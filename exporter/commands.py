@@ -62,7 +62,7 @@ def onnx(
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .option_rules import choose_precision
+    from .option_rules import check_names, choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -76,6 +76,7 @@ def onnx(
         precision, reason = choose_precision(device)
         err.print(f"precision: {precision} ({reason})")
         options = replace(options, precision=precision)
+    check_names(options)
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
         options = replace(options, block=block or opened.block)

@@ -36,16 +36,16 @@ def quantizer_for(options: ExportOptions, checkpoint: Checkpoint) -> Quantizer |
     return choose_quantizer(checkpoint, options.quantization, options.quantizer, options.calibration_text)
 
 
+def check_names(options: ExportOptions) -> None:
+    """Raise ExportError that lists unknown names of precisions, KV types and layouts; needs no checkpoint."""
+    if problems := _unknown_names(options):
+        raise ExportError("; ".join(problems))
+
+
 def check_options(options: ExportOptions, dims: Dims) -> None:
     """Raise ExportError that lists every option out of range."""
-    problems, context_length = [], dims.context_length
-    if options.precision not in PRECISIONS:
-        problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {options.precision}")
-    if options.kv_layout not in KV_LAYOUTS:
-        problems.append(f"--kv-layout must be one of {', '.join(KV_LAYOUTS)}, not {options.kv_layout}")
-    if options.kv not in KV:
-        problems.append(f"--kv must be one of {', '.join(KV)}, not {options.kv}")
-    elif options.kv == "int8":
+    problems, context_length = _unknown_names(options), dims.context_length
+    if options.kv == "int8":
         problems += _problems_of_int8_kv(options, dims)
     if options.quantization is not None:
         inputs = {
@@ -79,6 +79,19 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             problems.append(f"--batch must be 1 or more, not {options.batch}")
     if problems:
         raise ExportError("; ".join(problems))
+
+
+def _unknown_names(options: ExportOptions) -> list[str]:
+    choices = {
+        "--precision": (options.precision, PRECISIONS),
+        "--kv-layout": (options.kv_layout, KV_LAYOUTS),
+        "--kv": (options.kv, KV),
+    }
+    return [
+        f"{option} must be one of {', '.join(known)}, not {name}"
+        for option, (name, known) in choices.items()
+        if name not in known
+    ]
 
 
 def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:

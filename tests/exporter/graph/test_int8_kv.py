@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import shell
 from support.attention import Heads, Step, float_attention, run, write_graph
 from support.fixtures import Named
 
@@ -101,3 +102,9 @@ def test_sums_of_integers_are_exact(head_dim: int) -> None:
 def test_options_that_do_not_fit(checkpoints: Named, options: ExportOptions, words: str) -> None:
     with pytest.raises(ExportError, match=words):
         check_options(options, open_checkpoint(str(checkpoints("llama"))).dims)
+
+
+def test_an_unknown_kv_type_is_refused_before_the_checkpoint_is_read() -> None:
+    done = shell.run("onnx", "no-such-checkpoint", "--precision", "w8a8", "--kv", "int4")
+    assert done.returncode == 1
+    assert done.stderr == "error: --kv must be one of float, int8, not int4\n"
