@@ -19,6 +19,14 @@ float* memory(size_t count) {
     return numbers.data();
 }
 
+// Calls part(from, to) with a few rows at a time, whose numbers fit into a core's cache.
+template <class Part>
+void in_pieces(size_t rows, Part part) {
+    constexpr size_t MOST_ROWS = 128;
+    const size_t pieces = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (size_t piece = 0; piece < pieces; ++piece) part(rows * piece / pieces, rows * (piece + 1) / pieces);
+}
+
 Ort::Value value_of(float* numbers, const Shape& shape) {
     static const Ort::MemoryInfo cpu = Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault);
     size_t count = 1;
@@ -158,7 +166,6 @@ struct LayerEnd {
     }
 
     void compute(const Ort::KernelContext& context) const {
-        const Threads threads{context};
         const auto attended = context.GetInput(0), hidden = context.GetInput(1);
         const Shape shape = shape_of(hidden);
         const size_t width = down.outputs;
@@ -166,22 +173,31 @@ struct LayerEnd {
         require(shape.size() == 3 && shape[2] == static_cast<int64_t>(width), "LayerEnd: hidden must be [batch, slots, hidden]");
         require(attended.GetTensorTypeAndShapeInfo().GetElementCount() == rows * attention_output.inputs,
                 "LayerEnd: attended must be [batch, slots, inputs]");
-        auto output = context.GetOutput(0, shape);
-        float* out = output.GetTensorMutableData<float>();
+        const auto* mixed = attended.GetTensorData<float>();
+        const auto* residual = hidden.GetTensorData<float>();
+        float* out = context.GetOutput(0, shape).GetTensorMutableData<float>();
+        in_pieces(rows, [&](size_t from, size_t to) {
+            compute_rows(context, mixed + from * attention_output.inputs, residual + from * width, out + from * width, to - from);
+        });
+    }
+
+    void compute_rows(const Ort::KernelContext& context, const float* mixed, const float* residual, float* out, size_t rows) const {
+        const Threads threads{context};
+        const size_t width = down.outputs;
         float *added = memory<0>(rows * width), *normed = memory<1>(rows * width);
         float *gates = memory<2>(rows * gate.outputs), *ups = memory<3>(rows * gate.outputs), *active = memory<4>(rows * gate.outputs);
-        const auto add_to = [&](const float* residual) {
+        const auto add_to = [=](const float* before) {
             return [=](size_t from, size_t to) {
                 for (size_t row = 0; row < rows; ++row)
-                    for (size_t i = row * width + from; i < row * width + to; ++i) out[i] = residual[i] + added[i];
+                    for (size_t i = row * width + from; i < row * width + to; ++i) out[i] = before[i] + added[i];
             };
         };
-
-        const Codes mixed = codes_of(attention_output, attended.GetTensorData<float>(), rows, threads);
-        multiply(mixed, {{attention_output, added}}, threads, add_to(hidden.GetTensorData<float>()));
-        norm(context, {output, context.GetInput(4)}, value_of(normed, shape));
-        multiply(codes_of(gate, normed, rows, threads), {{gate, gates}, {up, ups}}, threads);
+        const Shape narrow{static_cast<int64_t>(rows), static_cast<int64_t>(width)};
         const Shape wide{static_cast<int64_t>(rows), static_cast<int64_t>(gate.outputs)};
+
+        multiply(codes_of(attention_output, mixed, rows, threads), {{attention_output, added}}, threads, add_to(residual));
+        norm(context, {value_of(out, narrow), context.GetInput(4)}, value_of(normed, narrow));
+        multiply(codes_of(gate, normed, rows, threads), {{gate, gates}, {up, ups}}, threads);
         activate(context, {value_of(gates, wide)}, value_of(active, wide));
         const Codes gated = codes_of(down, active, rows, threads, [&](size_t from, size_t to) {
             for (size_t i = from * gate.outputs; i < to * gate.outputs; ++i) active[i] *= ups[i];

@@ -22,7 +22,7 @@ from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.library import open_session
 
 FITTING = {"llama": True, "qwen2": True, "qwen2-mha": True, "llama-bias": False, "qwen3": False}
-WIDTHS = (1, 2, 3, 8, 9, 19, 40)
+WIDTHS = (1, 2, 3, 8, 9, 19, 70)
 
 
 @pytest.fixture(scope="module")
