@@ -39,7 +39,7 @@ def warn_without_attention(package: Kernels) -> None:
     if not package.has_attention:
         warnings.warn(
             f"mars-export-kernels {package.version} ({package.library.parent}) is older than int8 KV entries:"
-            " attention runs as standard nodes, several times slower behind long texts. Update it (pip"
+            " attention runs as standard nodes, several times slower in long texts. Update it (pip"
             " install --upgrade mars-export-kernels), or export with --kv float",
             MarsWarning,
             stacklevel=2,
