@@ -136,13 +136,7 @@ def calibrate(
         max_drop, confidence, comma_separated(compare), candidates, limit, batch, guarantee
     )
     request = CalibrationRequest(
-        bundle,
-        task,
-        **asdict(options),
-        **asdict(state),
-        name=name,
-        store=store,
-        options=goal,
+        bundle, task, **asdict(options), **asdict(state), name=name, store=store, options=goal
     )
     with _progress(request.folder) as progress:
         report = run(request, progress)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..runtime.errors import CalibrationError
 
-VERSION = 1
+VERSION = 2
 
 
 class Journal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 from collections.abc import Sequence
@@ -88,6 +89,7 @@ class TaskRequest:
     threads: int | None = None
     variant: str | None = None
     accuracy_level: int | None = None
+    cache_bytes: int = 0  # of the prefix cache
     schema: str | None = None  # for rows without a form: a file, or the name of a built-in task with a schema
 
     @property
@@ -120,8 +122,20 @@ class TaskRequest:
         form = read_schema(built_in if built_in.is_file() else Path(self.schema))
         return [task if task.form else replace(task, form=form) for task in tasks]
 
+    def check_writable(self, remedy: str) -> None:
+        """Raise CalibrationError if no profile can be stored in the bundle."""
+        if not os.access(self.bundle, os.W_OK):
+            raise CalibrationError(
+                f"{self.bundle}: the profile cannot be stored, because the bundle is read-only; {remedy}"
+            )
+
     def open(self) -> Session:
-        threads, variant, level = self.threads, self.variant, self.accuracy_level
+        threads, variant, level, cache = self.threads, self.variant, self.accuracy_level, self.cache_bytes
         return Session.open(
-            self.bundle, self.device, threads=threads, variant=variant, accuracy_level=level, cache_bytes=0
+            self.bundle,
+            self.device,
+            threads=threads,
+            variant=variant,
+            accuracy_level=level,
+            cache_bytes=cache,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -92,11 +91,7 @@ def _check_store(request: BenchRequest) -> None:
             f"{request.bundle}: --store stores the fastest draft adapter as a profile, and no setting has"
             f" one; to store a tau: mars-export calibrate {request.bundle} --task {request.task}"
         )
-    if not os.access(request.bundle, os.W_OK):
-        raise CalibrationError(
-            f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; leave out"
-            " --store"
-        )
+    request.check_writable("leave out --store")
 
 
 def _profile(

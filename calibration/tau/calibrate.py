@@ -3,6 +3,7 @@ exact mode."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -18,7 +19,7 @@ from ..tasks.scores import edit_similarity
 from ..tasks.tasks import TaskRow
 from . import bounds, race
 from .clock import Clock, row_seconds
-from .decoding import Outcome, decode_rows, num_same
+from .decoding import NOTHING, Outcome, decode_rows, num_same
 from .exact import ExactMode, compare_exact
 from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of, setting
 
@@ -28,6 +29,7 @@ SPEED_ROWS = 32  # at least; four times the batch if that is more: for predicted
 SHORT_ANSWER = 4  # tokens, too few for several to be accepted together
 MAX_CHANGES = 50
 Outcomes = Sequence[Outcome]
+Tasks = Sequence[TaskRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ class Calibrator:
         progress: Progress | None = None,
     ) -> None:
         self.session, self.journal, self.options = session, journal, options
-        self._progress, self._clock, self._tokens = progress, Clock({}, 0.0), 0
+        self._tell: Progress = progress or (lambda *_: None)
+        self._clock, self._tokens = Clock({}, 0.0), 0
         variant = session.variant
         # An answer then does not depend on the rows beside it, and exact mode has the one-token text.
         self.is_batch_invariant = (
@@ -120,18 +123,18 @@ class Calibrator:
         )
         self.batch = max(BATCH, options.batch) if self.is_batch_invariant else options.batch
 
-    def plan(self, tasks: Sequence[TaskRow]) -> None:
+    def plan(self, tasks: Tasks) -> None:
         """Report the drop that these rows can show, and the most time that all phases may take."""
         options, text, count = self.options, self.session.text, len(tasks)
         answers = [len(text.encode_part(t.answer)) if t.answer and text else t.max_new_tokens for t in tasks]
         prompt = sum(len(task.prompt_ids or ()) for task in tasks) / count
         tokens = max(1.0, sum(answers) / count)
-        forwards = max(1.0, 2 * tokens / (1 + self.session.bundle.manifest.block))
+        step = (1 + self.session.bundle.manifest.block) / 2
         taus = [setting(tau, metric) for metric in options.metrics for tau in options.candidates(metric)]
-        modes = (EXACT, ONE_TOKEN) if self.is_batch_invariant else (ONE_TOKEN, EXACT)
-        rows = dict.fromkeys(map(name_of, (*modes, *taus)), count) | {name_of(modes[1]): CHECK_ROWS}
+        rows = dict.fromkeys(map(name_of, (ONE_TOKEN, EXACT, *taus)), count)
+        rows[name_of(ONE_TOKEN if self.is_batch_invariant else EXACT)] = CHECK_ROWS
         rows[race.PHASE] = 3 * race.ROUNDS * race.num_rows(count, options.batch)
-        seconds = row_seconds(self.session, EXACT, self.batch, prompt, tokens, forwards)
+        seconds = row_seconds(self.session, EXACT, self.batch, prompt, [step] * math.ceil(tokens / step))
         self._clock = Clock(rows, seconds)
         shown = bounds.upper_bound(np.zeros(count), options.level)
         can = f"{count} rows can show a drop below {shown:.2g} if no answer gets worse"
@@ -141,48 +144,45 @@ class Calibrator:
         self._clock.at(phase, done, total)
         self._tell(phase, done, total, f"{self._tokens} tokens, at most {self._clock} left")
 
-    def _tell(self, phase: str, done: int, total: int, note: str) -> None:
-        if self._progress is not None:
-            self._progress(phase, done, total, note)
-
-    def outcomes(
-        self, tasks: Sequence[TaskRow], config: GenerationConfig, safer: Outcomes = ()
-    ) -> list[Outcome]:
-        """The rows at a setting. Those of a safer tau that hold at this one, too, are not decoded again."""
+    def outcomes(self, tasks: Tasks, config: GenerationConfig, safer: Outcomes = ()) -> Outcomes:
+        """The rows at a setting. What the outcomes at a safer tau show is not decoded again."""
         phase, journal = name_of(config), self.journal
         keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
-        is_repeatable = self.is_batch_invariant or self.batch == 1
+        begun, is_repeatable = {}, self.is_batch_invariant or self.batch == 1
         for key, task, outcome in zip(keys, tasks, safer if is_repeatable else (), strict=False):
-            if key not in journal and not task.form and outcome.holds_at(config):
+            if key in journal or task.form:
+                continue
+            if not config.exact and outcome.num_shared(config) == len(outcome.steps):
                 journal[key] = asdict(outcome)
+            elif self.is_batch_invariant:
+                begun[key] = outcome
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in journal}
-        done = len(tasks) - len(missing)
+        done, known = len(tasks) - len(missing), [begun.get(key, NOTHING) for key in missing]
         self.report(phase, done, len(tasks))
-        outcomes = decode_rows(self.session, list(missing.values()), config, self.batch)
+        outcomes = decode_rows(self.session, list(missing.values()), config, self.batch, known)
         for key, outcome in zip(missing, outcomes, strict=True):
             journal[key] = asdict(outcome)
             done, self._tokens = done + 1, self._tokens + len(outcome.token_ids)
             self.report(phase, done, len(tasks))
         return self.known(tasks, config)
 
-    def known(self, tasks: Sequence[TaskRow], config: GenerationConfig) -> list[Outcome]:
+    def known(self, tasks: Tasks, config: GenerationConfig) -> list[Outcome]:
         """The rows that were decoded at a setting."""
         kept = [self.journal[f"{name_of(config)}/{task.digest[:24]}"] for task in tasks]
-        return [Outcome(**row | {"token_ids": tuple(row["token_ids"])}) for row in kept]
+        return [
+            Outcome(**row | {"token_ids": tuple(row["token_ids"]), "steps": tuple(map(tuple, row["steps"]))})
+            for row in kept
+        ]
 
-    def predicted_speed(
-        self, tasks: Sequence[TaskRow], config: GenerationConfig, outcomes: Outcomes
-    ) -> float:
-        """Tokens per second of the first rows at the batch of the options."""
+    def predicted_speed(self, tasks: Tasks, config: GenerationConfig) -> float:
+        """Tokens per second of the first rows at the batch of the options, by the step costs of now."""
         batch, tokens, seconds = self.options.batch, 0, 0.0
-        for task, outcome in list(zip(tasks, outcomes, strict=True))[: max(SPEED_ROWS, 4 * batch)]:
-            counts = len(task.prompt_ids or ()), len(outcome.token_ids), outcome.forwards
+        first = tasks[: max(SPEED_ROWS, 4 * batch)]
+        for task, outcome in zip(first, self.known(first, config), strict=True):
+            counts = [count for count, _ in outcome.steps]
             tokens += len(outcome.token_ids)
-            seconds += row_seconds(self.session, config, batch, *counts)
+            seconds += row_seconds(self.session, config, batch, len(task.prompt_ids or ()), counts)
         return tokens / seconds
-
-    def race(self, tasks: Sequence[TaskRow], settings: dict[str, GenerationConfig]) -> race.Laps:
-        return race.race(self.session, tasks, settings, self.options.batch, self.report)
 
 
 def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
@@ -202,18 +202,17 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     num_exact = len(exact)
     exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, one_token_rows, qualities, 1.0, options.confidence)
-    reasons = _reasons_not_to_test(answers)
-    trials: list[Candidate] = []
-    for metric in () if reasons else options.metrics:
-        trials += _sequence(calibrator, plan, references, qualities, metric)
+    short = f"half of the answers have {int(median(answers))} tokens or fewer: tau cannot help there"
+    reasons = [f"{short}. tau stays 1"] if median(answers) <= SHORT_ANSWER else []
+    metrics = () if reasons else options.metrics
+    trials = [trial for m in metrics for trial in _sequence(calibrator, plan, references, qualities, m)]
+    speeds = [calibrator.predicted_speed(plan.tasks, trial.measured.config) for trial in trials]
+    for i, speed in enumerate(speeds):  # all by one table of step costs
+        trials[i] = replace(trials[i], measured=replace(trials[i].measured, tokens_per_second=speed))
     laps = _race(calibrator, plan, trials)
     one_token, trials = _timed(laps, one_token, trials)
-    choice, reason = None, None
-    if any(trial.passed for trial in trials):
-        choice, reason = _fastest(laps, trials)
-    changes: list[Change] = []
-    if choice is not None:
-        changes = changes_of(plan.tasks, references, calibrator.known(plan.tasks, choice.measured.config))
+    choice, reason = _fastest(laps, trials)
+    outcomes = calibrator.known(plan.tasks, choice.measured.config) if choice else references
     return Calibration(
         options=options,
         judges=plan.judges,
@@ -226,7 +225,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         tested=tuple(trials),
         chosen=choice,
         choice=reason,
-        changed=tuple(changes[:MAX_CHANGES]),
+        changed=tuple(changes_of(plan.tasks, references, outcomes)[:MAX_CHANGES]),
         exact=compare_exact(
             laps,
             exact,
@@ -241,14 +240,9 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
 
 
 def figures(
-    config: GenerationConfig,
-    outcomes: Outcomes,
-    scores: np.ndarray,
-    agreement: float,
-    confidence: float,
-    speed: float = 0.0,
+    config: GenerationConfig, outcomes: Outcomes, scores: np.ndarray, agreement: float, confidence: float
 ) -> Figures:
-    """The figures of rows at one setting."""
+    """The figures of rows at one setting, without a speed."""
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
     assert config.tau is not None, "exact mode is an ExactMode"
     return Figures(
@@ -259,7 +253,7 @@ def figures(
         bounds.interval(scores, 1 - confidence),
         agreement,
         tokens / forwards if forwards else 0.0,
-        speed,
+        0.0,
     )
 
 
@@ -268,7 +262,7 @@ def _sequence(
 ) -> Iterator[Candidate]:
     """Test a metric's candidates from safe to fast, up to and including the first that does not pass."""
     options = calibrator.options
-    outcomes: list[Outcome] = []
+    outcomes: Outcomes = []
     for tau in options.candidates(metric):
         config = setting(tau, metric)
         outcomes = calibrator.outcomes(plan.tasks, config, outcomes)
@@ -277,9 +271,8 @@ def _sequence(
         p_value = float(bounds.p_value(drops, options.max_drop, options.level))
         passed = p_value <= options.level if options.guarantee else drops.mean() < options.max_drop
         agreement = num_same(outcomes, references) / len(references)
-        speed = calibrator.predicted_speed(plan.tasks, config, outcomes)
         yield Candidate(
-            figures(config, outcomes, scores, agreement, options.confidence, speed),
+            figures(config, outcomes, scores, agreement, options.confidence),
             float(drops.mean()),
             bounds.upper_bound(drops, options.level),
             p_value,
@@ -298,27 +291,26 @@ def _race(calibrator: Calibrator, plan: Plan, trials: Sequence[Candidate]) -> ra
     passed = sorted((t.measured for t in trials if t.passed), key=lambda point: -point.agreement)
     name = race.safest_tie({p.name: p.tokens_per_second for p in passed}) if passed else None
     configs = [ONE_TOKEN, *(point.config for point in passed if point.name == name), EXACT]
-    return calibrator.race(plan.tasks, {name_of(config): config for config in configs})
+    settings, batch = {name_of(config): config for config in configs}, calibrator.options.batch
+    return race.race(calibrator.session, plan.tasks, settings, batch, calibrator.report)
 
 
 def _timed(laps: race.Laps, one_token: Figures, trials: list[Candidate]) -> tuple[Figures, list[Candidate]]:
     """One-token mode and the trial that was raced, with their speeds in the same rounds; the predictions of
     other trials are scaled alike."""
-    ratios, scale = race.speed_ups(laps), 1.0
-
-    def timed(point: Figures) -> Figures:
-        return replace(point, tokens_per_second=race.tokens_per_second(laps, point.name))
-
-    for point in (trial.measured for trial in trials if trial.measured.name in laps):
-        scale = timed(point).tokens_per_second / point.tokens_per_second
+    ratios, speeds = race.speed_ups(laps), {name: race.tokens_per_second(laps, name) for name in laps}
+    raced = (trial.measured for trial in trials if trial.measured.name in laps)
+    scale = next((speeds[point.name] / point.tokens_per_second for point in raced), 1.0)
     for i, trial in enumerate(trials):
         point = replace(trial.measured, tokens_per_second=scale * trial.measured.tokens_per_second)
         trials[i] = replace(trial, measured=point, speed_up=ratios.get(point.name))
-    return timed(one_token), trials
+    return replace(one_token, tokens_per_second=speeds[one_token.name]), trials
 
 
-def _fastest(laps: race.Laps, trials: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+def _fastest(laps: race.Laps, trials: Sequence[Candidate]) -> tuple[Candidate | None, str | None]:
     """The choice among one-token mode and the taus that passed, and why."""
+    if not any(trial.passed for trial in trials):
+        return None, None
     name, reason = race.choose({name: rounds for name, rounds in laps.items() if name != name_of(EXACT)})
     if others := sum(t.passed and t.speed_up is None for t in trials):
         reason += (
@@ -327,28 +319,27 @@ def _fastest(laps: race.Laps, trials: Sequence[Candidate]) -> tuple[Candidate | 
     return next((t for t in trials if t.passed and t.measured.name == name), None), reason
 
 
-def _references(
-    calibrator: Calibrator, tasks: Sequence[TaskRow]
-) -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
+def _references(calibrator: Calibrator, tasks: Tasks) -> tuple[Outcomes, Outcomes, Outcomes]:
     """The one-token answers of all rows, and the rows decoded in one-token and in exact mode.
 
-    In a batch-invariant bundle exact mode gives the answers, in a fraction of the steps. One of the modes
-    decodes the first rows only if their texts are the same in both, otherwise all rows.
+    The first rows are decoded in both. If their texts are the same, one mode gives the other answers: in a
+    batch-invariant bundle exact mode, which verifies the answers at the safest candidate in one step.
     """
-    first, is_invariant = tasks[:CHECK_ROWS], calibrator.is_batch_invariant
-    if is_invariant:
-        exact, one_token = calibrator.outcomes(tasks, EXACT), calibrator.outcomes(first, ONE_TOKEN)
-    else:
-        one_token, exact = calibrator.outcomes(tasks, ONE_TOKEN), calibrator.outcomes(first, EXACT)
-    if num_same(one_token, exact) == len(first):
-        return (exact if is_invariant else one_token), one_token, exact[: len(first)]
-    calibrator.is_batch_invariant, calibrator.batch = False, calibrator.options.batch
-    one_token = calibrator.outcomes(tasks, ONE_TOKEN)
-    return one_token, one_token, calibrator.outcomes(tasks, EXACT)
+    options, first = calibrator.options, tasks[:CHECK_ROWS]
+    one_token = calibrator.outcomes(first if calibrator.is_batch_invariant else tasks, ONE_TOKEN)
+    exact = calibrator.outcomes(first, EXACT)
+    if num_same(one_token, exact) < len(first):
+        calibrator.is_batch_invariant, calibrator.batch = False, options.batch
+        one_token = calibrator.outcomes(tasks, ONE_TOKEN)
+        return one_token, one_token, calibrator.outcomes(tasks, EXACT)
+    if not calibrator.is_batch_invariant:
+        return one_token, one_token, exact
+    safest = setting(options.candidates(options.metrics[0])[0], options.metrics[0])
+    return calibrator.outcomes(tasks, EXACT, calibrator.outcomes(tasks, safest)), one_token, exact
 
 
 def _scores(
-    tasks: Sequence[TaskRow], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
+    tasks: Tasks, outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
 ) -> np.ndarray:
     """Score each outcome. With the references' `qualities`, equal answers are not judged again."""
     scores = np.zeros(len(tasks)) if qualities is None else qualities.copy()
@@ -358,7 +349,7 @@ def _scores(
     return scores
 
 
-def changes_of(tasks: Sequence[TaskRow], references: Outcomes, outcomes: Outcomes) -> list[Change]:
+def changes_of(tasks: Tasks, references: Outcomes, outcomes: Outcomes) -> list[Change]:
     """All changed answers, sorted by the score they lost, then by how much they changed."""
     changes = []
     for task, before, after in zip(tasks, references, outcomes, strict=True):
@@ -390,10 +381,3 @@ def _notes(
             f"{percent(share)} of the one-token answers' tokens came from the rows' grammars: they count in"
             " tokens per forward, cost no forward, and no rule accepted them"
         )
-
-
-def _reasons_not_to_test(answers: Sequence[int]) -> list[str]:
-    usual = median(answers)
-    if usual > SHORT_ANSWER:
-        return []
-    return [f"half of the answers have {int(usual)} tokens or fewer: tau cannot help there. tau stays 1"]

@@ -2,60 +2,70 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
+from ...runtime.text.tokenizer import text_of
 from ..tasks.scores import Output
 from ..tasks.tasks import TaskRow
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row decoded.
-
-    With one row at a time, `seconds` and `tokens_timed` exclude the prompt and its first step: they give the
-    speed of decoding alone. In a batch, rows start at different times: `seconds` is the time since the
-    previous row, and only sums are meaningful. The row's grammar forced `forced` of the tokens; `refused` is
-    as in Stats.
-    """
+    """One row decoded. Its grammar forced `forced` of the tokens; `steps` are those of Stats."""
 
     text: str
     token_ids: tuple[int, ...]
     forwards: int
-    tokens_timed: int
-    seconds: float
     finish_reason: str
     forced: int = 0
-    refused: float | None = None
+    steps: tuple[tuple[int, float | None], ...] = ()
 
     @property
     def output(self) -> Output:
         return Output(self.text, self.token_ids)
 
-    def holds_at(self, config: GenerationConfig) -> bool:
-        """Whether an outcome at a safer tau is that of `config` too, step by step: no prediction was refused
-        that `config` accepts. Not for rows with a grammar."""
-        return self.refused is None or not config.passes(self.refused)
+    def num_shared(self, config: GenerationConfig) -> int:
+        """How many first steps at a safer tau `config` takes, too: up to one that ended with a prediction
+        which `config` accepts. Not for rows with a grammar."""
+        ends = (i for i, (_, end) in enumerate(self.steps) if end is not None and config.passes(end))
+        return next(ends, len(self.steps))
+
+
+NOTHING = Outcome("", (), 0, "")
+MAX_DRAFT = 128  # tokens verified in one step, which has the logits of all
 
 
 def decode_rows(
-    session: Session, tasks: Sequence[TaskRow], config: GenerationConfig, batch: int
+    session: Session,
+    tasks: Sequence[TaskRow],
+    config: GenerationConfig,
+    batch: int,
+    safer: Sequence[Outcome] = (),
 ) -> Iterator[Outcome]:
     """Decode the tasks, at most `batch` rows at a time, and yield their outcomes in order. The rows' limits
-    and forms replace those of `config`."""
-    configs = [task.config(config) for task in tasks]
-    start = time.perf_counter()
-    for row in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
-        end, stats = time.perf_counter(), row.stats
-        alone = (stats.tokens_after_first, stats.decode_time)
-        timed = alone if batch == 1 else (stats.tokens, end - start)
-        yield Outcome(
-            row.text, row.token_ids, stats.forwards, *timed, row.finish_reason, stats.forced, stats.refused
-        )
-        start = end
+    and forms replace those of `config`.
+
+    With the outcomes at a `safer` tau, exact mode verifies their answers in its first step, and a tau begins
+    after the steps that it shares with them. Only where predictions do not depend on the width of a step.
+    """
+    prompts, configs, begun = [], [], []
+    for task, known in zip(tasks, safer or [NOTHING] * len(tasks), strict=True):
+        steps = known.steps[: 0 if config.exact else known.num_shared(config)]
+        ids = known.token_ids[: sum(count for count, _ in steps)]
+        prompts.append((*(task.prompt_ids or ()), *ids) if ids else task.prompt)
+        configs.append(replace(task, max_new_tokens=task.max_new_tokens - len(ids)).config(config))
+        begun.append((steps, ids))
+    drafts = [known.token_ids[:MAX_DRAFT] for known in safer] if config.exact else ()
+    answers = session.generate_each(prompts, configs, batch=batch, drafts=drafts)
+    for (steps, ids), rest in zip(begun, answers, strict=True):
+        stats, text, token_ids = rest.stats, rest.text, (*ids, *rest.token_ids)
+        if ids and session.text:
+            text = text_of(session.text, token_ids[: -1 if rest.finish_reason == "eos" else None])
+        forwards, steps = len(steps) + stats.forwards, (*steps, *stats.steps)
+        yield Outcome(text, token_ids, forwards, rest.finish_reason, stats.forced, steps)
 
 
 def num_same(outcomes: Sequence[Outcome], references: Sequence[Outcome]) -> int:

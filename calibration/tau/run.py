@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,9 @@ class CalibrationRequest(TaskRequest):
                 f" model's text; to measure it: mars-export bench {self.bundle} --task {self.task}"
                 f"{' --store NAME, which stores the fastest adapter' if manifest.draft else ''}"
             )
-        return TaskRequest.open(self)
+        # Settings share the prompts' KV entries.
+        memory = (machine.available() or 0) // 4 if self.device == "cpu" else 0
+        return TaskRequest.open(replace(self, cache_bytes=memory))
 
     def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
         """The state of this bundle and task in the folder, which is created. It may hold other bundles'
@@ -123,11 +124,8 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
             " needed. Use more rows, a larger --max-drop, or --no-guarantee, which goes by the mean drop of"
             " these rows"
         )
-    if request.store and not os.access(request.bundle, os.W_OK):
-        raise CalibrationError(
-            f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; --no-store"
-            " leaves it unchanged"
-        )
+    if request.store:
+        request.check_writable("--no-store leaves it unchanged")
     journal = request.journal(session, conditions(request, session, plan))
     try:
         result = calibrate(Calibrator(session, journal, options, progress), plan)

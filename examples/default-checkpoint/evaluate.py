@@ -14,12 +14,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from mars_export import Session
+from mars_export import Completion, Session
 from mars_export.calibration.tasks import tasks
 from mars_export.calibration.tasks.scores import Output
-from mars_export.calibration.tau.decoding import Outcome, decode_rows
 from mars_export.calibration.tau.options import EXACT, setting
 
 DATA = Path(__file__).parent / "data"
@@ -39,20 +39,28 @@ def point(
 ) -> tuple[dict[str, Any], list[str]]:
     """What the rows give and cost at one tau (None: in exact mode), and their outputs. `references` are the
     one-token outputs; at tau 1 the outputs are."""
-    done: list[Outcome] = []
-    for outcome in decode_rows(session, rows, EXACT if tau is None else setting(tau), batch):
-        done.append(outcome)
+    done: list[Completion] = []
+    configs = [row.config(EXACT if tau is None else setting(tau)) for row in rows]
+    start = perf_counter()
+    for answer in session.generate_each([row.prompt for row in rows], configs, batch=batch):
+        done.append(answer)
         tell(len(done), len(rows))
+    timed, seconds = sum(len(answer.token_ids) for answer in done), perf_counter() - start
+    if batch == 1:  # without the prompts and their first steps
+        timed = sum(answer.stats.tokens_after_first for answer in done)
+        seconds = sum(answer.stats.decode_time for answer in done)
     outputs = [outcome.text for outcome in done]
     expected = outputs if references is None else references
     pairs = list(zip(done, expected, strict=True))
     right = sum(
-        row.score(outcome.output, outcome.output if references is None else Output(text))
+        row.score(
+            Output(outcome.text, outcome.token_ids),
+            Output(text, outcome.token_ids if references is None else ()),
+        )
         for row, (outcome, text) in zip(rows, pairs, strict=True)
     )
     agreeing = sum(outcome.text == text for outcome, text in pairs)
-    tokens, forwards = sum(len(o.token_ids) for o in done), sum(o.forwards for o in done)
-    timed, seconds = sum(o.tokens_timed for o in done), sum(o.seconds for o in done)
+    tokens, forwards = sum(len(o.token_ids) for o in done), sum(o.stats.forwards for o in done)
     return {
         "tau": tau,
         "num_rows": len(rows),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..accept import accept, passes, verify
+from ..accept import accept, verify
 from .backend import StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
@@ -290,7 +290,7 @@ class Sequence:
         predictions verify them.
         """
         config = self.config  # another thread may replace it at any time
-        token_ids = self.candidates(predictions, config)
+        token_ids, refused = self.candidates(predictions, config), None
         is_verified = bool(config.exact or num_draft_tokens)
         if is_verified:
             draft_tokens = self.draft_tokens.token_ids[:num_draft_tokens]
@@ -301,7 +301,7 @@ class Sequence:
             confidences = self._confidences(predictions, token_ids, len(token_ids))
             count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
             if count < min(len(token_ids), self.remaining) and token_ids[count - 1] not in self.eos_ids:
-                self._refuse(confidences[count], config.metric)
+                refused = confidences[count]
         num_verified = max(0, count - 1) if is_verified else 0
         for i, token in enumerate(token_ids[:count]):
             self._append(token)
@@ -315,18 +315,12 @@ class Sequence:
             self.draft_tokens = NONE
             # If something other than tau ended the run, the sequence is over.
             self.pass_rates.record(count, [config.passes(c) for c in confidences])
-        self.stats.count(count)
+        self.stats.count(count, refused=refused)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         kept, tops = tuple(token_ids[:count]), self._tops(predictions, token_ids, count)
         confident = tuple(confidences[:count])
         return Accepted(self.index, kept, confident, self.finish_reason, None, num_verified, (), tops)
-
-    def _refuse(self, confidence: float, metric: str) -> None:
-        """Note the confidence of a prediction that did not pass tau. NaN passes none."""
-        nearest = self.stats.refused
-        if confidence == confidence and (nearest is None or passes(confidence, nearest, metric)):
-            self.stats.refused = confidence
 
     def _append(self, token: int) -> None:
         """Make `token` part of the answer, which it may end."""

@@ -25,8 +25,9 @@ class Stats:
     accepted_draft_tokens: proposed tokens that were accepted.
     forced: tokens that a grammar forced; part of `tokens`, not of `accepted`.
     accepted: accepted[k] is the number of steps that gave k tokens.
-    refused: with a tau and without a grammar, the confidence nearest to tau of the predictions that did not
-        pass and ended a step; None if none did. With any tau between the two, the answer is the same.
+    steps: the tokens of each step, and the confidence that ended it: with a tau and without a grammar, that
+        of the first prediction that did not pass, else None. A riskier tau takes the same first steps, until
+        one of these passes.
     began: when the sequence was created, by perf_counter.
     """
 
@@ -44,7 +45,7 @@ class Stats:
     accepted_draft_tokens: int = 0
     forced: int = 0
     accepted: dict[int, int] = field(default_factory=dict)
-    refused: float | None = field(default=None, repr=False, compare=False)
+    steps: tuple[tuple[int, float | None], ...] = field(default=(), repr=False, compare=False)
     began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
     @property
@@ -66,8 +67,10 @@ class Stats:
         if not self.forwards and not self.prefill_forwards:
             self.queue_time = perf_counter() - self.began
 
-    def count(self, num_accepted: int, num_forced: int = 0) -> None:
-        """Note a step that gave `num_accepted` tokens of the model and `num_forced` of a grammar."""
+    def count(self, num_accepted: int, num_forced: int = 0, refused: float | None = None) -> None:
+        """Note a step that gave `num_accepted` tokens of the model and `num_forced` of a grammar; `refused`:
+        the confidence that ended it.
+        """
         elapsed = perf_counter() - self.began
         if self.accepted:
             self.tokens_after_first += num_accepted + num_forced
@@ -75,6 +78,7 @@ class Stats:
         else:
             self.time_to_first_token, self.prefill_time = elapsed, elapsed - self.queue_time
         self.accepted[num_accepted] = self.accepted.get(num_accepted, 0) + 1
+        self.steps += ((num_accepted + num_forced, refused),)
         self.tokens += num_accepted + num_forced
         self.forced += num_forced
 

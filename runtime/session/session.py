@@ -22,6 +22,7 @@ from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.draft_slots import DraftSlots
+from ..decode.speculation.draft_tokens import DraftTokens
 from ..decode.speculation.estimates import AcceptanceRates
 from ..decode.speculation.planner import Planner
 from ..decode.stats import Stats
@@ -86,8 +87,7 @@ class Session:
         self._cost_file = cost_file
         curve = built_in(variant.precision, DeviceName.of(device).kind)
         self.step_costs = LearnedCost(curve, cost_file.read() if cost_file is not None else ())
-        has_text = bundle.manifest.text is not None
-        self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if has_text else None
+        self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if bundle.manifest.text else None
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
         self._grammar_states = GrammarStateFactory(bundle, self.text, backend.outputs)
 
@@ -179,12 +179,18 @@ class Session:
         config: GenerationConfig | abc.Sequence[GenerationConfig] | None = None,
         *,
         batch: int = 8,
+        drafts: abc.Sequence[abc.Sequence[int]] = (),
     ) -> Iterator[Completion]:
         """Answer any number of prompts, at most `batch` at a time, and yield the answers in order.
 
         A sequence that ends makes room for the next prompt at once. The error of one sequence is raised.
+        `drafts`: token ids of probable answers, which exact mode verifies in the first step.
         """
-        return self._answers(self._new_sequences(prompts, config), batch, CURSOR)
+        answers = self._new_sequences(prompts, config)
+        for (seq, _), ids in zip(answers, drafts, strict=False):
+            tokens = self.encode(list(ids)) if ids else ()
+            seq.draft_tokens = DraftTokens(tuple(tokens), (1.0,) * len(tokens), "prompt_lookup")
+        return self._answers(answers, batch, CURSOR)
 
     def stream(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR

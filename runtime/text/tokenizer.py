@@ -281,6 +281,15 @@ def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
         raise kind(f"{what} ({_words(error)}); {remedy}") from error
 
 
+def text_of(text: Text, token_ids: Sequence[int]) -> str:
+    """The text of a whole answer, as its stream makes it. End-of-sequence tokens are not pushed."""
+    stream = TextStream(text)
+    for token in token_ids:
+        stream.push(token)
+    stream.complete()
+    return stream.text
+
+
 class TextStream:
     """The growing text of one answer, without incomplete characters and possible stop strings at its end."""
 

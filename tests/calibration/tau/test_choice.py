@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
         return laps_of({name: [table[name]] * 3 for name in arguments[2]})
 
     monkeypatch.setattr(race, "race", speeds)
-    monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config, ___: table[name_of(config)])
+    monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config: table[name_of(config)])
     made = run(request_for())
     calibration = made.calibration
     assert [t.passed for t in calibration.tested] == [True] * 4
@@ -144,18 +144,23 @@ def test_fewer_rows_are_decoded_than_rows_times_settings(
     request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[tuple[str, int, int]] = []
+    drafted: list[Sequence[int]] = []
     real = Session.generate_each
 
-    def counted(self: Session, prompts: Any, config: Any, *, batch: int) -> Any:
+    def counted(self: Session, prompts: Any, config: Any, *, batch: int, drafts: Any) -> Any:
         if prompts:
             decoded.append((name_of(config[0]), len(prompts), batch))
-        return real(self, prompts, config, batch=batch)
+        assert not drafts or config[0].exact
+        drafted.extend(filter(None, drafts))
+        return real(self, prompts, config, batch=batch, drafts=drafts)
 
     monkeypatch.setattr(race, "race", by_order)
     monkeypatch.setattr(Session, "generate_each", counted)
     monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 4)
     made = run(request_for(options=replace(OPTIONS, batch=1, taus=(0.999, 0.99, 0.9, 0.8, 0.7, 0.6, 0.5))))
-    assert decoded[:3] == [("exact", 16, 8), ("one token", 4, 8), ("tau 0.999", 16, 8)]
+    first = [("one token", 4, 8), ("exact", 4, 8), ("tau 0.999", 16, 8), ("exact", 12, 8)]
+    assert decoded[:4] == first, "the check, then the safest tau, whose answers exact mode verifies"
+    assert len(drafted) == 12
     assert made.calibration.exact.num_rows == 4
     assert made.calibration.one_token.num_rows == 16
     assert sum(rows for name, rows, _ in decoded if name.startswith("tau")) < 7 * 16

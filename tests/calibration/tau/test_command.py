@@ -45,8 +45,8 @@ def test_a_score_that_raises_names_the_row_and_keeps_what_was_decoded(
         r"row 3: score odd_scores:third raised ZeroDivisionError: .*; called with '", str(done.exception)
     )
     (state,) = (tmp_path / "out").glob("state-*.jsonl")
-    assert len(state.read_text().splitlines()) == 1 + 2 * len(WORDS), (
-        "in exact mode, and in one-token mode to compare"
+    assert len(state.read_text().splitlines()) == 1 + 3 * len(WORDS), (
+        "in exact mode, in one-token mode to compare, and at the safest tau, whose answers are verified"
     )
 
 

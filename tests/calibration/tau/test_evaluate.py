@@ -18,8 +18,6 @@ from support.tiny import Named
 from mars_export import CalibrationError, Completion, GenerationConfig, Session, Stats
 from mars_export.calibration.tasks.scores import SCORES, Output
 from mars_export.calibration.tasks.tasks import TaskRow
-from mars_export.calibration.tau.decoding import decode_rows
-from mars_export.calibration.tau.options import ONE_TOKEN, setting
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +60,13 @@ def point(
     return evaluate.point(session, rows, tau, **given)
 
 
-def test_one_row_at_a_time_is_timed_without_the_prompt() -> None:
-    session: Any = Scripted()
-    outcomes = list(decode_rows(session, tasks("exact_match", "slow"), ONE_TOKEN, 1))
-    assert {(o.tokens_timed, o.seconds) for o in outcomes} == {(6, 2.0)}
+def test_one_row_at_a_time_is_timed_without_the_prompt(evaluate: ModuleType) -> None:
+    session = Scripted()
+    made, _ = point(evaluate, session, tasks("exact_match", "slow"), 1.0)
+    assert (made["tokens_timed"], made["seconds"]) == (5 * 6, 5 * 2.0)
     assert session.limits == [8] * 5
-    many = list(decode_rows(session, tasks("exact_match", "slow"), setting(0.9), 2))
-    assert {o.tokens_timed for o in many} == {8}
+    many, _ = point(evaluate, session, tasks("exact_match", "slow"), 0.9, batch=2)
+    assert (many["tokens_timed"], many["tokens"]) == (5 * 8, 5 * 8)
     assert session.calls == [(5, 1), (5, 2)]
 
 
@@ -129,6 +127,6 @@ def test_the_program_prints_a_table_and_does_nothing_twice(
     points = json.loads((tmp_path / "out.json").read_text())["assistant"]["points"]
     assert points["exact"]["tau"] is None
     assert points["exact"].keys() == points["1.0"].keys()
-    monkeypatch.setattr(evaluate, "decode_rows", None)
+    monkeypatch.setattr(Session, "generate_each", None)
     evaluate.main()
     assert capsys.readouterr().out == table

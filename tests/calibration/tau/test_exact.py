@@ -38,7 +38,7 @@ def test_where_exact_mode_is_as_fast_no_profile_is_needed(
         "exact": exact,
     }
     monkeypatch.setattr(race, "race", lambda *a: laps_of({name: [speeds[name]] * 3 for name in a[2]}))
-    monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config, ___: speeds[name_of(config)])
+    monkeypatch.setattr(Calibrator, "predicted_speed", lambda _, __, config: speeds[name_of(config)])
     made = run(request_for())
     found = made.calibration.exact
     assert found.suffices
@@ -74,7 +74,7 @@ def test_where_rounding_parts_the_texts_exact_mode_must_keep_the_bound(
     num_changed: int, drops: float, suffices: bool, said: str
 ) -> None:
     def outcome(*ids: int) -> Outcome:
-        return Outcome("", ids, 1, 1, 1.0, "eos")
+        return Outcome("", ids, 1, "eos")
 
     references = [outcome(1, 2)] * 500
     outcomes = [outcome(1, 3 if i % 500 < num_changed else 2) for i in range(500)]

@@ -38,7 +38,7 @@ def test_changed_answers_are_listed_worst_first(
 
 def test_the_worst_change_lost_most_and_then_changed_most() -> None:
     def outcome(*ids: int) -> Outcome:
-        return Outcome(" ".join(map(str, ids)), ids, 1, 1, 1.0, "eos")
+        return Outcome(" ".join(map(str, ids)), ids, 1, "eos")
 
     cases = [  # row, before, after, answer
         (1, (1, 2, 3), (1, 2, 3), "1 2 3"),

@@ -1,4 +1,4 @@
-"""What is decoded at a tau is known for every riskier tau that accepts the same tokens in every step."""
+"""The steps at a tau are known for every riskier tau, up to the first that accepts another prediction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from support.calibrations import WORDS, task
 
 from mars_export import Session
+from mars_export.calibration.rows import make_plan
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import setting
 
@@ -20,13 +21,23 @@ TAUS = {
 
 
 @pytest.mark.parametrize("metric", TAUS)
-def test_an_outcome_that_holds_is_that_of_decoding(sessions: Callable[[str], Session], metric: str) -> None:
-    session, rows = sessions("qwen2"), [task(word, limit=16) for word in WORDS]
+def test_shared_steps_are_those_of_decoding(sessions: Callable[[str], Session], metric: str) -> None:
+    session = sessions("qwen2")
+    rows = make_plan(session, [task(word, limit=16) for word in WORDS]).tasks
     decoded = {tau: list(decode_rows(session, rows, setting(tau, metric), 8)) for tau in TAUS[metric]}
-    held = []
+    shared = []
     for safer, tau in combinations(TAUS[metric], 2):
-        for known, real in zip(decoded[safer], decoded[tau], strict=True):
-            held.append(known.holds_at(setting(tau, metric)))
-            if held[-1]:
-                assert (known.token_ids, known.forwards) == (real.token_ids, real.forwards)
-    assert 0 < sum(held) < len(held)
+        config, others = setting(tau, metric), []
+        for row, known, real in zip(rows, decoded[safer], decoded[tau], strict=True):
+            num = known.num_shared(config)
+            assert known.steps[:num] == real.steps[:num]
+            if num == len(known.steps):
+                assert known.output == real.output
+            else:
+                others.append((row, known, real))
+            shared.append((num == len(known.steps), num > 0))
+        tasks, begun = [row for row, *_ in others], [known for _, known, _ in others]
+        for made, (*_, real) in zip(decode_rows(session, tasks, config, 8, begun), others, strict=True):
+            assert (made.output, made.finish_reason) == (real.output, real.finish_reason)
+            assert (made.forwards, made.steps) == (real.forwards, real.steps)
+    assert len(set(shared)) == 3, "all steps, some, none"

@@ -29,6 +29,20 @@ def test_many_prompts_are_answered_in_their_order_a_few_at_a_time(session: Sessi
     assert [len(d.confidences) for d in done] == [len(d.token_ids) for d in done]
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_drafts_are_verified_in_the_first_step_and_change_no_answer(session: Session, batch: int) -> None:
+    prompts, config = [[3 + i] * (1 + 7 * i % 5) for i in range(9)], GenerationConfig(max_new_tokens=20)
+    plain = list(session.generate_each(prompts, config, batch=batch))
+    for wrong_from in (99, 2, 0):
+        drafts = [[*d.token_ids[:wrong_from], *(i ^ 1 for i in d.token_ids[wrong_from:])] for d in plain]
+        made = list(session.generate_each(prompts, config, batch=batch, drafts=drafts))
+        assert [(d.token_ids, d.text) for d in made] == [(d.token_ids, d.text) for d in plain]
+        forwards = [d.stats.forwards for d in made]
+        assert max(forwards) == 1 if wrong_from == 99 else max(forwards) > 1
+    with pytest.raises(SessionError, match="99999"):
+        session.generate_each([[1]], config, drafts=[[99999]])
+
+
 def test_many_prompts_and_a_failure(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SessionError, match="2 prompts but 1 configs"):
         next(session.generate_each([[1], [2]], [GenerationConfig()]))
