@@ -58,8 +58,10 @@ class Cache(Protocol):
         """Entries that each row can hold now."""
         ...
 
-    def reserve(self, capacity: int) -> None:
-        """Make room for at least `capacity` entries a row, keeping the entries."""
+    def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:
+        """Make room for at least `capacity` entries a row, keeping the first `lengths[i]` entries of row i
+        and none of the other rows.
+        """
         ...
 
     def move(self, source: int, target: int, length: int) -> None:

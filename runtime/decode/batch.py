@@ -55,6 +55,11 @@ class Batch:
         """The sequences whose prompts are being read."""
         return self.active[self.num_decoding :]
 
+    @property
+    def lengths(self) -> list[int]:
+        """The number of final KV entries of each row."""
+        return [seq.cursor for seq in self.active]
+
     def forward(self, seqs: abc.Sequence[Sequence], plans: abc.Sequence[StepPlan]) -> StepOutput:
         """Run one step on neighbouring active sequences with these plans.
 
@@ -82,7 +87,7 @@ class Batch:
             slot_index = list(range(pending - 1 if pending else 0, plan.slots))
             output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)
-        self.cache.reserve(max(cursors) + slots)
+        self.cache.reserve(max(cursors) + slots, self.lengths)
         want_logits = any(seq.wants_logits for seq in seqs)
         ids, kv_length, index = [np.array(v, np.int64) for v in (input_ids, cursors, output_index)]
         first, begun = self.active.index(seqs[0]), perf_counter()
@@ -111,7 +116,9 @@ class Batch:
         """
         if seq.prefix_handle is not None:
             row, capacity = self.active.index(seq), self.backend.max_capacity
-            seq.cursor = seq.prefix_handle.lookup(self.cache, row, seq.tokens, chunk, capacity, max_entries)
+            seq.cursor = seq.prefix_handle.lookup(
+                self.cache, row, seq.tokens, chunk, capacity, max_entries, self.lengths
+            )
             seq.stats.cached_tokens = seq.cursor
 
     def store(self, seq: Sequence) -> None:

@@ -251,12 +251,14 @@ class PrefixHandle:
         chunk: int,
         capacity: int,
         max_entries: int | None = None,
+        lengths: Sequence[int] = (),
     ) -> int:
         """Load the longest saved beginning of `tokens`, and return its length. The last tokens are never
         loaded, because a step must feed something.
 
         The rest takes the same steps, or reproducible ones, as a sequence that reads `tokens` from 0 in
-        chunks. An entry is not loaded if sequences of its length would exceed `max_entries`.
+        chunks. An entry is not loaded if sequences of its length would exceed `max_entries`. `lengths`: of
+        the rows, as in `Cache.reserve`.
         """
         reproducible_slots = self._prefixes.reproducible_slots
         if reproducible_slots is not None and chunk < reproducible_slots:
@@ -274,7 +276,7 @@ class PrefixHandle:
             if length > 0 and _may_widen(cache, saved.length, room, max_entries):
                 # most likely a lack of memory: the sequence reads all of its prompt
                 with suppress(Exception):
-                    cache.reserve(max(saved.length, room))
+                    cache.reserve(max(saved.length, room), lengths)
                     cache.load(place, saved.data, length)
                     self.num_reproducible = length
         self._prefixes.count(len(tokens), self.num_reproducible)

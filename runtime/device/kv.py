@@ -59,9 +59,9 @@ class KvRows:
         """Size of one row of one KV tensor."""
         return self.kv_heads * self.capacity * self.head_dim * self._dtype.itemsize
 
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` entries a row. Raises SessionError if memory is short; the rows stay as
-        they were.
+    def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:
+        """Make room for `capacity` entries a row, keeping the first `lengths[i]` entries of row i. Raises
+        SessionError if memory is short; the rows stay as they were.
         """
         if capacity <= self.capacity:
             return
@@ -72,7 +72,7 @@ class KvRows:
             require(num_bytes, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
         try:
             if self.capacity:
-                buffers = self.memory.widen(self.buffers, entries)
+                buffers = self.memory.widen(self.buffers, entries, lengths)
             else:
                 buffers = self.memory.zeros(self._count, shape, self._dtype)
         except Exception as error:  # MemoryError on the host; the classes of devices' libraries

@@ -5,13 +5,20 @@ KV tensors are [rows, kv_heads, capacity, head_dim]. A method that raises change
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from .. import machine
 from ..errors import SessionError
+
+# Of memory that child processes do not share. Windows has only such memory.
+PRIVATE: dict[str, int] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)
 
 
 def require(num_bytes: int, what: str, advice: str) -> None:
@@ -56,15 +63,26 @@ class HostMemory:
     def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[HostTensor]:
         """Empty KV tensors. They must be zero: a masked entry still enters the product 0 * value, and 0 * NaN
         is NaN.
-        """
-        return [HostTensor(np.zeros(shape, dtype)) for _ in range(count)]
 
-    def widen(self, buffers: Sequence[HostTensor], capacity: int) -> list[HostTensor]:
-        """Larger KV tensors with the same entries, then zeros. `buffers` stay unchanged."""
-        rows, heads, entries, dim = buffers[0].shape
+        numpy would ask for huge pages. With pages of the usual size, rows that are never written take no
+        memory.
+        """
+        size = prod(shape)
+        block = mmap.mmap(-1, count * size * dtype.itemsize, **PRIVATE)
+        return [
+            HostTensor(np.frombuffer(block, dtype, size, i * size * dtype.itemsize).reshape(shape))
+            for i in range(count)
+        ]
+
+    def widen(self, buffers: Sequence[HostTensor], capacity: int, lengths: Sequence[int]) -> list[HostTensor]:
+        """Larger KV tensors with the first `lengths[i]` entries of row i, then zeros. `buffers` stay
+        unchanged.
+        """
+        rows, heads, _, dim = buffers[0].shape
         wider = self.zeros(len(buffers), (rows, heads, capacity, dim), buffers[0].array.dtype)
         for old, new in zip(buffers, wider, strict=True):
-            new.array[:, :, :entries] = old.array
+            for row, length in enumerate(lengths):
+                new.array[row, :, :length] = old.array[row, :, :length]
         return wider
 
     def move(self, buffers: Sequence[HostTensor], source: int, target: int, length: int) -> None:

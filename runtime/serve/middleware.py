@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Sequence
@@ -42,6 +43,10 @@ class Middleware:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
+        # uvicorn starts a request when it has read the head. If the body that came with it is malformed, it
+        # closes the connection by the next turn of the event loop, and then drops an answer. Now it would
+        # raise.
+        await asyncio.sleep(0)
         began, status = perf_counter(), 0
         headers = Headers(scope=scope)
         origin = headers.get("origin")

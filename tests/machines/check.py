@@ -30,7 +30,7 @@ def logits(session: Session, ids: Sequence[int], piece: int) -> np.ndarray:
     first = piece if piece > LAST else len(ids) - LAST
     for start in (0, *range(first, len(ids), piece)):
         part = np.array([ids[start : start + piece] if start else ids[:first]])
-        cache.reserve(start + part.size)
+        cache.reserve(start + part.size, [start])
         index = np.arange(part.size)[None]
         parts.append(session.backend.step(cache, 0, part, np.array([start]), index, True).logits[0])
     return np.concatenate(parts)

@@ -47,10 +47,13 @@ class FakeCache:
     def capacity(self) -> int:
         return int(self.entries.shape[1])
 
-    def reserve(self, capacity: int) -> None:
-        missing = capacity - self.capacity
-        if missing > 0:
-            self.entries = np.pad(self.entries, ((0, 0), (0, missing)), constant_values=-1)
+    def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:
+        """Growth keeps what it must, and no more."""
+        if capacity > self.capacity:
+            entries = np.full((len(self.entries), capacity), -1, np.int64)
+            for row, length in enumerate(lengths):
+                entries[row, :length] = self.entries[row, :length]
+            self.entries = entries
 
     def move(self, source: int, target: int, length: int) -> None:
         self.moves.append((source, target, length))

@@ -43,9 +43,14 @@ class Cache : public mars::Cache {
 
     std::int64_t capacity() const override { return capacity_; }
 
-    void reserve(std::int64_t capacity) override {
-        capacity_ = std::max(capacity, capacity_);
-        for (Tokens& row : entries) row.resize(static_cast<std::size_t>(capacity_), -1);
+    /// Growth keeps what it must, and no more.
+    void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override {
+        if (capacity <= capacity_) return;
+        capacity_ = capacity;
+        for (std::size_t row = 0; row < entries.size(); ++row) {
+            entries[row].resize(static_cast<std::size_t>(row < lengths.size() ? lengths[row] : 0));
+            entries[row].resize(static_cast<std::size_t>(capacity_), -1);
+        }
     }
 
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override {

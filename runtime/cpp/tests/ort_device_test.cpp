@@ -66,7 +66,7 @@ mars::StepOutput step(mars::Backend& backend, mars::Cache& cache, std::int64_t s
         input.input_ids.insert(input.input_ids.end(), ids.begin() + start, ids.end());
         for (std::int64_t i = 0; i < slots; ++i) input.output_index.push_back(i);
     }
-    cache.reserve(start + slots);
+    cache.reserve(start + slots, {start, start});
     mars::StepOutput output;
     backend.step(cache, 0, input, want_logits, output);
     return output;

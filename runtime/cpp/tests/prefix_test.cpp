@@ -205,7 +205,7 @@ TEST_CASE("every request of prefix.json finds and saves the expected entries") {
             CHECK((store.stats().hits > hits) == (cursor > 0));
             if (cursor > 0) CHECK(std::equal(prompt.begin(), prompt.begin() + cursor, cache.entries[0].begin()));
             const auto step = [&](std::int64_t slots, std::int64_t moved, bool is_piece) {
-                cache.reserve(cursor + slots);
+                cache.reserve(cursor + slots, {cursor});
                 std::copy_n(tokens.begin() + cursor, moved, cache.entries[0].begin() + cursor);
                 prefix_handle->begin_step(cursor, slots, is_piece);
                 cursor += moved;

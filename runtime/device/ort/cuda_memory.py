@@ -63,12 +63,17 @@ class CudaMemory:
     def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[CudaTensor]:
         return [self.tensor(shape, dtype) for _ in range(count)]
 
-    def widen(self, buffers: Sequence[CudaTensor], capacity: int) -> list[CudaTensor]:
+    def widen(self, buffers: Sequence[CudaTensor], capacity: int, lengths: Sequence[int]) -> list[CudaTensor]:
         rows, heads, entries, dim = buffers[0].shape
         wider = self.zeros(len(buffers), (rows, heads, capacity, dim), buffers[0].dtype)
         entry = dim * buffers[0].dtype.itemsize
-        pairs = [(new.address, old.address) for old, new in zip(buffers, wider, strict=True)]
-        self._copy(pairs, (capacity * entry, entries * entry), entries * entry, rows * heads)
+        for row, length in enumerate(lengths):
+            offsets = row * heads * capacity * entry, row * heads * entries * entry
+            pairs = [
+                (new.address + offsets[0], old.address + offsets[1])
+                for old, new in zip(buffers, wider, strict=True)
+            ]
+            self._copy(pairs, (capacity * entry, entries * entry), length * entry, heads)
         return wider
 
     def move(self, buffers: Sequence[CudaTensor], source: int, target: int, length: int) -> None:

@@ -89,7 +89,7 @@ class TrtCache:
     def capacity(self) -> int:
         return 0 if self._memory is None else self._memory.capacity
 
-    def reserve(self, capacity: int) -> None:  # noqa: ARG002
+    def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:  # noqa: ARG002
         """Take the memory, which has the engine's capacity. The step raises for a row that does not fit: a
         batch reserves for its longest and its widest row together.
         """

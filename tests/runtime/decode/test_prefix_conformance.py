@@ -62,7 +62,7 @@ def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> 
 def step(
     prefix_handle: Any, cache: Small, tokens: list[int], cursor: int, slots: int, moved: int, is_piece: bool
 ) -> int:
-    cache.reserve(cursor + slots)
+    cache.reserve(cursor + slots, [cursor])
     cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
     prefix_handle.moved(cursor, cursor + moved, slots, is_chunk=is_piece)
     return cursor + moved

@@ -233,6 +233,13 @@ def test_paths(path: str, server: Serving) -> None:
         assert b"root:" not in said
 
 
+def test_a_malformed_body_leaves_no_traceback(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn closes the connection before the request is answered, which does not take its body."""
+    for head in (b"GET /health HTTP/1.1\r\nhost: x\r\n", CHAT + b"origin: http://y\r\n"):
+        assert status(server.raw(head + b"transfer-encoding: chunked\r\n\r\nzz\r\n")) == 400
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -68,7 +68,7 @@ def test_entries_of_reproducible_steps_have_the_same_bits(
             size = min(size, len(ids) - at)
             others = [[draw.randrange(250) for _ in range(size + masks)] for _ in range(rows - 1)]
             slots = np.array([*others, [*ids[at : at + size], *[tiny.MASK] * masks]])
-            held.reserve(at + size + masks)
+            held.reserve(at + size + masks, [at] * rows)
             index = np.full((rows, 1), size - 1)
             backend.step(held, 0, slots, np.full(rows, at), index, False)
             at += size

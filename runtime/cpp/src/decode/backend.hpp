@@ -60,8 +60,8 @@ class Cache {
     virtual ~Cache() = default;
     virtual std::int64_t capacity() const = 0;
 
-    /// Grow to at least `capacity` entries a row; existing entries are kept.
-    virtual void reserve(std::int64_t capacity) = 0;
+    /// Grow to at least `capacity` entries a row. The first `lengths[i]` entries of row i are kept, and none of the other rows.
+    virtual void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths = {}) = 0;
 
     /// Copy the first `length` entries of row `source` over row `target`.
     virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;

@@ -60,6 +60,13 @@ std::size_t Batch::row_of(const Sequence& seq) const {
     return static_cast<std::size_t>(at - active_.begin());
 }
 
+/// The number of final KV entries of each row.
+std::vector<std::int64_t> Batch::lengths() const {
+    std::vector<std::int64_t> lengths;
+    for (const auto& seq : active_) lengths.push_back(seq->cursor);
+    return lengths;
+}
+
 std::vector<Predictions> Batch::forward(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans) {
     std::vector<Predictions> predictions;
     const std::size_t first = row_of(*seqs.front());
@@ -110,7 +117,7 @@ void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
         want_logits = want_logits || seq.wants_logits();
         input_.want_topk = input_.want_topk || seq.wants_topk();
     }
-    cache_->reserve(longest + input_.slots);
+    cache_->reserve(longest + input_.slots, lengths());
     const auto begun = std::chrono::steady_clock::now();
     backend.step(*cache_, static_cast<std::int64_t>(first), input_, want_logits, output_);
     step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -127,7 +134,7 @@ std::int64_t Batch::room(const Sequence& seq) const {
 void Batch::lookup(Sequence& seq, std::int64_t chunk, std::optional<std::int64_t> most) {
     if (!seq.prefix_handle) return;
     const auto row = static_cast<std::int64_t>(row_of(seq));
-    seq.cursor = seq.prefix_handle->lookup(*cache_, row, seq.tokens, chunk, backend.max_capacity(), most);
+    seq.cursor = seq.prefix_handle->lookup(*cache_, row, seq.tokens, chunk, backend.max_capacity(), most, lengths());
     seq.stats.cached_tokens = seq.cursor;
 }
 

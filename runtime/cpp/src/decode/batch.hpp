@@ -103,6 +103,7 @@ class Batch {
   private:
     std::vector<Sequence*> part(std::size_t first, std::size_t end) const;
     std::size_t row_of(const Sequence& seq) const;
+    std::vector<std::int64_t> lengths() const;
     void move(std::size_t source, std::size_t target, std::vector<Accepted>& accepted);
     void step(std::size_t first, const StepPlan* plans, std::size_t count);
 

@@ -146,7 +146,7 @@ void PrefixCache::drop(const Group& group, const Ids& key) {
 }
 
 std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
-                                  std::optional<std::int64_t> max_entries) {
+                                  std::optional<std::int64_t> max_entries, const std::vector<std::int64_t>& lengths) {
     const std::optional<std::int64_t> reproducible_slots = prefixes_.reproducible_slots;
     if (reproducible_slots && chunk < *reproducible_slots) return 0; // its steps compute other bits than the saved entries have
     const std::int64_t block_size = reproducible_slots ? 1 : chunk;
@@ -167,7 +167,7 @@ std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& t
                 const std::int64_t own = std::min(size + spare, capacity), present = cache.capacity();
                 const bool is_wide = saved.length > std::max(own, present);
                 if (!is_wide || !max_entries || bucket(saved.length, present) <= *max_entries) {
-                    cache.reserve(std::max(saved.length, own));
+                    cache.reserve(std::max(saved.length, own), lengths);
                     cache.load(place, saved, length);
                     num_reproducible_ = length;
                 }

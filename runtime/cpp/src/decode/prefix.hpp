@@ -102,9 +102,9 @@ class PrefixHandle {
     /// Load the saved entries of `tokens` and return how many. At least one token is always left to feed.
     ///
     /// The rest takes exactly the steps, or reproducible ones, of a sequence that begins at 0 and reads by `chunk`. A long entry is
-    /// not loaded if sequences that wide would exceed `max_entries`.
+    /// not loaded if sequences that wide would exceed `max_entries`. `lengths`: of the rows, as in Cache::reserve.
     std::int64_t lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
-                        std::optional<std::int64_t> max_entries = std::nullopt);
+                        std::optional<std::int64_t> max_entries = std::nullopt, const std::vector<std::int64_t>& lengths = {});
 
     /// A step of `slots` slots is about to run; `is_chunk`: it reads a whole chunk of a prompt.
     void begin_step(std::int64_t cursor, std::int64_t slots, bool is_chunk);

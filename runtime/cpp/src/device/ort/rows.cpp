@@ -26,7 +26,7 @@ RowBlock allocate(const std::shared_ptr<RowMemory>& memory, std::int64_t num_byt
 
 } // namespace
 
-void OrtRows::reserve(std::int64_t capacity) {
+void OrtRows::reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
     if (capacity <= capacity_) return;
     const std::int64_t grown = bucket(capacity, capacity_);
     const double product = static_cast<double>(num_rows_) * static_cast<double>(grown) * static_cast<double>(entry_bytes());
@@ -34,7 +34,7 @@ void OrtRows::reserve(std::int64_t capacity) {
     const auto free = num_bytes < large ? std::nullopt : memory_->available();
     try {
         if (free && num_bytes > *free) throw std::bad_alloc();
-        grow(grown);
+        grow(grown, lengths);
         capacity_ = grown;
     } catch (const std::bad_alloc&) {
         throw MemoryError("not enough memory: the KV entries of " + std::to_string(num_rows_) + " row(s) of " + std::to_string(grown) +
@@ -43,12 +43,17 @@ void OrtRows::reserve(std::int64_t capacity) {
     }
 }
 
-void OrtRows::grow(std::int64_t capacity) {
-    const std::int64_t heads = num_rows_ * kv_heads_;
+void OrtRows::grow(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
+    const std::int64_t fresh_pitch = capacity * entry_bytes_;
     std::vector<RowBlock> fresh;
     for (std::size_t i = 0; i < num_buffers_; ++i) {
-        fresh.push_back(allocate(memory_, heads * capacity * entry_bytes_));
-        if (capacity_ > 0) memory_->copy({fresh[i].get(), capacity * entry_bytes_}, {buffers_[i].get(), pitch()}, pitch(), heads);
+        fresh.push_back(allocate(memory_, num_rows_ * kv_heads_ * fresh_pitch));
+        for (std::size_t row = 0; row < lengths.size(); ++row) {
+            unsigned char* const target = fresh[i].get() + static_cast<std::int64_t>(row) * kv_heads_ * fresh_pitch;
+            if (lengths[row] > 0)
+                memory_->copy({target, fresh_pitch}, {at(i, static_cast<std::int64_t>(row)), pitch()}, lengths[row] * entry_bytes_,
+                              kv_heads_);
+        }
     }
     bound.clear();
     binding.ClearBoundInputs(); // before freeing the memory they refer to

@@ -27,7 +27,7 @@ class OrtRows : public Cache {
     std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(num_buffers_) * kv_heads_ * entry_bytes_; }
 
     /// If memory runs out, the rows are unchanged.
-    void reserve(std::int64_t capacity) override;
+    void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override;
 
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
@@ -44,8 +44,9 @@ class OrtRows : public Cache {
   private:
     std::int64_t pitch() const { return capacity_ * entry_bytes_; }
 
-    /// Move the entries to zeroed buffers of `capacity` entries a row.
-    void grow(std::int64_t capacity);
+    /// Move the first `lengths[i]` entries of row i to zeroed buffers of `capacity` entries a row. Host memory that is never written
+    /// takes no space, so rows that are not used cost nothing.
+    void grow(std::int64_t capacity, const std::vector<std::int64_t>& lengths);
 
     const std::shared_ptr<RowMemory> memory_;
     const std::size_t num_buffers_;

@@ -100,7 +100,7 @@ const KvMemory& TrtCache::memory() {
     return *memory_;
 }
 
-void TrtCache::reserve(std::int64_t capacity) {
+void TrtCache::reserve(std::int64_t capacity, const std::vector<std::int64_t>& /*lengths*/) {
     if (capacity > pool_->layout.capacity)
         throw SessionError("a step would write entry " + std::to_string(capacity) + " of a row, this engine holds " +
                            std::to_string(pool_->layout.capacity) + "; shorten the prompt, or build with a larger --capacity");

@@ -93,7 +93,7 @@ class TrtCache : public Cache {
     TrtCache& operator=(const TrtCache&) = delete;
 
     std::int64_t capacity() const override { return memory_ ? pool_->layout.capacity : 0; }
-    void reserve(std::int64_t capacity) override;
+    void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override;
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
 
     std::int64_t entry_bytes() const override {
