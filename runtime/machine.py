@@ -43,7 +43,7 @@ def peak() -> int:
 
 def trim() -> None:
     """Return freed memory to the system, which glibc otherwise keeps for later allocations."""
-    with suppress(AttributeError, OSError):  # another C library
+    with suppress(AttributeError, OSError, TypeError):  # another C library, or Windows
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, where writers of the same target do not wait for each other
+    fcntl = None  # type: ignore[assignment]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
@@ -22,39 +26,35 @@ def replacing(target: Path) -> Iterator[Path]:
     Raises OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    outer, lock = _locked(_partial(target))
-    scratch, old = outer / "new", outer / "old"
-    try:
-        _put_back(old, target)
-        for path in outer.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        scratch.mkdir()
-        yield scratch
-        if not (target.exists() and _exchange(scratch, target)):
-            if target.exists():
-                os.rename(target, old)
-            os.rename(scratch, target)
-    finally:
-        is_unfinished = old.exists() and scratch.exists()
-        if is_unfinished:
-            with suppress(OSError):
-                _put_back(old, target)
-        if not (is_unfinished and old.exists()):
-            shutil.rmtree(outer, ignore_errors=True)
-        os.close(lock)
+    with _locked(_partial(target)) as outer:
+        scratch, old = outer / "new", outer / "old"
+        try:
+            _put_back(old, target)
+            for path in outer.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            scratch.mkdir()
+            yield scratch
+            if not (target.exists() and _exchange(scratch, target)):
+                if target.exists():
+                    os.rename(target, old)
+                os.rename(scratch, target)
+        finally:
+            is_unfinished = old.exists() and scratch.exists()
+            if is_unfinished:
+                with suppress(OSError):
+                    _put_back(old, target)
+            if not (is_unfinished and old.exists()):
+                shutil.rmtree(outer, ignore_errors=True)
 
 
 def recover(target: Path) -> None:
     """Put back a directory that a killed writer had moved away; waits for a writer that still runs."""
     if target.exists() or not (_partial(target) / "old").exists():
         return
-    with suppress(OSError):  # such as a file system that is mounted read-only
-        outer, lock = _locked(_partial(target))
-        try:
-            _put_back(outer / "old", target)
-            shutil.rmtree(outer, ignore_errors=True)
-        finally:
-            os.close(lock)
+    # OSError: such as a file system that is mounted read-only
+    with suppress(OSError), _locked(_partial(target)) as outer:
+        _put_back(outer / "old", target)
+        shutil.rmtree(outer, ignore_errors=True)
 
 
 def _partial(target: Path) -> Path:
@@ -76,18 +76,30 @@ def _exchange(first: Path, second: Path) -> bool:
     return bool(rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
 
 
-def _locked(directory: Path) -> tuple[Path, int]:
+@contextmanager
+def _locked(directory: Path) -> Iterator[Path]:
     """Create and lock `directory`. It keeps its name until the lock is released, and is removed by then."""
+    handle = _lock(directory)
+    try:
+        yield directory
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(directory: Path) -> int | None:
     while True:
         with suppress(FileExistsError):
             os.mkdir(directory)
+        if fcntl is None:
+            return None
         with suppress(FileNotFoundError):  # the last writer has removed it meanwhile
             handle = os.open(directory, os.O_RDONLY)
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(directory), os.fstat(handle)):
-                    return directory, handle
+                    return handle
             os.close(handle)
 
 

@@ -54,7 +54,7 @@ def pull(source: str, output: Path, sha256: str | None = None) -> Manifest:
             file.seek(0)
             with replacing(target) as scratch:
                 _extract(source, file, scratch)
-                return open_bundle(scratch, full=True, name=target).manifest
+                return _checked(source, scratch, target)
     except (OSError, HTTPException, ValueError, tarfile.TarError) as error:
         raise BundleError(f"{source}: cannot be pulled: {type(error).__name__}: {error}") from error
 
@@ -79,8 +79,10 @@ def _local(source: str, folder: Path, *, is_checked: bool) -> Iterator[Any]:
 
 def _listed_hash(source: str) -> str:
     """The hash of `source` in SHA256SUMS beside it."""
+    if "://" not in source and not Path(source).exists():
+        raise BundleError(f"{source}: no such file; give an archive's path or URL, or OWNER/NAME")
     folder, _, name = source.partition("?")[0].rpartition("/")
-    place = f"{folder}/{SUMS}" if folder else SUMS
+    place = f"{folder}/{SUMS}" if "/" in source else SUMS
     try:
         with _local(place, Path(tempfile.gettempdir()), is_checked=False) as file:
             text = file.read(SUMS_LIMIT).decode("utf-8", "replace")
@@ -93,14 +95,22 @@ def _listed_hash(source: str) -> str:
 
 
 def _extract(source: str, file: IO[bytes], scratch: Path) -> None:
-    """Write the files of an archive with one directory. Links, and names of other places, are errors."""
+    """Write the files of an archive with one directory. Links, sparse files and other names are errors."""
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if member.isdir():
                 continue
             *_, name = parts = member.name.removeprefix("./").split("/")
-            content = archive.extractfile(member) if member.isreg() else None
+            content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
             if content is None or len(parts) != 2 or not SAFE_NAME.fullmatch(name):
                 raise BundleError(f"{source}: not a bundle: it has {member.name[:200]!r}")
             with content, (scratch / name).open("xb") as written:
                 shutil.copyfileobj(content, written, 1 << 20)
+
+
+def _checked(source: str, scratch: Path, target: Path) -> Manifest:
+    """The manifest of a whole bundle. Raises BundleError, which names the archive, not its temporary copy."""
+    try:
+        return open_bundle(scratch, full=True, name=target).manifest
+    except BundleError as error:
+        raise BundleError(str(error).replace(str(scratch), source)) from error

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the wheels of mars-export-kernels and mars-export-cpp for manylinux_2_28 on x86_64 and aarch64, on Debian x86_64.
 #   wheels.sh PYTHON FOLDER
-# The compiler is zig, of the package ziglang: it compiles for a chosen glibc, so no container is needed. libmars has the C++ interface of
-# GCC's programs, which takes Debian's g++ for both processors (cmake/libstdcxx.py).
+# The compiler is zig, of the package ziglang: it compiles for a chosen glibc, so no container is needed. The C++ library is that of GCC's
+# programs, which takes Debian's g++ for both processors (cmake/libstdcxx.py).
 # `wheels.sh PYTHON FOLDER elsewhere` compiles the kernels for macOS and Windows instead. Those have not run anywhere.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -38,8 +38,9 @@ cp -r /usr/share/cmake/nlohmann_json "$work/json/share/cmake/"
 export nlohmann_json_ROOT=$work/json
 for processor in x86_64 aarch64; do
     "$work/bin/python" "$root/runtime/cpp/cmake/libstdcxx.py" "$work/bin/zig" "$processor" "$work/gcc-$processor"
-    build kernels "$processor-linux-gnu.2.28" "manylinux_2_28_$processor"
-    MARS_LIBSTDCXX=$work/gcc-$processor build runtime/cpp "$processor-linux-gnu.2.28" "manylinux_2_28_$processor"
+    for package in kernels runtime/cpp; do
+        MARS_LIBSTDCXX=$work/gcc-$processor build "$package" "$processor-linux-gnu.2.28" "manylinux_2_28_$processor"
+    done
 done
 "$work/bin/python" -m twine check --strict "$folder"/mars_export_{kernels,cpp}-*.whl
 for wheel in "$folder"/mars_export_{kernels,cpp}-*manylinux*.whl; do
