@@ -22,7 +22,7 @@ def forward(session: Session, tokens: list[int], cuts: tuple[int, ...]) -> tuple
     backend, parts = session.backend, []
     cache = backend.new_cache(1)
     for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
-        cache.reserve(stop)
+        cache.reserve(stop, [start])
         index = np.arange(stop - start)[None]
         parts.append(backend.step(cache, 0, np.array([tokens[start:stop]]), np.array([start]), index, True))
     names = ("token_ids", "confidence", "margin", "entropy", "logits")
