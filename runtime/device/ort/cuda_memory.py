@@ -68,6 +68,8 @@ class CudaMemory:
         wider = self.zeros(len(buffers), (rows, heads, capacity, dim), buffers[0].dtype)
         entry = dim * buffers[0].dtype.itemsize
         for row, length in enumerate(lengths):
+            if not length:
+                continue
             offsets = row * heads * capacity * entry, row * heads * entries * entry
             pairs = [
                 (new.address + offsets[0], old.address + offsets[1])
