@@ -1,4 +1,5 @@
 // The GPU beneath the TensorRT backend, over the stub: which one, what it says of itself, and errors that stay.
+#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -101,7 +102,7 @@ TEST_CASE("a GPU that shares system memory allocates no more than is available")
     const Made made;
     stub::state().is_integrated = true;
     const mars::Device device(0);
-    CHECK(device.free_memory() == mars::available_memory());
+    CHECK(std::abs(*device.free_memory() - *mars::available_memory()) < (std::int64_t{1} << 30)); // other processes allocate meanwhile
     CHECK(refused([&] { device.require(std::size_t{1} << 50); }).find("the GPU shares the system's memory: 1125899906 MB are needed") == 0);
     device.require(std::size_t{1} << 20);
     stub::state().is_integrated = false;
