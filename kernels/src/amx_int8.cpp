@@ -69,25 +69,29 @@ struct Half {
     }
 };
 
+// Columns from `column` on of out [rows, outputs].
+void store(const Packed& weights, const int32_t* sums, const float* largest, size_t rows, float* out, size_t column) {
+    const auto is_there = static_cast<uint32_t>((uint64_t{1} << std::min(COLUMNS, weights.outputs - column)) - 1);
+    const Half left(weights, column), right(weights, column + 16);
+    out += column;
+    for (size_t row = 0; row < rows; ++row, sums += COLUMNS, out += weights.outputs) {
+        left.store(sums, largest[row], out, static_cast<__mmask16>(is_there));
+        right.store(sums + 16, largest[row], out + 16, static_cast<__mmask16>(is_there >> 16));
+    }
+}
+
 void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
     const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows), num_blocks = width / INPUTS;
-    alignas(64) int32_t sums[MOST_ROWS * COLUMNS];
+    alignas(64) int32_t sums[2][MOST_ROWS * COLUMNS]; // of a panel and the one before it: written sums cannot be read at once
     for (size_t t = 0; t < tiles; ++t) {
         const size_t first = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - first;
         const bool has_lower = count > LINES;
         const Tiles registers(has_lower ? LINES : count, has_lower ? count - LINES : 0);
         _tile_loadconfig(&registers);
         const auto add = has_lower ? (t ? add_up<true, false> : add_up<true, true>) : (t ? add_up<false, false> : add_up<false, true>);
-        for (size_t p = from; p < to; ++p) {
-            add(weights.blocks.get() + p * width * COLUMNS, codes + first * width, num_blocks, count, sums);
-            const size_t column = p * COLUMNS, columns = std::min(COLUMNS, weights.outputs - column);
-            const auto is_there = static_cast<uint32_t>((uint64_t{1} << columns) - 1);
-            const Half left(weights, column), right(weights, column + 16);
-            float* place = out + first * weights.outputs + column;
-            for (size_t row = 0; row < count; ++row, place += weights.outputs) {
-                left.store(sums + row * COLUMNS, largest[first + row], place, static_cast<__mmask16>(is_there));
-                right.store(sums + row * COLUMNS + 16, largest[first + row], place + 16, static_cast<__mmask16>(is_there >> 16));
-            }
+        for (size_t p = from; p <= to; ++p) {
+            if (p < to) add(weights.blocks.get() + p * width * COLUMNS, codes + first * width, num_blocks, count, sums[p % 2]);
+            if (p > from) store(weights, sums[(p - 1) % 2], largest + first, count, out + first * weights.outputs, (p - 1) * COLUMNS);
         }
     }
     _tile_release();

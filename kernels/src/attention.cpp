@@ -12,8 +12,6 @@ using Shape = std::vector<int64_t>;
 
 enum Input { Q, K, V, PAST_KEY, PAST_VALUE, KV_LENGTH, SCALE, WINDOW, NUM_INPUTS };
 
-constexpr int64_t MOST_DIMS = 512; // of a head: sums of its products fit into the number of bits
-
 Shape shape_of(const Ort::ConstValue& value) { return value.GetTensorTypeAndShapeInfo().GetShape(); }
 
 struct AttentionKernel {
@@ -28,7 +26,7 @@ struct AttentionKernel {
         const Shape q = shape_of(context.GetInput(Q)), entries = shape_of(context.GetInput(PAST_KEY));
         require(q.size() == 4 && entries.size() == 4, "Attention: q and the entries have four axes");
         const int64_t rows = q[0], heads = q[1], slots = q[2], dims = q[3], kv_heads = entries[1], capacity = entries[2];
-        require(kv_heads > 0 && heads % kv_heads == 0 && dims > 0 && dims % 4 == 0 && dims <= MOST_DIMS,
+        require(kv_heads > 0 && heads % kv_heads == 0 && dims > 0 && dims % 4 == 0 && dims <= static_cast<int64_t>(MOST_DIMS),
                 "Attention: query heads must be a multiple of key heads, and a head a multiple of 4, at most 512");
         const Shape fresh{rows, kv_heads, slots, dims};
         require(shape_of(context.GetInput(K)) == fresh && shape_of(context.GetInput(V)) == fresh,

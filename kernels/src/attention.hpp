@@ -12,6 +12,7 @@
 namespace mars::kernels {
 
 constexpr size_t SCALE_BYTES = 2;
+constexpr size_t MOST_DIMS = 512; // of a head: sums of its products fit into the number of bits
 
 // Arrays and sizes of one call, as in the graph.
 struct Attention {
@@ -26,13 +27,14 @@ struct Attention {
     size_t entry_bytes() const { return head_dim + SCALE_BYTES; }
     size_t group() const { return heads / kv_heads; }
     // Slots that are computed at once. Their scores must fit into a cache, and keys are unpacked once for all of them.
-    size_t slots_of_tile() const { return std::max<size_t>(1, (capacity > 16384 ? 8 : 24) / group()); }
-    size_t num_tiles() const { return (slots + slots_of_tile() - 1) / slots_of_tile(); }
+    size_t slots_of_tile(size_t queries) const { return std::max<size_t>(1, (capacity > 16384 ? queries / 3 : queries) / group()); }
+    size_t num_tiles(size_t queries) const { return (slots + slots_of_tile(queries) - 1) / slots_of_tile(queries); }
 };
 
 // The code of an instruction set.
 struct AttentionCode {
     const char* name; // of the InstructionSet
+    size_t queries;   // of a tile
     // Write the entries of a row's head.
     void (*write)(const Attention& call, size_t row, size_t kv_head);
     // The slots of a tile, of all heads that share a key head.
@@ -42,6 +44,9 @@ struct AttentionCode {
 extern const AttentionCode attention_portable;
 #ifdef __x86_64__
 extern const AttentionCode attention_avx512_vnni, attention_avx_vnni, attention_avx2;
+#ifdef __linux__
+extern const AttentionCode attention_amx_int8;
+#endif
 #endif
 
 // The code for an instruction set's processors.
@@ -50,7 +55,7 @@ const AttentionCode& attention_code(const char* instructions);
 // `run(count, part)` calls part(0) to part(count - 1), on several threads.
 template <class Run>
 void attend(const AttentionCode& code, const Attention& call, Run run) {
-    const size_t heads = call.rows * call.kv_heads, tiles = call.num_tiles();
+    const size_t heads = call.rows * call.kv_heads, tiles = call.num_tiles(code.queries);
     const auto write = [&code, &call](size_t head) { code.write(call, head / call.kv_heads, head % call.kv_heads); };
     if (call.slots * heads > 64)
         run(heads, write);

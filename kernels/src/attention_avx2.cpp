@@ -9,5 +9,5 @@ struct Avx2 : Avx2Lanes {
 } // namespace
 
 namespace mars::kernels {
-const AttentionCode attention_avx2{"avx2", write, attend_tile<Avx2>};
+const AttentionCode attention_avx2{"avx2", Avx2::QUERIES, write, attend_tile<Avx2>};
 }

@@ -10,7 +10,7 @@ inline __m128i sixteen(const int8_t* chunk) { return _mm_loadu_si128(reinterpret
 
 // What AVX2 and AVX-VNNI have in common.
 struct Avx2Lanes {
-    static constexpr size_t LANES = 8, WIDTH = 16;
+    static constexpr size_t LANES = 8, WIDTH = 16, ENTRIES = 16, QUERIES = 24;
     using Vector = __m256i;
 
     static Vector load(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }

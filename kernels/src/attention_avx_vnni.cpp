@@ -9,5 +9,5 @@ struct AvxVnni : Avx2Lanes {
 } // namespace
 
 namespace mars::kernels {
-const AttentionCode attention_avx_vnni{"avx_vnni", write, attend_tile<AvxVnni>};
+const AttentionCode attention_avx_vnni{"avx_vnni", AvxVnni::QUERIES, write, attend_tile<AvxVnni>};
 }

@@ -12,6 +12,8 @@
 
 namespace {
 
+using mars::kernels::MOST_DIMS;
+
 constexpr int CODE = 127, WEIGHT = 32767, OCTAVE_BITS = 9, OCTAVES = 24, LOWEST_POWER = -32, POWERS = 64;
 constexpr int OCTAVE = 1 << OCTAVE_BITS, STEPS = OCTAVES * OCTAVE;
 constexpr float UNSEEN = -1e38f, TINY = 0x1p-40f;
@@ -45,21 +47,28 @@ inline float largest_of(const float* x, size_t count) {
     return float_of(most);
 }
 
-// out = x by blocks of an orthogonal matrix. x is rounded to integers first, so that sums are exact.
+// Sums of pairs [count], then their differences.
+inline void add_neighbours(const float* __restrict x, size_t count, float* __restrict out) {
+    for (size_t i = 0; i < count; ++i) {
+        out[i] = x[2 * i] + x[2 * i + 1];
+        out[i + count] = x[2 * i] - x[2 * i + 1];
+    }
+}
+
+// out = x by blocks of an orthogonal matrix. x is rounded to integers first, so that sums are exact, in any order.
 inline void rotate(const float* x, size_t count, float* out) {
     const size_t block = count & -count;
     const float most = static_cast<float>((size_t{1} << 22) / block), found = largest_of(x, count);
     const float largest = found > TINY ? found : TINY, unit = most / largest;
-    for (size_t i = 0; i < count; ++i) out[i] = rounded(x[i] * unit);
-    for (size_t half = 1; half < block; half *= 2)
-        for (size_t from = 0; from < count; from += 2 * half)
-            for (size_t i = from; i < from + half; ++i) {
-                const float a = out[i], b = out[i + half];
-                out[i] = a + b;
-                out[i + half] = a - b;
-            }
     const float step = largest * static_cast<float>(1 / (most * std::sqrt(static_cast<double>(block))));
-    for (size_t i = 0; i < count; ++i) out[i] *= step;
+    float numbers[2][MOST_DIMS];
+    for (size_t from = 0; from < count; from += block) {
+        float *before = numbers[0], *after = numbers[1];
+        for (size_t i = 0; i < block; ++i) before[i] = rounded(x[from + i] * unit);
+        for (size_t half = 1; half < block; half *= 2, std::swap(before, after)) // of neighbours, so that each stage is the same
+            add_neighbours(before, block / 2, after);
+        for (size_t i = 0; i < block; ++i) out[from + i] = before[i] * step;
+    }
 }
 
 inline void write_entry(const float* x, size_t count, int8_t* entry) {

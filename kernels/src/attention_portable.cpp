@@ -3,7 +3,7 @@
 namespace {
 
 struct Portable {
-    static constexpr size_t LANES = 8, WIDTH = 16;
+    static constexpr size_t LANES = 8, WIDTH = 16, ENTRIES = 16, QUERIES = 24;
     struct Vector {
         int32_t of[LANES];
     };
@@ -44,13 +44,16 @@ struct Portable {
 
 namespace mars::kernels {
 
-const AttentionCode attention_portable{"portable", write, attend_tile<Portable>};
+const AttentionCode attention_portable{"portable", Portable::QUERIES, write, attend_tile<Portable>};
 
 const AttentionCode& attention_code(const char* instructions) {
 #ifdef __x86_64__
-    for (const AttentionCode* code : {&attention_avx512_vnni, &attention_avx_vnni, &attention_avx2})
+    for (const AttentionCode* code : {
+#ifdef __linux__
+             &attention_amx_int8,
+#endif
+             &attention_avx512_vnni, &attention_avx_vnni, &attention_avx2})
         if (std::strcmp(code->name, instructions) == 0) return *code;
-    if (std::strcmp(instructions, "amx_int8") == 0) return attention_avx512_vnni;
 #endif
     (void)instructions;
     return attention_portable;

@@ -43,11 +43,12 @@ template <class Isa>
 class Tile {
   public:
     Tile(const Attention& of, size_t row, size_t kv_head, size_t tile)
-        : call(of), head(row * call.kv_heads + kv_head), slot(tile * call.slots_of_tile()),
-          slots(std::min(call.slots_of_tile(), call.slots - slot)), queries(slots * call.group()), dims(rounded_up(call.head_dim, CHUNK)),
-          stride(call.entry_bytes()), keys(call.keys + head * call.capacity * stride), values(call.values + head * call.capacity * stride),
+        : call(of), head(row * call.kv_heads + kv_head), slot(tile * call.slots_of_tile(Isa::QUERIES)),
+          slots(std::min(call.slots_of_tile(Isa::QUERIES), call.slots - slot)), queries(slots * call.group()),
+          dims(rounded_up(call.head_dim, CHUNK)), stride(call.entry_bytes()), keys(call.keys + head * call.capacity * stride),
+          values(call.values + head * call.capacity * stride),
           begin(std::max<int64_t>(0, call.start[row] + static_cast<int64_t>(slot) + 1 - call.window)),
-          end(static_cast<size_t>(call.start[row]) + slot + slots), count(rounded_up(end - begin, WIDE)) {
+          end(static_cast<size_t>(call.start[row]) + slot + slots), count(rounded_up(end - begin, Isa::ENTRIES)) {
         own.codes.assign(queries * dims, 0);
         own.rotated.resize(dims);
         own.factors.resize(queries);
@@ -66,7 +67,7 @@ class Tile {
             const float* q = call.q + ((query_head(r))*call.slots + slot + r / call.group()) * call.head_dim;
             own.factors[r] = write_query(q, call.head_dim, call.scale, own.rotated.data(), &own.codes[r * dims]);
         }
-        for (size_t j = begin; j < end; j += Isa::LANES) score_entries(j);
+        score();
         for (size_t r = 0; r < queries; ++r) {
             hide(r);
             own.factors[r] = write_weights(&own.scores[r * count], own.value_scales.data(), count, own.factors[r], &own.weights[r * count]);
@@ -74,27 +75,35 @@ class Tile {
         mix();
     }
 
-  private:
+  protected:
     const int8_t* key(size_t j) const { return keys + j * stride; }
     const int8_t* value(size_t j) const { return values + j * stride; }
     // The number of a query's head among those of all rows.
     size_t query_head(size_t r) const { return head * call.group() + r % call.group(); }
 
-    void score_entries(size_t j) {
-        alignas(64) int32_t pairs[MAX_PAIRS * Isa::LANES];
+    virtual void score() {
+        alignas(64) int32_t pairs[MOST_DIMS / 2 * Isa::LANES];
+        for (size_t j = begin; j < end; j += Isa::LANES) {
+            unpack_keys(j,
+                        [&](size_t d, const int8_t* first, size_t apart) { Isa::unpack_keys(first, apart, pairs + d / 2 * Isa::LANES); });
+            for (size_t r = 0; r < queries; r += KEY_ROWS) score_queries<KEY_ROWS>(std::min(KEY_ROWS, queries - r), r, j, pairs);
+        }
+    }
+
+    // unpack(d, first, apart) for each chunk of LANES entries from j on; of missing numbers there are zeros.
+    template <class Unpack>
+    void unpack_keys(size_t j, Unpack unpack) const {
         const size_t present = std::min(Isa::LANES, end - j);
         for (size_t d = 0; d < call.head_dim; d += CHUNK) {
             const size_t width = std::min(CHUNK, call.head_dim - d);
-            int32_t* out = pairs + d / 2 * Isa::LANES;
             if (present == Isa::LANES && width == CHUNK) {
-                Isa::unpack_keys(key(j) + d, stride, out);
+                unpack(d, key(j) + d, stride);
             } else {
                 int8_t padded[Isa::LANES * CHUNK] = {};
                 for (size_t l = 0; l < present; ++l) std::memcpy(padded + l * CHUNK, key(j + l) + d, width);
-                Isa::unpack_keys(padded, CHUNK, out);
+                unpack(d, padded, CHUNK);
             }
         }
-        for (size_t r = 0; r < queries; r += KEY_ROWS) score_queries<KEY_ROWS>(std::min(KEY_ROWS, queries - r), r, j, pairs);
     }
 
     template <size_t Rows>
@@ -120,7 +129,7 @@ class Tile {
         if (static_cast<int64_t>(last) > call.window) std::fill(row, row + last - call.window, UNSEEN);
     }
 
-    void mix() {
+    virtual void mix() {
         own.sums.assign(queries * dims, 0);
         own.totals.assign(queries * dims, 0);
         own.unpacked.resize(VALUES / 2 * dims);
@@ -145,11 +154,13 @@ class Tile {
                     own.sums[i] = 0;
                 }
         }
-        for (size_t r = 0; r < queries; ++r) {
-            const size_t place = (head / call.kv_heads * call.slots + slot + r / call.group()) * call.heads;
-            float* out = call.out + (place + query_head(r) % call.heads) * call.head_dim;
-            for (size_t d = 0; d < call.head_dim; ++d) out[d] = static_cast<float>(own.totals[r * dims + d]) * own.factors[r];
-        }
+        for (size_t r = 0; r < queries; ++r)
+            for (size_t d = 0; d < call.head_dim; ++d) out(r)[d] = static_cast<float>(own.totals[r * dims + d]) * own.factors[r];
+    }
+
+    float* out(size_t r) const {
+        const size_t place = (head / call.kv_heads * call.slots + slot + r / call.group()) * call.heads;
+        return call.out + (place + query_head(r) % call.heads) * call.head_dim;
     }
 
     // Values of the entries j and j + 1, side by side.
@@ -187,8 +198,6 @@ class Tile {
         for (size_t i = 0; i < Rows; ++i)
             for (size_t v = 0; v < Vectors; ++v) Isa::store(&own.sums[(r + i) * dims + d + v * Isa::LANES], all[i][v]);
     }
-
-    static constexpr size_t MAX_PAIRS = 256; // of a head
 
     const Attention& call;
     const size_t head, slot, slots, queries, dims; // head: of all rows; dims: of a head, with zeros up to a whole chunk

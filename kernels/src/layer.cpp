@@ -19,10 +19,10 @@ float* memory(size_t count) {
     return numbers.data();
 }
 
-// Calls part(from, to) with a few rows at a time, whose numbers fit into a core's cache.
+// Calls part(from, to) with a few rows at a time, whose numbers fit into a core's second cache beside the weights.
 template <class Part>
 void in_pieces(size_t rows, Part part) {
-    constexpr size_t MOST_ROWS = 128;
+    constexpr size_t MOST_ROWS = 64;
     const size_t pieces = (rows + MOST_ROWS - 1) / MOST_ROWS;
     for (size_t piece = 0; piece < pieces; ++piece) part(rows * piece / pieces, rows * (piece + 1) / pieces);
 }
