@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from time import sleep
 from typing import Any
 
 from peers.process import Process
 from peers.protocol import Request
 from peers.rows import Prompts
+
+PAUSE = 0.3  # seconds; threads of ONNX Runtime spin for a while after a step, on the next system's cores
 
 
 def texts(prompts: Prompts, length: int, count: int) -> Iterator[list[int]]:
@@ -35,6 +38,7 @@ def measure(
     for length in lengths:
         for number, ids in enumerate(texts(prompts, length, rounds + 1)):
             for name in [*names[number % len(names) :], *names[: number % len(names)]]:
+                sleep(PAUSE)
                 reply = processes[name].answer(Request(ids, 1, list(prompts.eos), prompts.mask, {}))
                 if number:
                     seconds[name][length].append(reply.first_seconds)

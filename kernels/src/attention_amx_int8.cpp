@@ -40,11 +40,12 @@ class AmxTile : public Tile<Many> {
     void score() override {
         for (auto& numbers : bytes.queries) numbers.assign(parts * stored * BYTES, 0);
         for (size_t r = 0; r < queries; ++r)
-            for (size_t d = 0; d < dims; d += CHUNK) { // their second and third of four numbers change places
-                __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&own.codes[r * dims + d]));
-                codes = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(codes, 0xd8), 0xd8);
+            for (size_t d = 0; d < dims; d += BYTES / 2) { // their second and third of four numbers change places
+                const auto there = static_cast<__mmask32>(~uint32_t{0} >> (BYTES / 2 - std::min(BYTES / 2, dims - d)));
+                __m512i codes = _mm512_maskz_loadu_epi16(there, &own.codes[r * dims + d]);
+                codes = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(codes, 0xd8), 0xd8);
                 const size_t place = (d / BYTES * stored + r) * BYTES + d % BYTES;
-                store_bytes(&bytes.queries[0][place], _mm256_srai_epi16(codes, 8));
+                store_bytes(&bytes.queries[0][place], _mm512_srai_epi16(codes, 8));
                 store_bytes(&bytes.queries[1][place], codes);
             }
         alignas(64) int8_t keys_of_step[MOST_DIMS * LINES] = {};
@@ -75,17 +76,17 @@ class AmxTile : public Tile<Many> {
         }
     }
 
-    static void store_bytes(int8_t* to, __m256i numbers) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtepi16_epi8(numbers));
+    static void store_bytes(int8_t* to, __m512i numbers) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi16_epi8(numbers));
     }
 
     void mix() override {
         for (auto& numbers : bytes.weights) numbers.resize(stored * count);
         for (size_t r = 0; r < queries; ++r)
-            for (size_t j = 0; j < count; j += CHUNK) {
-                const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&own.weights[r * count + j]));
+            for (size_t j = 0; j < count; j += BYTES / 2) {
+                const __m512i weights = _mm512_loadu_si512(&own.weights[r * count + j]);
                 const size_t place = (j / BYTES * stored + r) * BYTES + j % BYTES;
-                store_bytes(&bytes.weights[0][place], _mm256_srli_epi16(weights, 8));
+                store_bytes(&bytes.weights[0][place], _mm512_srli_epi16(weights, 8));
                 store_bytes(&bytes.weights[1][place], weights);
             }
         unpack_all_values();

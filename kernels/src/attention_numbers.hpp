@@ -127,6 +127,7 @@ inline float write_weights(float* __restrict scores, const float* __restrict sca
     for (size_t i = 0; i < count; ++i) highest = std::max(highest, in_order(bits_of(scores[i])));
     const float top = float_of(in_order(highest));
     int64_t total = 0;
+    int32_t largest = 0;
     constexpr size_t PART = 256; // the sum of fewer weights fits into 32 bits
     for (size_t from = 0; from < count; from += PART) {
         int32_t sum = 0;
@@ -134,10 +135,11 @@ inline float write_weights(float* __restrict scores, const float* __restrict sca
             const int32_t weight = weight_of((top - scores[i]) * factor);
             sum += weight;
             scores[i] = static_cast<float>(weight) * scales[i];
+            largest = std::max(largest, bits_of(scores[i])); // none is negative
         }
         total += sum;
     }
-    const float most = largest_of(scores, count), unit = WEIGHT / most;
+    const float most = float_of(largest), unit = WEIGHT / most;
     for (size_t i = 0; i < count; ++i) weights[i] = static_cast<int16_t>(rounded_to_int(scores[i] * unit));
     return most * static_cast<float>(1.0 / (CODE * WEIGHT)) / static_cast<float>(total);
 }
