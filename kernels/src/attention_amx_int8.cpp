@@ -4,7 +4,7 @@
 namespace {
 
 constexpr size_t LINES = 16, BYTES = 64, SIZE = LINES * BYTES; // of a register
-constexpr size_t EXACT_BYTES = 1 << 15;                        // entries whose sums of bytes fit into 32 bits
+constexpr size_t EXACT_BYTES = 1 << 16;                        // entries whose sums of bytes fit into 32 bits
 
 struct Few : Avx512Vnni {
     static constexpr size_t QUERIES = 48;

@@ -51,6 +51,17 @@ def test_attention_is_that_of_the_standard_nodes(
             np.testing.assert_array_equal(array, exact)
 
 
+def test_sums_of_many_entries_are_exact(instructions: kernels.Kernels, tmp_path: Path) -> None:
+    sizes = Heads(2, 1, 16)
+    step = Step.drawn(np.random.default_rng(0), sizes, 9, 70_000, [69_900])
+    step.q[...] = step.v[...] = 0  # every entry has the largest weight
+    step.value[...] = 127
+    step.value[..., sizes.head_dim :] = 0
+    graph = write_graph(tmp_path / "graph.onnx", sizes)
+    for array, exact in zip(run(graph, step, instructions.library), run(graph, step), strict=True):
+        np.testing.assert_array_equal(array, exact)
+
+
 @pytest.mark.parametrize("kv_length", [[-1, 0], [0, 7], [2**62, 0]])
 def test_slots_beyond_the_memory_are_an_error(
     instructions: kernels.Kernels, kv_length: list[int], tmp_path: Path
