@@ -14,7 +14,7 @@ import pytest
 from support import tiny
 from support.agreement import LOOPS, MAIN, PROMPTS, agrees, cache_block_of, config
 from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle, generate
 
@@ -25,15 +25,8 @@ from mars_export.runtime.bundle.open import open_bundle
 
 
 @pytest.fixture(scope="module")
-def appended_bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Named:
-    root = tmp_path_factory.mktemp("deltas")
-
-    @cache
-    def exported(name: str) -> Path:
-        export(checkpoints(name), root / name, block=6, metrics=True, logits=True, kv_layout="appended")
-        return root / name
-
-    return exported
+def appended_bundles(exported: Exported) -> Named:
+    return lambda name: exported(name, metrics=True, logits=True, kv_layout="appended")
 
 
 @pytest.fixture(scope="module")

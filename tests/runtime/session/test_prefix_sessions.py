@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 from support import tiny
 from support.agreement import LOOPS, MAIN
+from support.fixtures import Exported
 from support.prefixes import PLENTY
-from support.reproducible import export_reproducible
+from support.reproducible import reproducible as wide
 
 from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.batch import Batch
@@ -21,10 +21,9 @@ from mars_export.runtime.decode.sequence import Sequence as Row
 
 
 @pytest.fixture(scope="module")
-def reproducible(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def reproducible(exported: Exported) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
-    root = tmp_path_factory.mktemp("reproducible")
-    return cache(lambda kind: export_reproducible(kind, root))
+    return lambda kind: wide(exported, kind)
 
 
 def twins(path: Path, cache_bytes: int = PLENTY) -> tuple[Session, Session]:
