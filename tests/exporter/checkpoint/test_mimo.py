@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import mimo, tiny
 from support.agreement import NEW, PROMPTS
-from support.shell import run
+from support.shell import run, succeed
 from support.twins import SAMPLINGS
 from transformers import PreTrainedModel
 
@@ -60,8 +60,7 @@ def opened(checkpoint: Path) -> Open:
     @cache
     def bundle(drafts: int, *options: str) -> Path:
         target = checkpoint.with_name("-".join(["bundle", str(drafts), *options]))
-        done = run("onnx", checkpoint, "-o", target, "--block", str(drafts + 1), *options)
-        assert done.returncode == 0, done.stderr
+        succeed("onnx", checkpoint, "-o", target, "--block", str(drafts + 1), *options)
         return target
 
     def session(drafts: int, *options: str, **settings: Any) -> Session:
@@ -243,8 +242,7 @@ def test_auto_is_int8_and_tensorrt_needs_the_layer_left_out(
     for source in (checkpoint, opened(1).bundle.path):
         done = run("trt", source, "-o", tmp_path / "engine", "--dry-run")
         assert done.returncode == 1 and "ONNX Runtime only" in " ".join(done.stderr.split()), done.stderr
-    done = run("onnx", checkpoint, "-o", tmp_path / "stock", "--no-masks")
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", checkpoint, "-o", tmp_path / "stock", "--no-masks")
     stock = Session.open(tmp_path / "stock", threads=1)
     assert stock.bundle.manifest.model.mtp_drafts == 0
     made = stock.generate(PROMPTS[0], GenerationConfig(max_new_tokens=NEW, eos_ids=()))
