@@ -103,7 +103,7 @@ class OrtBackend:
             "session.record_ep_graph_assignment_info": str(int(is_gpu)),
         }
         memory = memory or _memory(name.kind, int(provider_options.get("device_id", 0)), gpu)
-        if isinstance(memory, CudaMemory) and gpu.has_stream:
+        if isinstance(memory, CudaMemory) and (gpu.stream is not None or gpu.priority):
             provider_options["user_compute_stream"] = str(int(memory.stream))
         providers, remedy = [(provider, provider_options)], GPU_ADVICE if is_gpu else ""
         threads = threads or machine.default_threads()
