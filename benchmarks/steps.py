@@ -25,7 +25,7 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.backend import Backend
+from mars_export.runtime.decode.backend import Backend, StepInput
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
@@ -71,7 +71,7 @@ def step_of(backend: Backend, slots: int) -> Work:
     cache = backend.new_cache(1)
     cache.reserve(CURSOR + slots)
     ids, index = np.full((1, slots), 5, np.int64), np.arange(slots, dtype=np.int64)[None]
-    return lambda: backend.step(cache, 0, ids, np.array([CURSOR], np.int64), index, False)
+    return lambda: backend.step(cache, 0, StepInput(ids, np.array([CURSOR], np.int64), index), False)
 
 
 @contextmanager

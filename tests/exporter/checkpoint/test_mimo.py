@@ -26,6 +26,7 @@ from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.option_rules import check_options
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.errors import BundleError, CheckpointError, ExportError, SessionError
 
 LENGTH = 44  # tokens of a fitted text
@@ -133,7 +134,7 @@ def test_draft_tokens_are_those_of_the_layer_after_right_and_wrong_ones(
             [[*places, *[0] * (outputs - len(places))] for places in index],
         )
         output = backend.step(
-            cache, first, *(np.array(array, np.int64) for array in arrays), want_logits=False
+            cache, first, StepInput(*(np.array(array, np.int64) for array in arrays)), False
         )
         assert output.token_ids.shape == (len(rows), outputs + drafts) and output.mtp_drafts == drafts
         return output.token_ids[:, -drafts:]

@@ -20,6 +20,7 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.graph.attention import batch_invariant
 from mars_export.exporter.graph.attention.batch_invariant import WIDE_SLOTS
 from mars_export.exporter.graph.nodes import Nodes
+from mars_export.runtime.decode.backend import StepInput
 
 TOKENS = [(37 * i) % 250 for i in range(3 * WIDE_SLOTS + 9)]
 EDGES = (1, 2, WIDE_SLOTS - 1, WIDE_SLOTS, WIDE_SLOTS + 1, len(TOKENS))
@@ -60,7 +61,7 @@ def test_the_capacity_changes_no_bit(capacity: int, opened: Callable[[str], Sess
         for start, stop in ((0, WIDE_SLOTS + 3), (WIDE_SLOTS + 3, len(TOKENS) - 1), (len(TOKENS) - 1, None)):
             ids = np.array([TOKENS[start:stop]])
             index = np.array([[ids.shape[1] - 1]])
-            last = session.backend.step(cache, 0, ids, np.array([start]), index, True)
+            last = session.backend.step(cache, 0, StepInput(ids, np.array([start]), index), True)
         found[entries] = last.logits
     np.testing.assert_array_equal(found[512], found[capacity])
 

@@ -16,6 +16,7 @@ from support.prefixes import PLENTY
 from support.reproducible import reproducible as wide
 
 from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.decode.batch import Batch
 from mars_export.runtime.decode.sequence import Sequence as Row
 
@@ -69,7 +70,7 @@ def test_entries_of_reproducible_steps_have_the_same_bits(
             slots = np.array([*others, [*ids[at : at + size], *[tiny.MASK] * masks]])
             held.reserve(at + size + masks, [at] * rows)
             index = np.full((rows, 1), size - 1)
-            backend.step(held, 0, slots, np.full(rows, at), index, False)
+            backend.step(held, 0, StepInput(slots, np.full(rows, at), index), False)
             at += size
         return held.save(rows - 1, len(ids) - 1)  # type: ignore[no-any-return]
 

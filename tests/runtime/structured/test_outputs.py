@@ -12,6 +12,7 @@ from support.fixtures import Exported
 from support.questions import PROMPT
 
 from mars_export import GenerationConfig, Session, SessionError
+from mars_export.runtime.decode.backend import StepInput
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_top_k_is_what_the_logits_say(bare: Callable[[int, bool], Session]) -> N
     cache = backend.new_cache(1)
     cache.reserve(16)
     ids = np.array([[5, 17, 99, 4]])
-    found = backend.step(cache, 0, ids, np.array([0]), np.array([[0, 2, 3]]), True)
+    found = backend.step(cache, 0, StepInput(ids, np.array([0]), np.array([[0, 2, 3]])), True)
     assert found.logits is not None and found.topk_ids is not None and found.topk_logprobs is not None
     exact = found.logits - found.logits.max(-1, keepdims=True)
     logprobs = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
