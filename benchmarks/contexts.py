@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from mars_export import Session
-from mars_export.runtime.decode.backend import Backend, Cache
+from mars_export.runtime.decode.backend import Backend, Cache, StepInput
 from mars_export.runtime.device.ort import kernels
 
 PROMPTS, CURSORS, SLOTS, PIECE = (128, 1000, 4000), (1000, 4000, 7500), (1, 8), 256
@@ -34,7 +34,7 @@ def opened(name: str, threads: int) -> Backend:
 
 def step(backend: Backend, cache: Cache, cursor: int, slots: int) -> None:
     ids = 100 + np.arange(cursor, cursor + slots)[None] % 200
-    backend.step(cache, 0, ids, np.array([cursor]), np.array([[slots - 1]]), False)
+    backend.step(cache, 0, StepInput(ids, np.array([cursor]), np.array([[slots - 1]])), False)
 
 
 def seconds_of_prompt(backend: Backend, length: int) -> float:

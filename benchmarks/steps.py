@@ -1,7 +1,6 @@
 """Measures the cost of decode steps and the effect of settings. Rounds are interleaved over all settings.
 
     python benchmarks/steps.py cost BUNDLE...        a step by its slots, opening a bundle
-    python benchmarks/steps.py nodes BUNDLE...       where the time of a step goes, by kind of node
     python benchmarks/steps.py host BUNDLE           a step outside ONNX Runtime: Python, C++ (make cpp)
 
 Each takes --threads, --rounds and --json FILE. Times are milliseconds, median (smallest); on a
@@ -13,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,22 +25,12 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.backend import Backend
+from mars_export.runtime.decode.backend import Backend, StepInput
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
 SLOTS = (1, 2, 4, 8, 15)
 CURSOR = 128
-WIDTHS = (1, 2, 6, 7, 8, 12, 13, 15)
-PRODUCTS = ("MatMul", "MatMulNBits", "MatMulIntegerToFloat", "QuantizedMatMul", "Gemm")
-KINDS = {
-    "LayerStart": "layers", "LayerEnd": "layers", "RMSNormalization": "norms", "Attention": "attention",
-    "RotaryEmbedding": "attention", "TensorScatter": "attention", "Reshape": "copies", "Transpose": "copies",
-    "Split": "copies",
-}  # fmt: skip
-# Ends of the names of nodes of w8a8 products, which have those of a function and not of their layer.
-QUANTIZING = ("_abs", "_row", "_unit", "_codes", "_y")
-PREDICTIONS = ("allowed", "best", "argmax", "top_logit", "shifted", "weights", "partition", "confidence_node")
 PROMPT = [100 + i % 200 for i in range(CURSOR)]  # without special tokens, which have low ids
 
 Work = Callable[[], object]
@@ -84,7 +71,7 @@ def step_of(backend: Backend, slots: int) -> Work:
     cache = backend.new_cache(1)
     cache.reserve(CURSOR + slots)
     ids, index = np.full((1, slots), 5, np.int64), np.arange(slots, dtype=np.int64)[None]
-    return lambda: backend.step(cache, 0, ids, np.array([CURSOR], np.int64), index, False)
+    return lambda: backend.step(cache, 0, StepInput(ids, np.array([CURSOR], np.int64), index), False)
 
 
 @contextmanager
@@ -147,84 +134,6 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
     return {"cursor": CURSOR, "ms": result}
 
 
-def kind_of(name: str, operator: str) -> str:
-    """What a node of the optimized graph is for."""
-    if operator in PRODUCTS:
-        return "products"  # with the output head: products of w8a8 have the names of their function
-    if name in PREDICTIONS:
-        return "predictions"
-    if name.endswith(QUANTIZING):
-        return "quantizing"
-    return KINDS.get(operator, "elementwise" if name.startswith("layers.") else "rest")
-
-
-def nodes(args: argparse.Namespace) -> dict[str, Any]:
-    """Wall ms of a step without the profiler, then the profiler's medians of its nodes, summed by kind."""
-    result: dict[str, Any] = {}
-    for path in args.bundles:
-        for threads in (1, 2):
-            plain = Session.open(path, threads=threads, cache_bytes=0).backend
-            works = {s: step_of(plain, s) for s in WIDTHS}
-            times = {s: Times() for s in WIDTHS}
-            for _ in range(args.rounds):
-                one_round(works, times)
-            profiles = _profiles(path, threads, args.rounds)
-            for slots in WIDTHS:
-                found = {"wall": round(median(times[slots].wall), 2)} | profiles[slots]
-                shown = "  ".join(f"{kind} {value:.2f}" for kind, value in found.items())
-                print(f"{path.name}, {threads} threads, {slots:2} slots: {shown}", flush=True)
-                result[f"{path.name} {threads} {slots}"] = found
-    return {"cursor": CURSOR, "ms": result}
-
-
-def _profiles(path: Path, threads: int, rounds: int) -> dict[int, dict[str, float]]:
-    with tempfile.TemporaryDirectory() as folder, _profiled(Path(folder) / "profile"):
-        backend: Any = Session.open(path, threads=threads, cache_bytes=0).backend
-        works = {slots: step_of(backend, slots) for slots in WIDTHS}
-        order = [slots for _ in range(rounds) for slots in WIDTHS for _ in range(3)]
-        for slots in order:
-            works[slots]()
-        events = json.loads(Path(backend._session.end_profiling()).read_text(encoding="utf-8"))
-    return _by_kind(_runs(events), order)
-
-
-@contextmanager
-def _profiled(prefix: Path) -> Iterator[None]:
-    plain = onnxruntime.SessionOptions
-
-    def options() -> Any:
-        made = plain()
-        made.enable_profiling, made.profile_file_prefix = True, str(prefix)
-        return made
-
-    with patch.object(onnxruntime, "SessionOptions", options):
-        yield
-
-
-def _runs(events: list[dict[str, Any]]) -> list[dict[tuple[str, str], float]]:
-    """Microseconds of each node, by (name, operator), of each run."""
-    runs: list[dict[tuple[str, str], float]] = [{}]
-    for event in events:
-        name = event["name"]
-        if name.endswith("_kernel_time"):
-            runs[-1][name.removesuffix("_kernel_time"), event["args"]["op_name"]] = event["dur"]
-        elif name == "model_run":
-            runs.append({})
-    return runs[:-1]
-
-
-def _by_kind(runs: list[dict[tuple[str, str], float]], order: list[int]) -> dict[int, dict[str, float]]:
-    runs = runs[-len(order) :]
-    found = {}
-    for slots in dict.fromkeys(order):
-        here = [run for i, (run, s) in enumerate(zip(runs, order, strict=True)) if s == slots and i % 3]
-        kinds: dict[str, float] = defaultdict(float)
-        for node in here[0]:
-            kinds[kind_of(*node)] += median(run[node] for run in here) / 1000
-        found[slots] = {kind: round(kinds[kind], 2) for kind in sorted(kinds)}
-    return found
-
-
 def host(args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the steps of all rounds, wall clock."""
     session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
@@ -258,7 +167,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
         name = measure.__name__
         made = commands.add_parser(name, description=measure.__doc__, formatter_class=form)
         made.set_defaults(measure=measure)
-        many = measure in (cost, nodes)
+        many = measure is cost
         made.add_argument(
             "bundles" if many else "bundle", metavar="BUNDLE", type=Path, nargs="+" if many else None
         )
@@ -268,7 +177,6 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
         return made
 
     command(cost, threads=2, rounds=20)
-    command(nodes, rounds=30)
     command(host, threads=2, tokens=64, rounds=5).add_argument("--program", type=Path, default=PROGRAM)
     args = parser.parse_args(words)
     if args.measure is host and not args.program.is_file():

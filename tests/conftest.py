@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import settings
 from support import tiny
 from support.exports import export
+from support.fixtures import Exported
 from support.oracle import Oracle
 from support.tiny import Named
 
 from mars_export import Session
 from mars_export.exporter.checkpoint.vocabulary import Vocabulary
+from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import ChatTurns
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
@@ -91,16 +93,30 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Named:
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Named:
+def exported(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Exported:
+    """The bundle of a checkpoint, by its name, its description or its directory, with these options or
+    fields of ExportOptions, exported at its first use. Read only.
+    """
+    made: dict[str, Path] = {}
+
+    def bundle(of: str | tiny.Tiny | Path, options: ExportOptions | None = None, **fields: Any) -> Path:
+        key = repr((of, options, sorted(fields.items())))
+        if key not in made:
+            root = tmp_path_factory.mktemp("exported")
+            directory = checkpoints(of) if isinstance(of, str) else of
+            if isinstance(directory, tiny.Tiny):
+                directory = tiny.write(directory, root / "checkpoint")
+            export(directory, root / "bundle", options, **{"block": BLOCK, **fields})
+            made[key] = root / "bundle"
+        return made[key]
+
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def bundles(exported: Exported) -> Named:
     """Directory of the bundle of that checkpoint, fp32 with all metrics and logits. Read only."""
-    root = tmp_path_factory.mktemp("bundles")
-
-    @cache
-    def exported(name: str) -> Path:
-        export(checkpoints(name), root / name, block=BLOCK, metrics=True, logits=True)
-        return root / name
-
-    return exported
+    return lambda name: exported(name, metrics=True, logits=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
+from mars_export.runtime.decode.backend import StepInput
 from peers.protocol import Answer, Reply, Request, serve
 
 
@@ -19,7 +20,9 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         cache = session.backend.new_cache(1)
         cache.reserve(len(prompt))
         index = np.arange(len(prompt))[None]
-        found = session.backend.step(cache, 0, np.array([prompt]), np.array([0]), index, True).logits
+        found = session.backend.step(
+            cache, 0, StepInput(np.array([prompt]), np.array([0]), index), True
+        ).logits
         if found is None:
             raise ValueError("this bundle has no logits: export it without --no-logits")
         return found[0]

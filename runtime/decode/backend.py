@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,6 +29,16 @@ class StepPlan:
     @property
     def outputs(self) -> int:
         return min(self.pending, 1) + self.draft_tokens + self.masks
+
+
+class StepInput(NamedTuple):
+    """The inputs of a step without its KV rows, by their names in the graph: int64 [rows, slots], [rows] and
+    [rows, outputs].
+    """
+
+    input_ids: np.ndarray
+    kv_length: np.ndarray
+    output_index: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +138,9 @@ class Backend(Protocol):
 
     def new_cache(self, num_rows: int) -> Cache: ...
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
-        """Run one forward on the cache rows first, first + 1, ...
-
-        input_ids int64 [rows, slots], kv_length int64 [rows], output_index int64 [rows, outputs]. Writes KV
-        entries kv_length .. kv_length + slots - 1 of each row; the caller has reserved them.
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
+        """Run one forward on the cache rows first, first + 1, ... Writes KV entries kv_length .. kv_length +
+        slots - 1 of each row; the caller has reserved them.
         """
         ...
 

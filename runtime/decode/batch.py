@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from ..errors import SessionError
-from .backend import GROWTH, Backend, StepOutput, StepPlan
+from .backend import GROWTH, Backend, StepInput, StepOutput, StepPlan
 from .sequence import Accepted, Sequence
 
 
@@ -89,9 +89,9 @@ class Batch:
             cursors.append(cursor)
         self.cache.reserve(max(cursors) + slots, self.lengths)
         want_logits = any(seq.wants_logits for seq in seqs)
-        ids, kv_length, index = [np.array(v, np.int64) for v in (input_ids, cursors, output_index)]
+        inputs = StepInput(*(np.array(v, np.int64) for v in (input_ids, cursors, output_index)))
         first, begun = self.active.index(seqs[0]), perf_counter()
-        output = self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
+        output = self.backend.step(self.cache, first, inputs, want_logits)
         self.step_seconds = perf_counter() - begun
         return output
 

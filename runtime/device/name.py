@@ -56,8 +56,3 @@ class GpuOptions:
     stream: int | None = None
     priority: int = 0
     strict: bool = False
-
-    @property
-    def has_stream(self) -> bool:
-        """Whether the caller chose a stream or a priority, so that the backend must compute on it."""
-        return self.stream is not None or self.priority != 0

@@ -21,6 +21,7 @@ from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.decode.speculation.cost import Cost
 
 HERE = Path(__file__).parent
@@ -59,10 +60,9 @@ def recorded() -> tuple[list[dict[str, Any]], list[list[int]]]:
     steps: list[dict[str, Any]] = []
     step = session.backend.step
 
-    def watched(cache: Any, first: int, *arrays: Any) -> Any:
-        named = zip(FED, arrays, strict=False)
-        steps.append({"rows_from": first} | {name: np.asarray(array).tolist() for name, array in named})
-        return step(cache, first, *arrays)
+    def watched(cache: Any, first: int, inputs: StepInput, want_logits: bool) -> Any:
+        steps.append({"rows_from": first} | {n: array.tolist() for n, array in inputs._asdict().items()})
+        return step(cache, first, inputs, want_logits)
 
     session.backend.step = watched  # type: ignore[method-assign]
     config = GenerationConfig(tau=TAU, max_new_tokens=NEW, eos_ids=(), masks="full")

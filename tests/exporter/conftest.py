@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 from support.engines import graph_options
-from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 
 
 @pytest.fixture(scope="session")
-def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str, str, str], Path]:
+def graphs(exported: Exported) -> Callable[[str, str, str], Path]:
     """Bundles with graphs only, by family, precision and KV layout. Read only."""
-    root = tmp_path_factory.mktemp("graphs")
-
-    @cache
-    def exported(family: str, precision: str, layout: str) -> Path:
-        target = root / f"{family}-{precision}-{layout}"
-        export(checkpoints(family), target, replace(graph_options(precision), kv_layout=layout))
-        return target
-
-    return exported
+    return lambda family, precision, layout: exported(family, graph_options(precision, kv_layout=layout))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import fused
 from mars_export.exporter.graph.quantized import PRODUCT
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.library import open_session
 
@@ -50,7 +51,7 @@ def steps(bundle: Path, threads: int) -> list[np.ndarray]:
         index = np.tile(np.arange(width), (2, 1))
         for length in (0, width):
             ids = draw.integers(20, 200, (2, width))
-            output = backend.step(cache, 0, ids, np.full(2, length), index, True)
+            output = backend.step(cache, 0, StepInput(ids, np.full(2, length), index), True)
             assert output.logits is not None
             found.append(output.logits)
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from support import tiny
 from support.exports import export
 from support.oracle import Oracle, generate
-from support.reproducible import WIDE
+from support.tiny import WIDE
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions

@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.decode.speculation.cost import Cost
 
 PIECES = (1, 2, 7, 128)
@@ -32,7 +33,9 @@ def logits(session: Session, ids: Sequence[int], piece: int) -> np.ndarray:
         part = np.array([ids[start : start + piece] if start else ids[:first]])
         cache.reserve(start + part.size, [start])
         index = np.arange(part.size)[None]
-        parts.append(session.backend.step(cache, 0, part, np.array([start]), index, True).logits[0])
+        parts.append(
+            session.backend.step(cache, 0, StepInput(part, np.array([start]), index), True).logits[0]
+        )
     return np.concatenate(parts)
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.shell import run
+from support.shell import run, succeed
 
 
 def test_every_answer_of_a_talk_follows_a_grammar(plain: Path) -> None:
-    done = run("chat", plain, "--choice", "fine", "--json", stdin="hello\nagain\n")
-    assert done.returncode == 0, done.stderr
+    done = succeed("chat", plain, "--choice", "fine", "--json", stdin="hello\nagain\n")
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["fine", "fine"]
 
 
 def test_chat_remembers_and_obeys(plain: Path) -> None:
     lines = "hello\n/tau 0.3\nagain\n/reset\nhello\n/quit\n"
-    done = run("chat", plain, "--tau", "1", "--max-new-tokens", "6", "--json", stdin=lines)
-    assert done.returncode == 0, done.stderr
+    done = succeed("chat", plain, "--tau", "1", "--max-new-tokens", "6", "--json", stdin=lines)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [a["tau"] for a in answers] == [1.0, 0.3, 0.3]
     assert (

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from support.shell import run, run_process
+from support.shell import run, run_process, succeed
 
 from mars_export import SessionError
 
 
 def test_generate_json(plain: Path) -> None:
-    done = run("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "12", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "12", "--json")
     value = json.loads(done.stdout)
     assert 1 <= len(value["token_ids"]) <= 12
     assert len(value["confidences"]) == len(value["token_ids"]) == value["stats"]["tokens"]
@@ -123,8 +122,7 @@ def test_short_forms_that_hands_know(plain: Path) -> None:
 
 def test_several_answers(plain: Path) -> None:
     drawn = ("generate", plain, "-p", "hello", "-n", "8", "--temp", "1.5", "--seed", "5", "--json")
-    done = run(*drawn, "--n", "3")
-    assert done.returncode == 0, done.stderr
+    done = succeed(*drawn, "--n", "3")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [a["seed"] for a in answers] == [5, 6, 7]
     assert len({tuple(a["token_ids"]) for a in answers}) == 3
@@ -140,8 +138,7 @@ def test_answers_that_call_tools(plain: Path, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text(json.dumps([tool]), "utf-8")
     asked = ("generate", plain, "-p", "hello", "-n", "90", "--tools", tmp_path / "tools.json", "--json")
     for options in ((), ("--temp", "1.5", "--n", "2")):
-        done = run(*asked, *options)
-        assert done.returncode == 0, done.stderr
+        done = succeed(*asked, *options)
         for answer in (json.loads(line) for line in done.stdout.splitlines()):
             calls = [(call["name"], json.loads(call["arguments"])) for call in answer["tool_calls"]]
             assert ("lamp", {"on": True}) in calls, answer

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.shell import run
+from support.shell import run, succeed
 from support.tiny import Named
 
 from mars_export.runtime.bundle.open import open_bundle
 
 
 def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
-    done = run("onnx", checkpoints("a2d-qwen2"), "-o", tmp_path / "out", "--block", "4", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("onnx", checkpoints("a2d-qwen2"), "-o", tmp_path / "out", "--block", "4", "--json")
     assert "weights ...\nself-check ...\n" in done.stderr, "progress where standard error is a pipe"
     manifest = json.loads(done.stdout)["manifest"]
     assert manifest["block"] == 4
@@ -55,7 +54,6 @@ def test_the_mask_that_was_given_wins_and_that_is_said(checkpoints: Named, tmp_p
 
 def test_bf16_is_not_tried_on_the_cpu(checkpoints: Named, tmp_path: Path) -> None:
     words = ("--precision", "bf16", "--block", "4", "--no-reference")
-    done = run("onnx", checkpoints("qwen2"), "-o", tmp_path / "b", *words)
-    assert done.returncode == 0, done.stderr
+    done = succeed("onnx", checkpoints("qwen2"), "-o", tmp_path / "b", *words)
     told = " ".join(done.stdout.split())
     assert "bf16 runs with TensorRT only; next: mars-export trt" in told and "try:" not in told

@@ -35,7 +35,7 @@ CPP_ONLY: dict[str, str] = {
     "is_one_of duration_of num_common parse_automaton Queue.size_of DraftTokens.is_forced": "an expression",
     "Outlook.num_draft_tokens Sequence.num_tokens ThinkingStream.size Vocabulary.text": "an expression",
     "Error DeviceError MemoryError": "Python has built-in exceptions of this kind",
-    "StepInput Choice cost_file built_in_cost": "arguments, a tuple, or a function of a class",
+    "Choice cost_file built_in_cost": "arguments, a tuple, or a function of a class",
     "Saved Backend.free_memory Backend.max_entries Batch.step_rows Batch.step_slots": "a step may be split",
     "Batch.num_active Schedule.has_read PrefixCache.held": "Python reads the attribute",
     "Lanes.num_entries Schedule.num_entries Schedule.num_rows_of": "Python sums over `running`",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.structured.regular.automaton import Automaton as Language
 from support import plain
@@ -102,11 +101,10 @@ class Scoring(FakeBackend):
         self._seen.append(logits)
         return int(logits.argmax()), float(np.exp(_logprobs(logits)).max())
 
-    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:
-        *arrays, want_logits = inputs  # input_ids, kv_length, output_index
-        self._seen, output_index = [], arrays[2]
-        output = super().step(cache, first, *arrays, False)
-        logits = np.stack(self._seen).reshape(*output_index.shape, TOKENS)
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
+        self._seen = []
+        output = super().step(cache, first, inputs, False)
+        logits = np.stack(self._seen).reshape(*inputs.output_index.shape, TOKENS)
         logprobs = _logprobs(logits)
         best = np.argsort(-logits, axis=-1, kind="stable")[..., : self.top_k]
         self.num_wide += want_logits

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from mars_export.runtime.decode.backend import Backend, Cache, StepOutput
+from mars_export.runtime.decode.backend import Backend, Cache, StepInput, StepOutput
 
 MASK = 0  # of a fake; its other tokens are 1, 2, ...
 Predict = Callable[[tuple[int, ...], int], tuple[int, float]]
@@ -102,20 +101,11 @@ class FakeBackend:
         self.caches.append(FakeCache(num_rows))
         return self.caches[-1]
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
+        input_ids, kv_length, output_index = inputs
         assert isinstance(cache, FakeCache)
         assert not want_logits, "a fake has none"
-        self.steps.append(
-            Step(first, input_ids.copy(), kv_length.copy(), output_index.copy(), cache.capacity)
-        )
+        self.steps.append(Step(first, *(array.copy() for array in inputs), cache.capacity))
         slots = input_ids.shape[1]
         token_ids = np.zeros(output_index.shape, np.int64)
         confidence = np.zeros(output_index.shape, np.float32)
@@ -150,9 +140,9 @@ class Recording:
     def new_cache(self, num_rows: int) -> Cache:
         return self.backend.new_cache(num_rows)
 
-    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:
-        self.steps.append(Step(first, *(array.copy() for array in inputs[:3]), cache.capacity))
-        return self.backend.step(cache, first, *inputs)
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
+        self.steps.append(Step(first, *(array.copy() for array in inputs), cache.capacity))
+        return self.backend.step(cache, first, inputs, want_logits)
 
 
 def scripted(tokens: Sequence[int], confidences: Sequence[float], prompt_length: int) -> Predict:

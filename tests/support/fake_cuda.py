@@ -1,6 +1,7 @@
 """A GPU made of numpy: addresses, strides, stream order and captured graphs are those of the real one.
 
-It refuses what the real one refuses or punishes; docs/tensorrt.md has the list. Engines are fake_engine.py's.
+It refuses what the real one refuses or punishes; runtime/cpp/tests/trt_stub/stub.hpp has the rules. Engines
+are fake_engine.py's.
 """
 
 from __future__ import annotations

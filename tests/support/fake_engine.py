@@ -1,7 +1,7 @@
 """A TensorRT engine made of numpy, on the GPU of fake_cuda.py.
 
 Its KV entries are the tokens themselves, as in fake.py, so that a stale or misplaced entry shows in what it
-predicts. It refuses what the real one refuses or punishes; docs/tensorrt.md has the list.
+predicts. It refuses what the real one refuses or punishes; stub.hpp has the rules.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from mars_export import Session
 from support.oracle import Oracle
@@ -12,3 +13,4 @@ from support.tiny import Named as Named
 
 Sessions = Callable[[str], Session]
 Oracles = Callable[[str], Oracle]
+Exported = Callable[..., Path]

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 
 from mars_export import Session
+from mars_export.runtime.decode.backend import StepInput
 from support import tiny
 
 TOKENS = [(31 * i) % 250 for i in range(40)] + [tiny.MASK] * 5
@@ -24,7 +25,9 @@ def forward(session: Session, tokens: list[int], cuts: tuple[int, ...]) -> tuple
     for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
         cache.reserve(stop, [start])
         index = np.arange(stop - start)[None]
-        parts.append(backend.step(cache, 0, np.array([tokens[start:stop]]), np.array([start]), index, True))
+        parts.append(
+            backend.step(cache, 0, StepInput(np.array([tokens[start:stop]]), np.array([start]), index), True)
+        )
     names = ("token_ids", "confidence", "margin", "entropy", "logits")
     return tuple(np.concatenate([getattr(part, name)[0] for part in parts]) for name in names)
 

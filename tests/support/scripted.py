@@ -5,11 +5,10 @@ wants at a position is the same whatever came before; C++ has its twin (runtime/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from support.fake import FakeBackend
 from support.makers import mix
 
@@ -63,10 +62,9 @@ class Scripted(FakeBackend):
             values[token] = 10_000.0 - place
         return values
 
-    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:
-        _, kv_length, output_index, want_logits = inputs
-        plain = super().step(cache, first, *inputs[:3], False)
-        positions = kv_length[:, None] + output_index + 1
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
+        plain = super().step(cache, first, inputs, False)
+        positions = inputs.kv_length[:, None] + inputs.output_index + 1
         ids = logprobs = logits = None
         pairs = [
             (int(at), int(token)) for at, token in zip(positions.flat, plain.token_ids.flat, strict=True)

@@ -22,6 +22,13 @@ def run(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Don
     return run_main(cli.main, "mars-export", *arguments, stdin=stdin, cwd=cwd)
 
 
+def succeed(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Done:
+    """`run`, which ends with 0."""
+    done = run(*arguments, stdin=stdin, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def run_main(
     main: Callable[[], object], *arguments: str | Path, stdin: str = "", cwd: Path | None = None
 ) -> Done:

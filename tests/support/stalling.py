@@ -29,6 +29,22 @@ class Stalling(Recording):
         return self.backend.step(*arguments)
 
 
+class Gate:
+    """Calls of a method wait until it is open. `reached` is set by the first one, `begun` counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.is_open, self.reached, self.begun = threading.Event(), threading.Event(), 0
+        real = getattr(owner, name)
+
+        def late(*arguments: Any) -> Any:
+            self.begun += 1
+            self.reached.set()
+            assert self.is_open.wait(30), "nobody opened the gate"
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, late)
+
+
 def behind_a_gate(session: Session) -> tuple[Session, Stalling]:
     """The same bundle, with steps that hang until the gate is set."""
     backend = Stalling(session.backend)

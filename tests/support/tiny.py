@@ -67,6 +67,9 @@ class Tiny:
     rewritten: Mapping[str, Any] | None = None
 
 
+# Heads as wide as the reproducible steps of a CPU need them; `OWN` has keys and values for each head.
+WIDE = Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
+OWN = Tiny("own", "llama", {**WIDE.settings, "num_key_value_heads": 4})
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",

@@ -13,14 +13,14 @@ import numpy as np
 from ... import machine
 from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
-from ...decode.backend import StepOutput
+from ...decode.backend import StepInput, StepOutput
 from ...errors import DeviceLost, MarsWarning, SessionError
 from ..failures import RESTART, first_line, is_lasting, memory_advice
 from ..kv import KV_TYPES, KvRows
 from ..memory import HostMemory, require
 from ..name import DeviceName, GpuOptions
 from . import kernels, library
-from .binding import Binding, StepInput
+from .binding import Binding
 from .cuda_memory import CudaMemory, Memory
 from .products import exact_entries
 from .signature import check_signature
@@ -103,7 +103,7 @@ class OrtBackend:
             "session.record_ep_graph_assignment_info": str(int(is_gpu)),
         }
         memory = memory or _memory(name.kind, int(provider_options.get("device_id", 0)), gpu)
-        if isinstance(memory, CudaMemory) and gpu.has_stream:
+        if isinstance(memory, CudaMemory) and (gpu.stream is not None or gpu.priority):
             provider_options["user_compute_stream"] = str(int(memory.stream))
         providers, remedy = [(provider, provider_options)], GPU_ADVICE if is_gpu else ""
         threads = threads or machine.default_threads()
@@ -171,24 +171,16 @@ class OrtBackend:
     def new_cache(self, num_rows: int) -> KvRows:
         return KvRows(self._memory, len(self._suffixes), num_rows, *self._cache_shape, self._dtype)
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
         assert isinstance(cache, KvRows)
         try:
-            return self._run(cache, first, StepInput(input_ids, kv_length, output_index), want_logits)
+            return self._run(cache, first, inputs, want_logits)
         except BaseException as error:
             cache.unbind()  # it may be incomplete, or refer to memory that is freed with this frame
             if not isinstance(error, Exception) or isinstance(error, SessionError):
                 raise
             # onnxruntime raises its own classes, and plain RuntimeError
-            rows, slots = input_ids.shape
+            rows, slots = inputs.input_ids.shape
             what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {first_line(error)}"
             if is_lasting(str(error)):
                 raise DeviceLost(what + RESTART) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,16 +12,6 @@ if TYPE_CHECKING:
     from .cuda_memory import Memory
 
 MAX_SPARE_BYTES, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
-
-
-class StepInput(NamedTuple):
-    """The inputs of a step without its KV rows, by their names in the graph: int64 [rows, slots], [rows] and
-    [rows, predictions].
-    """
-
-    input_ids: np.ndarray
-    kv_length: np.ndarray
-    output_index: np.ndarray
 
 
 class Binding:

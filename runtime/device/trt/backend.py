@@ -12,7 +12,7 @@ import numpy as np
 
 from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
-from ...decode.backend import StepOutput
+from ...decode.backend import StepInput, StepOutput
 from ...errors import SessionError
 from ..kv import KV_TYPES
 from .cuda import Runs
@@ -152,26 +152,17 @@ class TrtBackend:
         # A step of fixed shapes that begins at the last row has max_rows rows from there on.
         return TrtCache(self._pool, num_rows - 1 + self._info.max_rows if self._is_fixed else num_rows)
 
-    def step(
-        self,
-        cache: Cache,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
-    ) -> StepOutput:
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
         assert isinstance(cache, TrtCache)
+        ids, lengths, index = inputs
         parts = [
             self._forward(
                 cache.memory,
                 first + rows.start,
-                input_ids[rows, :slots],
-                kv_length[rows],
-                output_index[rows],
+                StepInput(ids[rows, :slots], lengths[rows], index[rows]),
                 want_logits,
             )
-            for rows, slots in self._parts(input_ids.shape[1], kv_length, output_index)
+            for rows, slots in self._parts(ids.shape[1], lengths, index)
         ]
         outputs: dict[str, Any] = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
         return StepOutput(**outputs)
@@ -199,26 +190,21 @@ class TrtBackend:
         return parts
 
     def _forward(
-        self,
-        memory: KvMemory,
-        first: int,
-        input_ids: np.ndarray,
-        kv_length: np.ndarray,
-        output_index: np.ndarray,
-        want_logits: bool,
+        self, memory: KvMemory, first: int, inputs: StepInput, want_logits: bool
     ) -> dict[str, np.ndarray]:
-        rows, count = output_index.shape
-        ids, lengths, index = self._shape_bucket.fill(input_ids, kv_length, output_index)
+        rows, count = inputs.output_index.shape
+        filled = self._shape_bucket.fill(inputs)
+        shape = (*filled.input_ids.shape, filled.output_index.shape[1])
         is_complete = False
         with self._device.lock:
-            bound = self._bound(memory, first, len(ids), ids.shape[1], index.shape[1])
+            bound = self._bound(memory, first, *shape)
             try:
-                self._io.send(ids, lengths, index)
+                self._io.send(filled)
                 self._run(bound)
                 if not self._in_place:
                     assert bound.shape is not None
-                    self._place(memory, bound.shape, kv_length)
-                results = self._io.fetch(index.shape, want_logits)
+                    self._place(memory, bound.shape, inputs.kv_length)
+                results = self._io.fetch(filled.output_index.shape, want_logits)
                 is_complete = True
             finally:
                 if not is_complete:

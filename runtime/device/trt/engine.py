@@ -148,8 +148,7 @@ class LoadedEngine:
 def built_for(variant: Variant) -> str:
     """The versions and GPUs that an engine was built for."""
     info = variant.engine
-    if info is None:
-        return f"a {variant.backend} engine of unknown origin"
+    assert info is not None
     gpus = ", ".join(info.compute_capabilities)
     return f"built with {variant.backend} {info.version} (CUDA {info.cuda}) for {gpus} on {info.platform}"
 

@@ -10,11 +10,10 @@ import numpy as np
 from .pool import ALIGNMENT
 
 if TYPE_CHECKING:
+    from ...decode.backend import StepInput
     from .cuda import Device
 
 IDS = ("token_ids", "topk_ids")  # the outputs that are int64
-# The ids come last, so that unused memory after those of a step is not sent.
-INPUTS = ("kv_length", "output_index", "input_ids")
 
 
 class StepIO:
@@ -35,6 +34,7 @@ class StepIO:
         widths: Mapping[str, int],
     ) -> None:
         self._device, self._names, self._widths = device, names, widths
+        # The ids come last, so that unused memory after those of a step is not sent.
         sizes = {"kv_length": rows * 8, "output_index": rows * outputs * 8, "input_ids": rows * slots * 8}
         self._input_places, input_bytes = _packed(sizes)
         _, result_bytes = self._places((rows, outputs))
@@ -55,14 +55,14 @@ class StepIO:
         names = [name for name in self._names if name != "logits"]
         return _packed({n: count * self._widths.get(n, 1) * (8 if n in IDS else 4) for n in names})
 
-    def send(self, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray) -> None:
+    def send(self, inputs: StepInput) -> None:
         """Copy the inputs to the device. The arrays may be changed at once; another `send` must wait for
         `synchronize`.
         """
-        for name, array in zip(INPUTS, (kv_length, output_index, input_ids), strict=True):
+        for name, array in inputs._asdict().items():
             at = self._input_places[name]
             self._host_inputs[at : at + array.size * 8].view(np.int64)[:] = array.reshape(-1)
-        end = self._input_places["input_ids"] + input_ids.size * 8
+        end = self._input_places["input_ids"] + inputs.input_ids.size * 8
         self._device.upload(self._inputs, self._host_inputs[:end])
 
     def fetch(self, shape: tuple[int, int], want_logits: bool) -> dict[str, np.ndarray]:

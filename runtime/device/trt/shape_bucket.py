@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from ...bundle.engine_info import EngineInfo
+from ...decode.backend import StepInput
 from ...errors import SessionError
 
 MIN_CHUNK = 16  # slots of the smallest step of a prompt that is wider than any decode step
-Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]  # input_ids, kv_length, output_index
 
 
 class ShapeBucket:
@@ -34,17 +34,18 @@ class ShapeBucket:
             self._slots |= {size} if size > widest else set()
             size *= 2
 
-    def fill(self, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray) -> Inputs:
+    def fill(self, inputs: StepInput) -> StepInput:
         """A step's inputs, padded. If a row has no room for more slots, their number stays.
 
         Raises SessionError for a step that is larger than an engine of one size.
         """
+        input_ids, kv_length, output_index = inputs
         rows, slots = input_ids.shape
         num_outputs = output_index.shape[1]
         if not self._is_fixed:
             room = self._capacity - int(kv_length.max())
             width, outputs = least(self._slots, slots, room), least(self._outputs, num_outputs)
-            return _padded(input_ids, rows, width), kv_length, _padded(output_index, rows, outputs)
+            return StepInput(_padded(input_ids, rows, width), kv_length, _padded(output_index, rows, outputs))
         most = max(self._slots)
         if rows > self._rows or slots > most:
             raise SessionError(
@@ -53,7 +54,9 @@ class ShapeBucket:
         # The rows that only fill up write to the last entries, which no cursor reaches.
         lengths = np.full(self._rows, self._capacity - most)
         lengths[: len(kv_length)] = kv_length
-        return _padded(input_ids, self._rows, most), lengths, _padded(output_index, self._rows, most)
+        return StepInput(
+            _padded(input_ids, self._rows, most), lengths, _padded(output_index, self._rows, most)
+        )
 
 
 def least(sizes: Iterable[int], size: int, most: int | None = None) -> int:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import mimo, tiny
 from support.agreement import NEW, PROMPTS
-from support.shell import run
+from support.shell import run, succeed
 from support.twins import SAMPLINGS
 from transformers import PreTrainedModel
 
@@ -26,6 +26,7 @@ from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.option_rules import check_options
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.errors import BundleError, CheckpointError, ExportError, SessionError
 
 LENGTH = 44  # tokens of a fitted text
@@ -60,8 +61,7 @@ def opened(checkpoint: Path) -> Open:
     @cache
     def bundle(drafts: int, *options: str) -> Path:
         target = checkpoint.with_name("-".join(["bundle", str(drafts), *options]))
-        done = run("onnx", checkpoint, "-o", target, "--block", str(drafts + 1), *options)
-        assert done.returncode == 0, done.stderr
+        succeed("onnx", checkpoint, "-o", target, "--block", str(drafts + 1), *options)
         return target
 
     def session(drafts: int, *options: str, **settings: Any) -> Session:
@@ -134,7 +134,7 @@ def test_draft_tokens_are_those_of_the_layer_after_right_and_wrong_ones(
             [[*places, *[0] * (outputs - len(places))] for places in index],
         )
         output = backend.step(
-            cache, first, *(np.array(array, np.int64) for array in arrays), want_logits=False
+            cache, first, StepInput(*(np.array(array, np.int64) for array in arrays)), False
         )
         assert output.token_ids.shape == (len(rows), outputs + drafts) and output.mtp_drafts == drafts
         return output.token_ids[:, -drafts:]
@@ -243,8 +243,7 @@ def test_auto_is_int8_and_tensorrt_needs_the_layer_left_out(
     for source in (checkpoint, opened(1).bundle.path):
         done = run("trt", source, "-o", tmp_path / "engine", "--dry-run")
         assert done.returncode == 1 and "ONNX Runtime only" in " ".join(done.stderr.split()), done.stderr
-    done = run("onnx", checkpoint, "-o", tmp_path / "stock", "--no-masks")
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", checkpoint, "-o", tmp_path / "stock", "--no-masks")
     stock = Session.open(tmp_path / "stock", threads=1)
     assert stock.bundle.manifest.model.mtp_drafts == 0
     made = stock.generate(PROMPTS[0], GenerationConfig(max_new_tokens=NEW, eos_ids=()))

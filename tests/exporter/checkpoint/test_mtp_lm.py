@@ -15,7 +15,7 @@ import torch
 from support import tiny
 from support.agreement import NEW, PROMPTS
 from support.oracle import Oracle, generate
-from support.shell import run
+from support.shell import succeed
 from tokenizers import AddedToken, Tokenizer
 
 from mars_export import GenerationConfig, Session
@@ -62,8 +62,7 @@ def checkpoint(stock: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def session(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     bundle = tmp_path_factory.mktemp("mtp") / "bundle"
-    done = run("onnx", checkpoint, "-o", bundle, "--block", K, "--metrics")
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", checkpoint, "-o", bundle, "--block", K, "--metrics")
     return Session.open(bundle, threads=1, cache_bytes=0)
 
 
@@ -133,8 +132,7 @@ def test_a_stock_llama_with_the_settings_of_minicpm5_needs_no_masks(tmp_path: Pa
     directory = tiny.without_mask(tiny.write(made, tmp_path / "checkpoint"))
     with pytest.raises(CheckpointError, match="needs --no-masks"):
         open_checkpoint(str(directory))
-    done = run("onnx", directory, "-o", tmp_path / "bundle", "--no-masks")
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", directory, "-o", tmp_path / "bundle", "--no-masks")
     session = Session.open(tmp_path / "bundle", threads=1, cache_bytes=0)
     oracle = Oracle(tiny.load(made, directory), tiny.MASK, 1)
     config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), prompt_lookup=2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import gated, tiny
 from support.served import serving
-from support.shell import run
+from support.shell import run, succeed
 
 from mars_export import Session
 from mars_export.runtime.bundle.open import open_bundle
@@ -47,15 +47,13 @@ def words(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def bundle(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("kind") / "b"
-    done = run("onnx", *words, "-o", target)
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", *words, "-o", target)
     return target
 
 
 @pytest.fixture(scope="module")
 def one_token(bundle: Path) -> str:
-    done = run("generate", bundle, "-p", PROMPT, "--tau", "1", "--max-new-tokens", str(NEW), "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("generate", bundle, "-p", PROMPT, "--tau", "1", "--max-new-tokens", str(NEW), "--json")
     return json.loads(done.stdout)["text"]
 
 
@@ -80,7 +78,6 @@ def test_calibrate_is_refused_without_masks_and_bench_compares_exact_mode(
     done = run("calibrate", bundle, *task, cwd=tmp_path)
     assert done.returncode == 1
     assert "no tau can be calibrated" in " ".join(done.stderr.split())
-    done = run("bench", bundle, *task, "--rounds", "1", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("bench", bundle, *task, "--rounds", "1", "--json", cwd=tmp_path)
     settings = [line["setting"] for line in json.loads(done.stdout)["compared"]]
     assert [setting["tau"] for setting in settings] == [1.0, None]

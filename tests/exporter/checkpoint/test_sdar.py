@@ -13,7 +13,7 @@ from support import tiny
 from support.agreement import NEW, PROMPTS, agrees
 from support.graphs import forward
 from support.oracle import Oracle, generate
-from support.shell import run
+from support.shell import run, succeed
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -62,8 +62,7 @@ def session(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Session:
     target = tmp_path_factory.mktemp("idlm") / request.param
-    done = run("onnx", checkpoint, "-o", target, "--kv-layout", request.param, "--metrics")
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", checkpoint, "-o", target, "--kv-layout", request.param, "--metrics")
     return Session.open(target, threads=1, cache_bytes=0)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from support import tiny
-from support.agreement import LOOPS, MAIN, PROMPTS, agrees, cache_block_of, config
+from support.agreement import LOOPS, MAIN, follow
 from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
-from support.oracle import Oracle, generate
+from support.oracle import Oracle
 
 from mars_export import Session, SessionError
 from mars_export.exporter.check import bfloat16 as emulate
@@ -25,15 +25,8 @@ from mars_export.runtime.bundle.open import open_bundle
 
 
 @pytest.fixture(scope="module")
-def appended_bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Named:
-    root = tmp_path_factory.mktemp("deltas")
-
-    @cache
-    def exported(name: str) -> Path:
-        export(checkpoints(name), root / name, block=6, metrics=True, logits=True, kv_layout="appended")
-        return root / name
-
-    return exported
+def appended_bundles(exported: Exported) -> Named:
+    return lambda name: exported(name, metrics=True, logits=True, kv_layout="appended")
 
 
 @pytest.fixture(scope="module")
@@ -52,29 +45,14 @@ def test_tokens_are_the_oracles(
     appended_sessions: Callable[[str], Session],
     oracles: Callable[[str], Oracle],
 ) -> None:
-    commit = LOOPS[loop]
-    answers = [
-        generate(oracles(MAIN), p, tau, metric, 24, cache_block=cache_block_of(commit)) for p in PROMPTS
-    ]
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        agrees(appended_sessions(MAIN).generate(prompt, config(tau, metric), commit=commit), answer)
-    for completion, answer in zip(
-        appended_sessions(MAIN).generate_batch(PROMPTS, config(tau, metric), commit=commit),
-        answers,
-        strict=True,
-    ):
-        agrees(completion, answer)
+    follow(appended_sessions(MAIN), oracles(MAIN), tau, metric, LOOPS[loop])
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.TINIES if name != MAIN])
 def test_every_family(
     name: str, appended_sessions: Callable[[str], Session], oracles: Callable[[str], Oracle]
 ) -> None:
-    answers = [generate(oracles(name), p, 0.6, max_new=24) for p in PROMPTS]
-    for completion, answer in zip(
-        appended_sessions(name).generate_batch(PROMPTS, config(0.6)), answers, strict=True
-    ):
-        agrees(completion, answer)
+    follow(appended_sessions(name), oracles(name), 0.6)
     expected = oracles(name).logits(TOKENS).numpy()
     assert (
         np.abs(forward(appended_sessions(name), TOKENS, (3, 17, 18, 40))[-1] - expected)[:, KEPT].max() < 1e-4
@@ -89,11 +67,7 @@ def test_prompts_and_answers_over_chunks_and_buckets(
     monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 15, 50)]
-    answers = [generate(oracles("mistral"), p, 0.6, max_new=24) for p in prompts]
-    for completion, answer in zip(
-        appended_sessions("mistral").generate_batch(prompts, config(0.6)), answers, strict=True
-    ):
-        agrees(completion, answer)
+    follow(appended_sessions("mistral"), oracles("mistral"), 0.6, prompts=prompts)
 
 
 def test_the_contract(appended_bundles: Named) -> None:

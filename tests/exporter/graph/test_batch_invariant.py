@@ -3,54 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from support import reproducible, tiny
-from support.fixtures import Named
+from support import tiny
+from support.fixtures import Exported, Named
 from support.graphs import forward
 
 from mars_export import Session
 from mars_export.exporter.checkpoint.architecture.dims import Dims
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.attention import batch_invariant
 from mars_export.exporter.graph.attention.batch_invariant import WIDE_SLOTS
 from mars_export.exporter.graph.nodes import Nodes
+from mars_export.runtime.decode.backend import StepInput
 
 TOKENS = [(37 * i) % 250 for i in range(3 * WIDE_SLOTS + 9)]
 EDGES = (1, 2, WIDE_SLOTS - 1, WIDE_SLOTS, WIDE_SLOTS + 1, len(TOKENS))
-Exported = Callable[[str], Session]
 # Heads of 32: angles have the same bits in a step of any size too (runtime/device/ort/backend.py).
 KINDS = {
-    "shared": reproducible.WIDE,
-    "own": tiny.Tiny("own", "llama", {**reproducible.WIDE.settings, "num_key_value_heads": 4}),
-    "sliding": tiny.Tiny("sliding", "mistral", {**reproducible.WIDE.settings, "sliding_window": 70}),
+    "shared": tiny.WIDE,
+    "own": tiny.OWN,
+    "sliding": tiny.Tiny("sliding", "mistral", {**tiny.WIDE.settings, "sliding_window": 70}),
 }
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    root, opened = tmp_path_factory.mktemp("steady"), dict[str, Session]()
-
+def opened(exported: Exported) -> Callable[[str], Session]:
     def session(kind: str) -> Session:
-        if kind not in opened:
-            checkpoint = open_checkpoint(str(tiny.write(KINDS[kind], root / f"checkpoint {kind}")))
-            options = ExportOptions(block=6, precision="w8a8", logits=True, metrics=True)
-            export_onnx(checkpoint, root / kind, options)
-            opened[kind] = Session.open(root / kind, threads=1, cache_bytes=0)
-        return opened[kind]
+        bundle = exported(KINDS[kind], precision="w8a8", logits=True, metrics=True)
+        return Session.open(bundle, threads=1, cache_bytes=0)
 
-    return session
+    return cache(session)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("slots", EDGES)
-def test_a_prompt_in_pieces_of_any_width_has_the_same_bits(kind: str, slots: int, exported: Exported) -> None:
-    session = exported(kind)
+def test_a_prompt_in_pieces_of_any_width_has_the_same_bits(kind: str, slots: int, opened: Any) -> None:
+    session = opened(kind)
     whole = forward(session, TOKENS, tuple(range(2, len(TOKENS), 2)))
     pieces = forward(session, TOKENS, tuple(range(slots, len(TOKENS), slots)))
     for index in (0, 1, 4):  # tokens, confidences, logits
@@ -58,8 +52,8 @@ def test_a_prompt_in_pieces_of_any_width_has_the_same_bits(kind: str, slots: int
 
 
 @pytest.mark.parametrize("capacity", [640, 896, 1024])
-def test_the_capacity_changes_no_bit(capacity: int, exported: Exported) -> None:
-    session = exported("shared")
+def test_the_capacity_changes_no_bit(capacity: int, opened: Callable[[str], Session]) -> None:
+    session = opened("shared")
     found = {}
     for entries in (512, capacity):
         cache = session.backend.new_cache(1)
@@ -67,7 +61,7 @@ def test_the_capacity_changes_no_bit(capacity: int, exported: Exported) -> None:
         for start, stop in ((0, WIDE_SLOTS + 3), (WIDE_SLOTS + 3, len(TOKENS) - 1), (len(TOKENS) - 1, None)):
             ids = np.array([TOKENS[start:stop]])
             index = np.array([[ids.shape[1] - 1]])
-            last = session.backend.step(cache, 0, ids, np.array([start]), index, True)
+            last = session.backend.step(cache, 0, StepInput(ids, np.array([start]), index), True)
         found[entries] = last.logits
     np.testing.assert_array_equal(found[512], found[capacity])
 

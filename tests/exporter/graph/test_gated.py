@@ -21,6 +21,7 @@ from mars_export import Batcher, GenerationConfig, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
 
 BLOCK, NEW = 4, 24
@@ -73,7 +74,7 @@ def kv_cache(session: Session) -> Any:
 def plan(session: Session, cache: Any, cursor: int, ids: Sequence[int]) -> np.ndarray:
     """Logits [len(ids), vocab] of one step."""
     index = np.arange(len(ids))[None]
-    output = session.backend.step(cache, 0, np.array([ids]), np.array([cursor]), index, True)
+    output = session.backend.step(cache, 0, StepInput(np.array([ids]), np.array([cursor]), index), True)
     assert output.logits is not None
     return output.logits[0]
 

@@ -12,7 +12,7 @@ import torch
 from support import tiny
 from support.agreement import NEW, PROMPTS
 from support.manifests import GOOD, changed
-from support.shell import run
+from support.shell import run, succeed
 
 from mars_export import BundleError, GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -53,8 +53,7 @@ def bundle(
 ) -> Path:
     target = tmp_path_factory.mktemp("stock") / str(request.param)
     words = ("--no-masks", "--kv-layout", request.param, "--metrics")
-    done = run("onnx", checkpoint, "-o", target, *words)
-    assert done.returncode == 0, done.stderr
+    succeed("onnx", checkpoint, "-o", target, *words)
     return target
 
 

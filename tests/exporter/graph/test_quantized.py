@@ -14,7 +14,8 @@ import pytest
 import torch
 from support import tiny
 from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
+from support.graphs import KEPT, forward
 from support.oracle import Oracle
 
 from mars_export import GenerationConfig, Session, SessionError
@@ -91,17 +92,9 @@ CHOICES = {
 
 
 @pytest.fixture(scope="module")
-def quantized(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    root = tmp_path_factory.mktemp("quantized")
-
-    def exported(name: str, choice: str) -> Path:
-        target = root / f"{name}-{choice}"
-        if not target.exists():
-            asked = {"metrics": True, "logits": True, "allow_drift": True, "group": 16, **CHOICES[choice]}
-            export(checkpoints(name), target, block=BLOCK, **asked)
-        return target
-
-    return exported
+def quantized(exported: Exported) -> Callable[[str, str], Path]:
+    fields = {"metrics": True, "logits": True, "allow_drift": True, "group": 16}
+    return lambda name, choice: exported(name, **fields, **CHOICES[choice])
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -115,17 +108,11 @@ def test_tokens_are_those_of_torch_with_the_decoded_weights(
     oracle = Oracle(decode_into(model, options.quantization), tiny.MASK, BLOCK)
     level = None if options.precision == "w8a8" else 0
     session = Session.open(quantized(name, choice), threads=1, accuracy_level=level)
-    cache = session.backend.new_cache(1)
-    cache.reserve(len(PROMPT))
-    found = session.backend.step(
-        cache, 0, np.array([PROMPT]), np.array([0]), np.arange(len(PROMPT))[None], True
-    ).logits
-    assert found is not None
+    found = forward(session, PROMPT, ())[-1]
     expected = oracle.logits(PROMPT).numpy()
     # A number on the edge between two codes may fall to either side: one step of the activations at most.
     bound = 0.05 * expected.std() if options.precision == "w8a8" else 1e-3
-    kept = np.arange(tiny.VOCAB_SIZE) != tiny.MASK
-    assert np.abs(found[0] - expected)[:, kept].max() < bound
+    assert np.abs(found - expected)[:, KEPT].max() < bound
     if options.precision != "w8a8":
         for tau in (1.0, 0.3):
             done = session.generate(PROMPT, GenerationConfig(tau=tau, max_new_tokens=20, eos_ids=()))
@@ -145,23 +132,12 @@ def test_predictions_do_not_depend_on_the_width_of_a_step(name: str, choice: str
     """Bit for bit, one slot at a time or all at once: so exact mode and one-token mode are one text here,
     too.
     """
-    backend = Session.open(quantized(name, choice), threads=1).backend
-
-    def logits(width: int) -> np.ndarray:
-        cache = backend.new_cache(1)
-        cache.reserve(len(PROMPT))
-        found = []
-        for start in range(0, len(PROMPT), width):
-            ids = PROMPT[start : start + width]
-            index = np.arange(len(ids))[None]
-            output = backend.step(cache, 0, np.array([ids]), np.array([start]), index, True).logits
-            assert output is not None
-            found.append(output[0])
-        return np.concatenate(found)
-
-    whole = logits(len(PROMPT))
+    session = Session.open(quantized(name, choice), threads=1)
+    whole = forward(session, PROMPT, ())[-1]
     for width in (1, 2, 3):
-        np.testing.assert_array_equal(logits(width), whole)
+        np.testing.assert_array_equal(
+            forward(session, PROMPT, tuple(range(width, len(PROMPT), width)))[-1], whole
+        )
 
 
 def test_tied_tables_of_one_form_are_stored_once_and_sizes_are_near_the_bits(

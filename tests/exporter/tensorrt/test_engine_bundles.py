@@ -17,7 +17,7 @@ from support.agreement import config
 from support.engines import CAPACITY, SMALL, contents
 from support.fixtures import Named
 from support.missing import need
-from support.shell import run
+from support.shell import run, succeed
 
 from mars_export import ExportError, Session
 from mars_export.exporter.tensorrt.engines import add_engine
@@ -108,12 +108,10 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
 
 
 def test_from_the_shell(small: Path) -> None:
-    dry = run("trt", small, "--target", "sm86", "--fixed", "--dry-run")
-    assert dry.returncode == 0, dry.stderr
+    dry = succeed("trt", small, "--target", "sm86", "--fixed", "--dry-run")
     assert "dry run: nothing was built" in dry.stdout
     assert not list(small.glob("*.engine"))
-    done = run("trt", small, "--target", "sm86", "--fixed", "--capacity", str(CAPACITY), "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("trt", small, "--target", "sm86", "--fixed", "--capacity", str(CAPACITY), "--json")
     assert json.loads(done.stdout)["built"] is True
     shown = run("inspect", small).stdout
     assert f"tensorrt_rtx {trt.__version__}" in shown

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agreement import PROMPTS, agrees, config
+from support.agreement import follow
 from support.engines import CAPACITY, SMALL, contents, graph_options
 from support.fixtures import Named
 from support.missing import need
-from support.oracle import Oracle, generate
+from support.oracle import Oracle
 
 from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -107,9 +107,7 @@ def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(
     backend = OrtBackend(bundle.path / variant.engine.graph, graph, bundle.manifest.model, threads=1)
     session = Session(bundle, variant, backend)
     for tau in (1.0, 0.6):
-        answers = [generate(oracles("qwen3-mixed"), p, tau, max_new=24) for p in PROMPTS]
-        for completion, answer in zip(session.generate_batch(PROMPTS, config(tau)), answers, strict=True):
-            agrees(completion, answer)
+        follow(session, oracles("qwen3-mixed"), tau)
 
 
 def test_two_builds_have_equal_graphs_and_weights(checkpoints: Named, tmp_path: Path) -> None:

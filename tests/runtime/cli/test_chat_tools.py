@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from support.conversations import conversation_of, talk_of
 from support.missing import need
-from support.shell import run
+from support.shell import run, succeed
 from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError, SessionError
@@ -142,15 +142,13 @@ def tools(tmp_path: Path) -> Path:
 
 def test_a_talk_with_tools_in_the_shell(bundles: Named, tools: Path) -> None:
     chat = ("chat", bundles("qwen2"), "-n", "120", "--tools", tools)
-    done = run(*chat, "--json", stdin="hi\n")
-    assert done.returncode == 0, done.stderr
+    done = succeed(*chat, "--json", stdin="hi\n")
     [first] = [json.loads(line) for line in done.stdout.splitlines()]
     calls = first["tool_calls"]
     assert calls and first["stats"]["forced"] > 0
     assert {call["name"] for call in calls} <= {"stop", "go"}
     results = "".join(f"/result {i} done\n" for i in range(len(calls)))
-    done = run(*chat, stdin=f"hi\n{results}")
-    assert done.returncode == 0, done.stderr
+    done = succeed(*chat, stdin=f"hi\n{results}")
     shown = [line for line in done.stdout.splitlines() if line.startswith("-> ")]
     assert shown[: len(calls)] == [f"-> {call['name']} {call['arguments']}" for call in calls]
     hint = " ".join(done.stderr.split())

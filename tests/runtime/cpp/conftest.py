@@ -16,8 +16,7 @@ from support.agreement import MAIN
 from support.cabi import Library, build
 from support.cabi_session import CSession
 from support.cpp_service import start
-from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 from support.text_driver import Driver, tokenizer_of
 
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
@@ -34,17 +33,9 @@ def path(bundles: Named, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str], Path]:
+def graphs(exported: Exported) -> Callable[[str], Path]:
     """A bundle of every output, by its precision."""
-    root = tmp_path_factory.mktemp("cpp-graphs")
-
-    @cache
-    def exported(precision: str) -> Path:
-        outputs = {"metrics": True, "logits": True, "top_k": 4}
-        export(checkpoints(MAIN), root / precision, block=6, precision=precision, **outputs)
-        return root / precision
-
-    return exported
+    return lambda precision: exported(MAIN, precision=precision, metrics=True, logits=True, top_k=4)
 
 
 @pytest.fixture(scope="module")

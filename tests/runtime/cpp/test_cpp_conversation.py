@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from support import tiny
 from support.cabi import Library, MarsStatusError, build
 from support.cabi_conversation import CConversation, CStream
 from support.cabi_session import CSession
-from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 from support.shell import call
 
 from mars_export import GenerationConfig, Session, SessionError
@@ -28,24 +26,15 @@ from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import store
 
 PLENTY = 1 << 30
-# Heads as wide as the reproducible steps of a CPU need them.
-WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
 CONFIG: dict[str, Any] = {"max_new_tokens": 10, "masks": "full"}
 Both = Callable[..., tuple[Session, CSession]]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    root = tmp_path_factory.mktemp("talk")
-    checkpoint = tiny.write(WIDE, root / "checkpoint")
-
-    @cache
-    def exported(context: int) -> Path:
-        tiny.change_config(checkpoint, max_position_embeddings=context)
-        export(checkpoint, root / str(context), block=6, metrics=True, logits=True)
-        return root / str(context)
-
-    return exported
+def bundle(exported: Exported) -> Callable[[int], Path]:
+    return lambda context: exported(
+        replace(tiny.WIDE, rewritten={"max_position_embeddings": context}), metrics=True, logits=True
+    )
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.cabi import build
-from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 from support.paths import ROOT
 from support.shell import call
 
@@ -19,13 +18,9 @@ LIBRARY = ROOT / "build" / "kernels" / "mars_export_kernels" / "libmars_export_k
 
 
 @pytest.fixture(scope="module", params=["float", "int8"])
-def w8a8(
-    request: pytest.FixtureRequest, checkpoints: Named, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def w8a8(request: pytest.FixtureRequest, exported: Exported) -> Path:
     """Bundles with KV entries of both types."""
-    bundle = tmp_path_factory.mktemp("cpp_kernels") / "w8a8"
-    export(checkpoints("llama"), bundle, block=6, precision="w8a8", kv=request.param)
-    return bundle
+    return exported("llama", precision="w8a8", kv=request.param)
 
 
 def answer(bundle: Path, **environment: str | Path) -> subprocess.CompletedProcess[str]:

@@ -47,8 +47,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Path
     """A tiny Qwen3 that always thinks, because its prompt opens the thinking and it never ends it."""
     directory: Path = tmp_path_factory.mktemp("thinking")
     shutil.copytree(checkpoints("qwen3"), directory / "checkpoint")
-    config = directory / "checkpoint" / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+    tiny.change_config(directory / "checkpoint", "tokenizer_config.json", chat_template=TEMPLATE)
     export(directory / "checkpoint", directory / "bundle", block=6)
     return directory / "bundle"
 

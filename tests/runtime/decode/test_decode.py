@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from support import tiny
-from support.agreement import LOOPS, MAIN, NEW, PROMPTS, agrees, cache_block_of, config
+from support.agreement import LOOPS, MAIN, NEW, PROMPTS, config, follow
 from support.fixtures import Oracles, Sessions
 from support.oracle import generate
 
@@ -22,21 +22,12 @@ OTHERS = [name for name in tiny.TINIES if name != MAIN]
 def test_every_tau_metric_and_loop_alone_and_in_a_ragged_batch(
     metric: str, tau: float, loop: str, sessions: Sessions, oracles: Oracles
 ) -> None:
-    session, oracle, commit = sessions(MAIN), oracles(MAIN), LOOPS[loop]
-    answers = [generate(oracle, p, tau, metric, NEW, cache_block=cache_block_of(commit)) for p in PROMPTS]
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        agrees(session.generate(prompt, config(tau, metric), commit=commit), answer)
-    for completion, answer in zip(
-        session.generate_batch(PROMPTS, config(tau, metric), commit=commit), answers, strict=True
-    ):
-        agrees(completion, answer)
+    follow(sessions(MAIN), oracles(MAIN), tau, metric, LOOPS[loop])
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_family(name: str, sessions: Sessions, oracles: Oracles) -> None:
-    answers = [generate(oracles(name), p, 0.5, max_new=NEW) for p in PROMPTS]
-    for completion, answer in zip(sessions(name).generate_batch(PROMPTS, config(0.5)), answers, strict=True):
-        agrees(completion, answer)
+    follow(sessions(name), oracles(name), 0.5)
 
 
 @pytest.mark.parametrize("loop", ["cursor", "block-8"])
@@ -46,19 +37,9 @@ def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(
 ) -> None:
     monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
-    commit = LOOPS[loop]
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 8, 14, 15, 50)]
-    answers = [
-        generate(oracles(name), p, 0.6, max_new=NEW, cache_block=cache_block_of(commit)) for p in prompts
-    ]
-    for prompt, answer in zip(prompts, answers, strict=True):
-        completion = sessions(name).generate(prompt, config(0.6), commit=commit)
-        agrees(completion, answer)
-        assert completion.stats.prefill_forwards == (len(prompt) - 1) // 7
-    for completion, answer in zip(
-        sessions(name).generate_batch(prompts, config(0.6), commit=commit), answers, strict=True
-    ):
-        agrees(completion, answer)
+    alone = follow(sessions(name), oracles(name), 0.6, commit=LOOPS[loop], prompts=prompts)
+    assert [done.stats.prefill_forwards for done in alone] == [(len(prompt) - 1) // 7 for prompt in prompts]
 
 
 def test_the_matrix_has_runs_and_rejections(oracles: Oracles) -> None:

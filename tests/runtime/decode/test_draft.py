@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from support.fake import MASK, FakeBackend
 from support.loops import decode
 
 from mars_export import GenerationConfig, SessionError
-from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
 from mars_export.runtime.session.answer import Answer
@@ -31,16 +30,16 @@ class DraftBackend(FakeBackend):
         self.owners = owners
         self.fed: list[int] = []
 
-    def step(
-        self, cache: Cache, first: int, input_ids: np.ndarray, kv_length: np.ndarray, *rest: Any
-    ) -> StepOutput:
-        for i, (ids, start) in enumerate(zip(input_ids, kv_length.tolist(), strict=True)):
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
+        input_ids = inputs.input_ids
+        for i, (ids, start) in enumerate(zip(input_ids, inputs.kv_length.tolist(), strict=True)):
             slots = DraftSlots.of(self.owners[first + i], VOCAB, LOW, HIGH)
             is_draft = ids >= VOCAB
             expected = np.array(slots.ids(start, len(ids)))
             assert (ids[is_draft] == expected[is_draft]).all()
             self.fed += (ids[is_draft] % VOCAB).tolist()
-        return super().step(cache, first, np.where(input_ids >= VOCAB, MASK, input_ids), kv_length, *rest)
+        masked = inputs._replace(input_ids=np.where(input_ids >= VOCAB, MASK, input_ids))
+        return super().step(cache, first, masked, want_logits)
 
 
 def seqs(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Sequence]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import abc
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from support.oracle import generate
 
 from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
-from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Predictions, Sequence
@@ -220,8 +219,8 @@ class Speaker(FakeBackend):
         super().__init__(chaotic)
         self.chance, self.sizes = chance, [0]
 
-    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:  # noqa: ARG002
-        input_ids, kv_length, output_index, _ = inputs
+    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:  # noqa: ARG002
+        input_ids, kv_length, output_index = inputs
         self.sizes.append(input_ids.size)
         token_ids, confidence = (
             np.zeros(output_index.shape, np.int64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from mars_export.runtime.device.variants import Host, choose, why_not
 
 HERE = Host("linux-x86_64", {"tensorrt_rtx": "1.7.1.116"}, "sm86", "RTX 3090", "12.9")
 GRAPH = GOOD.variants[0]
+Load = Callable[..., LoadedEngine]
 
 
 def engine(name: str = "rtx", **changes: Any) -> Variant:
@@ -199,24 +201,24 @@ class FakeRawContext:
         return self.is_capturable
 
 
-def loaded(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    raw: Any,
-    diagnostics: int = 0,
-    variant: Variant | None = None,
-) -> LoadedEngine:
-    variant = variant or engine()
-    monkeypatch.setattr(trt_engine, "find", lambda backend: FakeTrt(raw, diagnostics))
-    (tmp_path / "b").mkdir(exist_ok=True)
-    (tmp_path / "b" / "rtx.engine").write_bytes(b"engine")
-    held = Bundle(tmp_path / "b", replace(GOOD, model=MODEL, variants=(variant,)))
-    return LoadedEngine.of(held, variant)
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Loads an engine from `tmp_path / "b"`."""
+
+    def loaded(raw: Any, diagnostics: int = 0, **changes: Any) -> LoadedEngine:
+        variant = replace(engine(), **changes)
+        monkeypatch.setattr(trt_engine, "find", lambda backend: FakeTrt(raw, diagnostics))
+        (tmp_path / "b").mkdir(exist_ok=True)
+        (tmp_path / "b" / "rtx.engine").write_bytes(b"engine")
+        held = Bundle(tmp_path / "b", replace(GOOD, model=MODEL, variants=(variant,)))
+        return LoadedEngine.of(held, variant)
+
+    return loaded
 
 
-def test_kernels_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_kept_beside_the_bundle(tmp_path: Path, load: Load) -> None:
     raw = FakeRawEngine()
-    first = loaded(tmp_path, monkeypatch, raw)
+    first = load(raw)
     first.keep_kernels()
     assert [p.name for p in tmp_path.iterdir()] == ["b"], "nothing compiled, nothing written"
     raw.cache.data = b"kernels of two shapes"
@@ -224,18 +226,18 @@ def test_kernels_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.
     (kept,) = (p for p in tmp_path.iterdir() if p.name != "b")
     assert kept.name.startswith(".b.rtx-")
     again = FakeRawEngine()
-    second = loaded(tmp_path, monkeypatch, again)
+    second = load(again)
     assert again.cache.data == b"kernels of two shapes"
     kept.unlink()
     second.keep_kernels()
     assert not kept.exists(), "unchanged, not written again"
     kept.write_bytes(b"of another world")
-    loaded(tmp_path, monkeypatch, FakeRawEngine())
+    load(FakeRawEngine())
 
 
-def test_contexts_share_scratch_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_share_scratch_memory(load: Load) -> None:
     raw = FakeRawEngine()
-    opened = loaded(tmp_path, monkeypatch, raw)
+    opened = load(raw)
     context = opened.new_context(1, 4096, 7)
     assert (raw.contexts[0].memory, raw.contexts[0].range) == ((4096, 100), 1)
     assert opened.is_capturable(context, 7)
@@ -246,14 +248,14 @@ def test_contexts_share_scratch_memory(tmp_path: Path, monkeypatch: pytest.Monke
         opened.new_context(2, 4096, 7)
 
 
-def test_an_engine_that_is_refused_names_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_refused_names_both_sides(load: Load) -> None:
     with pytest.raises(
         SessionError,
         match=r"rtx.engine: built with tensorrt_rtx 1.7.1.116 \(CUDA 12\) for sm86, sm89 on linux-x86_64 and"
         r" cannot be loaded here"
         r" \(tensorrt_rtx 1.7.1.116; .*\): version mismatch; malformed engine",
     ):
-        loaded(tmp_path, monkeypatch, None, diagnostics=33)
+        load(None, diagnostics=33)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +270,12 @@ def test_an_engine_that_is_refused_names_both_sides(tmp_path: Path, monkeypatch:
     ],
 )
 def test_an_engine_whose_tensors_are_others_is_refused(
-    changes: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], name: str, load: Load
 ) -> None:
     with pytest.raises(
         SessionError, match=f"the engine and the manifest disagree about {name}; build the engine again"
     ):
-        loaded(tmp_path, monkeypatch, FakeRawEngine(**changes))
+        load(FakeRawEngine(**changes))
 
 
 @pytest.mark.parametrize(
@@ -289,29 +291,25 @@ def test_an_engine_whose_tensors_are_others_is_refused(
         ({"logits": ("OUTPUT", "FLOAT", (-1, -1, 9))}, "logits"),
     ],
 )
-def test_the_widths_of_an_engines_outputs(
-    changes: dict[str, Any], names: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_widths_of_an_engines_outputs(changes: dict[str, Any], names: str | None, load: Load) -> None:
     kinds = {"topk_ids": "INT64", "topk_logprobs": "FLOAT", "logits": "FLOAT"}
     wide = {n: ("OUTPUT", kind, (-1, -1, 5)) for n, kind in kinds.items()}
     wide["logits"] = ("OUTPUT", "FLOAT", (-1, -1, MODEL.vocab_size))
     wide |= {n: ("OUTPUT", kinds[n], (-1, -1, v)) if isinstance(v, int) else v for n, v in changes.items()}
-    variant = replace(engine(), outputs=("token_ids", "confidence", *kinds))
+    outputs = ("token_ids", "confidence", *kinds)
     if names is None:
-        opened = loaded(tmp_path, monkeypatch, FakeRawEngine(**wide), variant=variant)
+        opened = load(FakeRawEngine(**wide), outputs=outputs)
         assert (opened.width("topk_ids"), opened.width("logits")) == (5, MODEL.vocab_size)
         return
     with pytest.raises(SessionError, match=f"the engine and the manifest disagree about {names}; build"):
-        loaded(tmp_path, monkeypatch, FakeRawEngine(**wide), variant=variant)
+        load(FakeRawEngine(**wide), outputs=outputs)
 
 
-def test_an_engine_that_does_not_write_in_place_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_does_not_write_in_place_is_refused(load: Load) -> None:
     raw = FakeRawEngine()
     raw.not_in_place = {"present.1.key"}
     with pytest.raises(SessionError, match="disagree about present.1.key"):
-        loaded(tmp_path, monkeypatch, raw)
+        load(raw)
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

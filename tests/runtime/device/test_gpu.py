@@ -17,6 +17,7 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.tensorrt.engines import export_engine
 from mars_export.exporter.tensorrt.options import EngineOptions
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.trt.backend import TrtBackend
 from mars_export.runtime.device.trt.cuda import find_gpu
 from mars_export.runtime.device.trt.engine import EXTRAS, find
@@ -74,7 +75,7 @@ def test_fp16_decisions_flip_rarely(layout: str, opened: Opened) -> None:
         window = ids[:, start : start + BLOCK]
         index = np.arange(window.shape[1])[None]
         one, other = (
-            s.backend.step(c, 0, window, np.array([start]), index, False)
+            s.backend.step(c, 0, StepInput(window, np.array([start]), index), False)
             for s, c in zip((gpu, cpu), caches, strict=True)
         )
         flips += int(((one.confidence >= 0.9) != (other.confidence >= 0.9)).sum()) + int(
@@ -93,7 +94,7 @@ def test_the_likeliest_tokens_are_onnxruntimes(layout: str, opened: Opened) -> N
         cache_rows.reserve(64)
         index = np.tile(np.arange(BLOCK), (2, 1))
         for _ in range(3):  # the last time from a captured step
-            step = session.backend.step(cache_rows, 0, ids, np.zeros(2, np.int64), index, False)
+            step = session.backend.step(cache_rows, 0, StepInput(ids, np.zeros(2, np.int64), index), False)
         steps.append(step)
     gpu, cpu = steps
     assert gpu.topk_ids is not None and gpu.topk_logprobs is not None and cpu.topk_logprobs is not None
@@ -141,6 +142,6 @@ def test_a_context_of_4096_tokens_and_the_cost_of_a_step(tmp_path: Path) -> None
         times = []
         for _ in range(60):
             begun = perf_counter()
-            session.backend.step(cache_rows, 0, ids, np.array([256]), index, False)
+            session.backend.step(cache_rows, 0, StepInput(ids, np.array([256]), index), False)
             times.append(perf_counter() - begun)
         print(f"{slots} slots: {1000 * median(times[10:]):.2f} ms")  # noqa: T201

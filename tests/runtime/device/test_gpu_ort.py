@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import onnxruntime
 import pytest
 from support.agreement import LOOPS, PROMPTS, config
+from support.fixtures import Exported
 
 from mars_export import Batcher, Limits, Session
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import export_onnx
-from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.device.ort.library import provider_of
@@ -44,18 +41,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU is not None, reason=f"{
 
 
 @pytest.fixture(scope="module")
-def opened(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Opened:
+def opened(exported: Exported) -> Opened:
     """Sessions of one bundle on the GPU and on the CPU, by precision and KV layout."""
-    root = tmp_path_factory.mktemp("gpu-ort")
 
-    @cache
     def both(precision: str, layout: str) -> tuple[Session, Session]:
-        target = root / f"{precision}-{layout}"
-        options = ExportOptions(block=6, precision=precision, kv_layout=layout, logits=True)
-        export_onnx(open_checkpoint(str(checkpoints("a2d-qwen2"))), target, options)
-        return Session.open(target, "cuda"), Session.open(target, "cpu", threads=1)
+        bundle = exported("a2d-qwen2", precision=precision, kv_layout=layout, logits=True)
+        return Session.open(bundle, "cuda"), Session.open(bundle, "cpu", threads=1)
 
-    return both
+    return cache(both)
 
 
 @pytest.mark.parametrize("layout", ["in-place", "appended"])

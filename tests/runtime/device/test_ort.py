@@ -18,6 +18,7 @@ from support.fake_cuda import FakeDevice
 from mars_export import Session, SessionError
 from mars_export.runtime import machine
 from mars_export.runtime.bundle.open import open_bundle
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.backend import OrtBackend
@@ -54,7 +55,7 @@ def step(backend: OrtBackend, cache_rows: KvRows, start: int = 0, tokens: int = 
     ids = np.array([LONG[start : start + tokens], OTHER[start : start + tokens]])
     index = np.tile(np.arange(tokens), (2, 1))
     cache_rows.reserve(start + tokens, (start, start))
-    return backend.step(cache_rows, 0, ids, np.array([start, start]), index, False).confidence
+    return backend.step(cache_rows, 0, StepInput(ids, np.array([start, start]), index), False).confidence
 
 
 def shortage(*_: Any, **__: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.fake_trt import BLOCK, CAPACITY, build
 
 from mars_export import SessionError
+from mars_export.runtime.decode.backend import StepInput
 
 
 def test_too_many_rows_are_refused() -> None:
@@ -29,7 +30,7 @@ def test_an_engine_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) 
         SessionError,
         match=r"the engine and the manifest disagree about present.1.key; build the engine again",
     ):
-        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+        backend.step(cache, 0, StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]])), False)
 
 
 def test_a_row_that_is_too_long_is_told_so() -> None:
@@ -39,7 +40,7 @@ def test_a_row_that_is_too_long_is_told_so() -> None:
     with pytest.raises(
         SessionError, match="would write entry 65 of a row, this engine holds 64; shorten the prompt"
     ):
-        backend.step(cache, 0, np.full((2, 2), 5), lengths, index, False)
+        backend.step(cache, 0, StepInput(np.full((2, 2), 5), lengths, index), False)
 
 
 def test_the_most_predictions_are_the_engines() -> None:
@@ -48,7 +49,7 @@ def test_the_most_predictions_are_the_engines() -> None:
     backend, _, _ = build()
     index = np.zeros((1, 2 * BLOCK), np.int64)
     with pytest.raises(SessionError, match="1 x 7 slots with 8 predictions is beyond this engine"):
-        backend.step(backend.new_cache(1), 0, np.full((1, 7), 5), np.array([0]), index, False)
+        backend.step(backend.new_cache(1), 0, StepInput(np.full((1, 7), 5), np.array([0]), index), False)
 
 
 def test_an_error_that_stays_is_told_each_time() -> None:
@@ -57,19 +58,19 @@ def test_an_error_that_stays_is_told_each_time() -> None:
     device.is_broken = True
     for _ in range(3):
         with pytest.raises(SessionError, match="CUDA: .* failed: an illegal memory access was encountered"):
-            backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+            backend.step(cache, 0, StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]])), False)
 
 
 def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
     backend, engine, device = build()
     cache = backend.new_cache(1)
-    plan = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    plan = StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]]))
     for _ in range(3):
-        backend.step(cache, 0, *plan)
+        backend.step(cache, 0, plan, False)
     engine.breaks = True
     for _ in range(2):
         with pytest.raises(SessionError, match="illegal memory access .* start it again"):
-            backend.step(cache, 0, np.array([[1]]), *plan[1:])
+            backend.step(cache, 0, plan._replace(input_ids=np.array([[1]])), False)
     del cache, backend
     gc.collect()
     assert device.closed == 1, "without a word"
@@ -78,11 +79,11 @@ def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
 def test_a_step_that_failed_leaves_the_next_one_right() -> None:
     backend, engine, _ = build()
     cache = backend.new_cache(1)
-    plan = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
-    expected = backend.step(cache, 0, *plan).token_ids.tolist()
+    plan = StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]]))
+    expected = backend.step(cache, 0, plan, False).token_ids.tolist()
     for _ in range(3):
         engine.fails = True
         with pytest.raises(SessionError, match="TensorRT failed"):
-            backend.step(backend.new_cache(1), 0, *plan)
+            backend.step(backend.new_cache(1), 0, plan, False)
         engine.fails = False
-        assert backend.step(cache, 0, *plan).token_ids.tolist() == expected
+        assert backend.step(cache, 0, plan, False).token_ids.tolist() == expected

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from support.fake_trt import BLOCK, CAPACITY, build
 
+from mars_export.runtime.decode.backend import StepInput
+
 
 def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
     backend, engine, device = build()
@@ -14,7 +16,7 @@ def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
     for cache in (one, two):
         for first in (0, 1):
             for _ in range(3):
-                backend.step(cache, first, ids + first, np.array([0]), index, False)
+                backend.step(cache, first, StepInput(ids + first, np.array([0]), index), False)
     assert device.graphs == device.forgotten + 1 == 4, "a context is bound anew, and captures anew"
     assert len(engine.contexts) == 5, "those of the opening, and one for this size"
     for cache in (one, two):
@@ -31,7 +33,7 @@ def test_contexts_are_made_at_opening_and_bounded(monkeypatch: pytest.MonkeyPatc
         for slots, outputs in ((1, 1), (BLOCK, 1), (2 * BLOCK - 1, 1), (2 * BLOCK - 1, BLOCK)):
             for _ in range(2):
                 ids, index = np.full((rows, slots), 2), np.zeros((rows, outputs), np.int64)
-                backend.step(cache, 0, ids, np.zeros(rows, np.int64), index, False)
+                backend.step(cache, 0, StepInput(ids, np.zeros(rows, np.int64), index), False)
     assert sum(context.is_alive for context in engine.contexts) == 5
     assert backend.num_graphs <= 5
 
@@ -48,5 +50,5 @@ def test_a_step_that_would_allocate_is_not_captured() -> None:
     engine.allocates = True
     cache = backend.new_cache(1)
     for _ in range(4):
-        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+        backend.step(cache, 0, StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]])), False)
     assert (device.graphs, device.launches, backend.num_graphs) == (0, 0, 0)

@@ -11,6 +11,7 @@ from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
 from mars_export import Commit, SessionError
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.trt.backend import TrtBackend
 
 
@@ -51,7 +52,7 @@ def test_the_memory_goes_with_the_backend() -> None:
     cache = backend.new_cache(1)
     for slots in (2, PREFILL):
         for _ in range(3):
-            backend.step(cache, 0, np.full((1, slots), 3), np.array([0]), np.array([[1]]), False)
+            backend.step(cache, 0, StepInput(np.full((1, slots), 3), np.array([0]), np.array([[1]])), False)
     assert not device.closed
     del backend, cache
     gc.collect()
@@ -73,7 +74,7 @@ def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost() -> None:
     assert set(device.live) == held, "what was had of it is given back"
     device.left = None
     cache = backend.new_cache(1)
-    backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    backend.step(cache, 0, StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]])), False)
     del cache
     gc.collect()
     device.left = 0
@@ -89,8 +90,8 @@ def test_idle_memory_makes_room_and_no_step_stays_bound_to_it() -> None:
     ids, index = np.array([[4, 5]]), np.array([[1]])
     wide = np.full((1, PREFILL), 4)
     for _ in range(3):
-        backend.step(one, 0, ids, np.array([0]), index, False)
-        backend.step(one, 0, wide, np.array([0]), index, False)
+        backend.step(one, 0, StepInput(ids, np.array([0]), index), False)
+        backend.step(one, 0, StepInput(wide, np.array([0]), index), False)
     assert backend.num_graphs == 1
     del one
     gc.collect()
@@ -99,8 +100,8 @@ def test_idle_memory_makes_room_and_no_step_stays_bound_to_it() -> None:
     assert address not in device.live, "three rows beside the idle one are more than the engine takes"
     assert (backend.num_graphs, device.forgotten) == (0, 1)
     for _ in range(3):
-        backend.step(three, 0, ids, np.array([0]), index, False)
-        backend.step(three, 0, wide, np.array([0]), index, False)
+        backend.step(three, 0, StepInput(ids, np.array([0]), index), False)
+        backend.step(three, 0, StepInput(wide, np.array([0]), index), False)
     assert engine.contexts[-1].addresses["past_key_values.0.key"] in device.live
 
 
@@ -108,8 +109,8 @@ def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
     backend, _, device = build()
     one = backend.new_cache(1)
     address = one.memory.addresses[0]
-    plans = [(np.full((1, slots), 4), np.array([0]), np.array([[1]]), False) for slots in (2, PREFILL)]
-    expected = [[backend.step(one, 0, *plan).token_ids.tolist() for _ in range(3)] for plan in plans]
+    plans = [StepInput(np.full((1, slots), 4), np.array([0]), np.array([[1]])) for slots in (2, PREFILL)]
+    expected = [[backend.step(one, 0, plan, False).token_ids.tolist() for _ in range(3)] for plan in plans]
     del one
     gc.collect()
     three = backend.new_cache(3)
@@ -118,7 +119,7 @@ def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
     again = backend.new_cache(1)
     assert (again.memory.addresses[0], three.memory.num_rows) == (address, 3)
     assert [
-        [backend.step(again, 0, *plan).token_ids.tolist() for _ in range(3)] for plan in plans
+        [backend.step(again, 0, plan, False).token_ids.tolist() for _ in range(3)] for plan in plans
     ] == expected
 
 
@@ -132,4 +133,4 @@ def test_rows_that_are_not_aligned_are_refused_before_tensorrt_is_asked() -> Non
     ):
         backend.new_cache(2)
     cache = backend.new_cache(1)
-    backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    backend.step(cache, 0, StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]])), False)

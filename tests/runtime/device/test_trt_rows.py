@@ -7,11 +7,13 @@ import pytest
 from support.fake_engine import MODEL
 from support.fake_trt import BLOCK, CAPACITY, build
 
+from mars_export.runtime.decode.backend import StepInput
+
 
 def test_a_row_is_moved_with_all_its_heads() -> None:
     backend, _, device = build()
     cache = backend.new_cache(3)
-    backend.step(cache, 2, np.array([[8, 9, 10]]), np.array([0]), np.array([[0]]), False)
+    backend.step(cache, 2, StepInput(np.array([[8, 9, 10]]), np.array([0]), np.array([[0]])), False)
     cache.move(2, 0, 2)
     keys = device.view(cache.memory.addresses[3], (3, 2, CAPACITY, 4), np.float32)
     assert (keys[0, :, :2] == np.array([8, 9])[None, :, None]).all()
@@ -24,7 +26,7 @@ def test_a_row_is_moved_with_all_its_heads() -> None:
 def test_copies_between_rows_are_one_call_each() -> None:
     backend, _, device = build()
     cache = backend.new_cache(3)
-    backend.step(cache, 0, np.array([[8, 9, 10]]), np.array([0]), np.array([[0]]), False)
+    backend.step(cache, 0, StepInput(np.array([[8, 9, 10]]), np.array([0]), np.array([[0]])), False)
     device.events.clear()
     cache.move(0, 2, 3)
     saved = cache.save(0, 3)
@@ -47,7 +49,7 @@ def test_new_entries_are_placed_by_one_copy_a_row(fixed: bool) -> None:
         for _ in range(3):
             device.events.clear()
             index = np.zeros((2, 1), np.int64)
-            backend.step(cache, 1, np.full((2, slots), slots + 3), lengths, index, False)
+            backend.step(cache, 1, StepInput(np.full((2, slots), slots + 3), lengths, index), False)
             written = (
                 (BLOCK if fixed or slots > 1 else 1)
                 * 2

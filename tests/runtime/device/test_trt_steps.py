@@ -9,6 +9,7 @@ from support.fake import FakeBackend
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
 from mars_export import Commit, SessionError
+from mars_export.runtime.decode.backend import StepInput
 
 
 @pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
@@ -34,7 +35,7 @@ def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
     ids, index = np.full((3, BLOCK), 7), np.tile(np.arange(BLOCK), (3, 1))
     for _ in range(3):
         device.events.clear()
-        backend.step(cache, 0, ids, np.zeros(3, np.int64), index, False)
+        backend.step(cache, 0, StepInput(ids, np.zeros(3, np.int64), index), False)
         kinds = [kind for kind, _ in device.events]
         assert kinds == ["upload", "execute", "download", "synchronize"], "one copy each way, one wait"
         sizes = {kind: size for kind, size in device.events if kind != "execute"}
@@ -48,7 +49,7 @@ def test_of_equally_likely_tokens_the_lowest_id_wins() -> None:
     backend, engine, _ = build(top_k=5)
     engine.ties = 3
     ids, index = np.array([[8, 9]]), np.array([[1, 0]])
-    got = backend.step(backend.new_cache(1), 0, ids, np.zeros(1, np.int64), index, False)
+    got = backend.step(backend.new_cache(1), 0, StepInput(ids, np.zeros(1, np.int64), index), False)
     assert got.topk_ids is not None and got.topk_logprobs is not None
     assert (got.topk_logprobs[..., :3] == got.topk_logprobs[..., :1]).all()
     assert (np.diff(got.topk_ids[..., :3]) > 0).all() and (got.token_ids == got.topk_ids[..., 0]).all()
@@ -61,7 +62,7 @@ def test_the_likeliest_tokens_come_back_for_each_prediction(kv_layout: str, fixe
     cache = backend.new_cache(3)
     ids, index = np.array([[8, 9], [7, 6]]), np.array([[1, 0], [0, 1]])
     for _ in range(3):  # the last time from a captured step
-        got = backend.step(cache, 1, ids, np.zeros(2, np.int64), index, False)
+        got = backend.step(cache, 1, StepInput(ids, np.zeros(2, np.int64), index), False)
         assert got.topk_ids is not None and got.topk_logprobs is not None
         assert got.topk_ids.dtype == np.int64 and got.topk_logprobs.dtype == np.float32
         assert (got.topk_ids == got.token_ids[..., None] + np.arange(5)).all()
@@ -76,9 +77,7 @@ def test_ranges_are_chosen_by_shape() -> None:
     step = lambda rows, slots, first=0: backend.step(  # noqa: E731
         cache,
         first,
-        np.full((rows, slots), 3),
-        np.zeros(rows, np.int64),
-        np.zeros((rows, 1), np.int64),
+        StepInput(np.full((rows, slots), 3), np.zeros(rows, np.int64), np.zeros((rows, 1), np.int64)),
         False,
     )
     step(1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from support.agreement import MAIN
 from support.fixtures import Sessions
 from support.missing import need
+from support.stalling import Gate
 
 need("uvicorn", "serve")
 need("llguidance", "grammar")
@@ -19,32 +19,16 @@ from support.served import Answer, Serving, serving  # noqa: E402
 
 from mars_export import Limits, Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.structured.grammar import AnswerForm, Grammars  # noqa: E402
+from mars_export.runtime.structured.grammar import Grammars  # noqa: E402
 
 MAX_SECONDS = 60
 
 
-class Gate:
-    """Grammars compile once it is open; `begun` counts those that came to it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.came, self.begun = threading.Event(), threading.Event(), 0
-        compiles = Grammars._compile
-
-        def compile_later(grammars: Grammars, form: AnswerForm) -> Any:
-            self.begun += 1
-            self.came.set()
-            assert self.open.wait(MAX_SECONDS), "nobody opened the gate"
-            return compiles(grammars, form)
-
-        monkeypatch.setattr(Grammars, "_compile", compile_later)
-
-
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(monkeypatch)
+    made = Gate(monkeypatch, Grammars, "_compile")
     yield made
-    made.open.set()
+    made.is_open.set()
 
 
 @pytest.fixture
@@ -62,13 +46,13 @@ def test_others_are_answered_while_a_grammar_compiles(server: Serving, gate: Gat
     schema = {"enum": ["one", "two"]}
     with ThreadPoolExecutor(2) as clients:
         waiting = [clients.submit(server.chat, response_format=form(schema), max_tokens=20) for _ in range(2)]
-        assert gate.came.wait(MAX_SECONDS)
+        assert gate.reached.wait(MAX_SECONDS)
         for _ in range(3):
             plain = server.chat(max_tokens=4)
             assert plain.status == 200, plain.data
             assert server.call("/health").status == 200
         assert not any(one.done() for one in waiting)
-        gate.open.set()
+        gate.is_open.set()
         answers = [one.result(MAX_SECONDS) for one in waiting]
     texts = [answer.json["choices"][0]["message"]["content"] for answer in answers]
     assert texts[0] == texts[1] and texts[0] in ('"one"', '"two"')
@@ -89,14 +73,14 @@ def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: G
 
     with serving({"tiny": session}, options) as server, ThreadPoolExecutor(9) as clients:
         answers = list(clients.map(ask, range(8)))
-        gate.open.set()
+        gate.is_open.set()
     assert sorted(answer.status for answer in answers) == [429] * 8
     assert sum(b"max_waiting" in answer.data for answer in answers) == 3
     assert sum(b"its grammar was not processed within 1 s" in answer.data for answer in answers) == 5
 
 
 def test_grammars_that_cannot_be_leave_the_others_alone(server: Serving, gate: Gate) -> None:
-    gate.open.set()
+    gate.is_open.set()
     hostile: list[Any] = [
         {"$ref": "#"},
         {"enum": []},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,8 +61,7 @@ class Saying(FakeBackend):
 def session(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Session:
     directory: Path = tmp_path_factory.mktemp("thinking")
     shutil.copytree(checkpoints("qwen3"), directory / "checkpoint")
-    config = directory / "checkpoint" / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+    tiny.change_config(directory / "checkpoint", "tokenizer_config.json", chat_template=TEMPLATE)
     export(directory / "checkpoint", directory / "bundle", block=6)
     return Session.open(directory / "bundle", threads=1, cache_bytes=0)
 

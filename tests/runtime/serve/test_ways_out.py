@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.missing import need
-from support.stalling import Paced
+from support.stalling import Gate, Paced
 
 need("uvicorn", "serve")
 
@@ -35,27 +34,12 @@ def emptied(session: Session, **limits: int) -> Iterator[Serving]:
         assert server.chat(max_tokens=2).status == 200, "and it goes on"
 
 
-class Gate:
-    """Prompts are processed once it is open."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.is_open = threading.Event(), threading.Event()
-        real = Batcher._new_request
-
-        def late(*arguments: Any) -> Any:
-            self.reached.set()
-            assert self.is_open.wait(30), "nobody opened the gate"
-            return real(*arguments)
-
-        monkeypatch.setattr(Batcher, "_new_request", late)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_leaves_while_its_prompt_is_processed(
     stream: bool, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with emptied(session) as server:
-        gate = Gate(monkeypatch)
+        gate = Gate(monkeypatch, Batcher, "_new_request")
         body = json.dumps({"messages": HELLO, "stream": stream, **LONG}).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
         with ThreadPoolExecutor(1) as pool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support import tiny
-from support.exports import export
+from support.fixtures import Exported
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.decode.backend import StepOutput
@@ -19,25 +18,17 @@ from mars_export.runtime.session.conversation import Conversation
 from mars_export.runtime.text.tokenizer import Text
 
 PLENTY = 1 << 30
-WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
 CONFIG = GenerationConfig(max_new_tokens=10, masks="full")
 TEXT = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>")
 Open = Callable[..., Session]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    root = tmp_path_factory.mktemp("talk")
-    checkpoint = tiny.write(WIDE, root / "checkpoint")
-
-    @cache
-    def bundle(context: int) -> Path:
-        tiny.change_config(checkpoint, max_position_embeddings=context)
-        export(checkpoint, root / str(context), block=6)
-        return root / str(context)
-
+def opened(exported: Exported) -> Open:
     return lambda cache_bytes=PLENTY, context=512: Session.open(
-        bundle(context), threads=1, cache_bytes=cache_bytes
+        exported(replace(tiny.WIDE, rewritten={"max_position_embeddings": context})),
+        threads=1,
+        cache_bytes=cache_bytes,
     )
 
 

@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from support.fixtures import Exported
 from support.paths import ROOT
 from support.prefix_files import Twin, form, stored
 from support.prefixes import PLENTY
-from support.reproducible import export_reproducible
+from support.reproducible import reproducible
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.session.prefix_file import PrefixFormat
@@ -217,8 +218,8 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8", "w8a8 kv8"])
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_reproducible(request.param, tmp_path_factory.mktemp("prefixes"))
+def bundle(request: pytest.FixtureRequest, exported: Exported) -> Path:
+    return reproducible(exported, request.param)
 
 
 def prompts(seed: int) -> list[list[int]]:

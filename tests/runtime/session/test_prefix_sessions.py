@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,20 @@ import numpy as np
 import pytest
 from support import tiny
 from support.agreement import LOOPS, MAIN
+from support.fixtures import Exported
 from support.prefixes import PLENTY
-from support.reproducible import export_reproducible
+from support.reproducible import reproducible as wide
 
 from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.decode.batch import Batch
 from mars_export.runtime.decode.sequence import Sequence as Row
 
 
 @pytest.fixture(scope="module")
-def reproducible(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def reproducible(exported: Exported) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
-    root = tmp_path_factory.mktemp("reproducible")
-    return cache(lambda kind: export_reproducible(kind, root))
+    return lambda kind: wide(exported, kind)
 
 
 def twins(path: Path, cache_bytes: int = PLENTY) -> tuple[Session, Session]:
@@ -70,7 +70,7 @@ def test_entries_of_reproducible_steps_have_the_same_bits(
             slots = np.array([*others, [*ids[at : at + size], *[tiny.MASK] * masks]])
             held.reserve(at + size + masks, [at] * rows)
             index = np.full((rows, 1), size - 1)
-            backend.step(held, 0, slots, np.full(rows, at), index, False)
+            backend.step(held, 0, StepInput(slots, np.full(rows, at), index), False)
             at += size
         return held.save(rows - 1, len(ids) - 1)  # type: ignore[no-any-return]
 

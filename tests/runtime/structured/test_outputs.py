@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support import tiny
 from support.agreement import MAIN
-from support.exports import export
-from support.fixtures import Named
+from support.fixtures import Exported
 from support.questions import PROMPT
 
 from mars_export import GenerationConfig, Session, SessionError
+from mars_export.runtime.decode.backend import StepInput
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[int, bool], Session]:
+def bare(exported: Exported) -> Callable[[int, bool], Session]:
     """A session of a bundle with so many likeliest tokens, with logits or without."""
-    root = tmp_path_factory.mktemp("bare")
-
-    def opened(top_k: int, logits: bool) -> Session:
-        path: Path = root / f"{top_k}-{logits}"
-        if not path.exists():
-            export(checkpoints(MAIN), path, block=6, top_k=top_k, logits=logits, metrics=True)
-        return Session.open(path, threads=1)
-
-    return opened
+    return lambda top_k, logits: Session.open(
+        exported(MAIN, top_k=top_k, logits=logits, metrics=True), threads=1
+    )
 
 
 def test_top_k_gives_the_answers_that_logits_give(
@@ -49,7 +42,7 @@ def test_top_k_is_what_the_logits_say(bare: Callable[[int, bool], Session]) -> N
     cache = backend.new_cache(1)
     cache.reserve(16)
     ids = np.array([[5, 17, 99, 4]])
-    found = backend.step(cache, 0, ids, np.array([0]), np.array([[0, 2, 3]]), True)
+    found = backend.step(cache, 0, StepInput(ids, np.array([0]), np.array([[0, 2, 3]])), True)
     assert found.logits is not None and found.topk_ids is not None and found.topk_logprobs is not None
     exact = found.logits - found.logits.max(-1, keepdims=True)
     logprobs = exact - np.log(np.exp(exact).sum(-1, keepdims=True))

@@ -1,4 +1,18 @@
 // What tests see and set of the GPU and the TensorRT that the stub plays. One state for the program; `reset` begins a test.
+//
+// The stub, and Python's counterpart (tests/support/fake_cuda.py, fake_engine.py), refuse what the real libraries refuse, and what would
+// give wrong numbers on a real GPU, by TensorRT's headers and release notes and the CUDA runtime API:
+// - A profile is chosen before the shapes, on the stream of the step; then every input has a shape and every tensor an address, a multiple
+//   of 256 bytes. Past and present have one address if the engine writes in place, and different ones otherwise. Cursor and slots together
+//   stay within the capacity.
+// - Contexts share scratch memory of the largest profile, one at a time. A context, its memory, a graph and host arrays live until the
+//   stream has used them; a context runs in one thread, on one stream at a time.
+// - After its shapes change, a context runs once before a run can be captured. A graph is launched only while shapes, addresses and profile
+//   are unchanged. During a capture nothing is allocated, freed, copied from or to the host, or waited for.
+// - Copies stay inside one live allocation; source and target do not overlap. The GPU is the calling thread's current device, and the
+//   thread's own choice is restored.
+// - A reported error is cleared. After a sticky error (`cudaErrorIllegalAddress`, `LaunchFailure`) every call fails; nothing is retried,
+//   and closing is silent.
 #pragma once
 
 #include <cstddef>
