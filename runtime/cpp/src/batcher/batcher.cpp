@@ -87,12 +87,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void admit(const Client& client, Clock::time_point last) {
         std::unique_lock<std::mutex> lock(mutex);
         changed.wait_until(lock, last, [&] { return fault || is_closed || !refusal(client); });
-        try {
-            check_open();
-        } catch (const SessionError&) {
-            ++admission.counts.refused;
-            throw;
-        }
+        if (fault || is_closed) ++admission.counts.refused;
+        check_open();
         if (const auto full = refusal(client)) {
             ++admission.counts.overloaded;
             throw Overloaded(*full);
