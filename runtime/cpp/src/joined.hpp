@@ -1,10 +1,12 @@
-// No Python file: texts in messages and names.
+// No Python file: small functions of texts.
 #pragma once
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <functional>
 #include <string>
+#include <string_view>
 
 namespace mars {
 
@@ -19,6 +21,15 @@ std::string joined(const Parts& parts, const char* between, const TextOf& text_o
 template <typename Strings>
 std::string joined(const Strings& parts, const char* between = ", ") {
     return joined(parts, between, [](const std::string& part) { return part; });
+}
+
+inline bool begins_with(std::string_view text, std::string_view beginning) { return text.substr(0, beginning.size()) == beginning; }
+
+/// A number as printf writes it, such as "%.2f MB".
+inline std::string printed(const char* format, double number) {
+    char text[64];
+    std::snprintf(text, sizeof text, format, number);
+    return text;
 }
 
 /// In lower case, as far as it is ASCII.

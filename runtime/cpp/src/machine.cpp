@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <dlfcn.h>
 #include <fstream>
 #include <sched.h>
@@ -29,7 +28,7 @@ std::optional<std::int64_t> kilobytes(const std::filesystem::path& path, const s
     std::ifstream file(path);
     std::int64_t value = 0;
     for (std::string line; std::getline(file, line);)
-        if (line.rfind(name, 0) == 0 && std::istringstream(line.substr(name.size())) >> value) return value * 1024;
+        if (begins_with(line, name) && std::istringstream(line.substr(name.size())) >> value) return value * 1024;
     return std::nullopt;
 }
 
@@ -60,7 +59,7 @@ template <class Visit>
 void each_group(const MachineFiles& files, Visit visit) {
     std::ifstream own(files.own);
     for (std::string line; std::getline(own, line);) {
-        if (line.rfind("0::", 0) != 0) continue;
+        if (!begins_with(line, "0::")) continue;
         const std::string name = line.substr(std::min(line.size(), line.find_first_not_of('/', 3)));
         // In a container the name may be one that exists only on the host.
         for (std::filesystem::path group = name.empty() ? files.groups : files.groups / name;; group = group.parent_path()) {
@@ -106,9 +105,9 @@ std::string processor(const MachineFiles& files) {
     for (std::string line; std::getline(file, line);) {
         const std::size_t colon = line.find(": ");
         const std::string value = colon == std::string::npos ? "" : line.substr(colon + 2);
-        if (line.rfind("model name", 0) == 0) return value;
-        if (line.rfind("CPU implementer", 0) == 0) maker = value;
-        if (line.rfind("CPU part", 0) == 0) parts.insert("Arm " + maker + "/" + value);
+        if (begins_with(line, "model name")) return value;
+        if (begins_with(line, "CPU implementer")) maker = value;
+        if (begins_with(line, "CPU part")) parts.insert("Arm " + maker + "/" + value);
     }
     std::string board;
     std::ifstream board_file(files.board);

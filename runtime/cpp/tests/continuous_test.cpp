@@ -7,8 +7,8 @@
 #include "conformance.hpp"
 #include "decode/lanes.hpp"
 #include "decode/prefix.hpp"
-#include "decode/schedule.hpp"
 #include "failing.hpp"
+#include "loops.hpp"
 #include "small_tokenizer.hpp"
 #include "structured/constrained_sequence.hpp"
 
@@ -37,7 +37,7 @@ mars::Schedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::i
 
 /// One step; adds what went wrong to `wrong`.
 void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
-    for (const mars::Accepted& each : schedule.iterate()) {
+    for (const mars::Accepted& each : loops::iterate(schedule)) {
         if (!each.error) continue;
         try {
             std::rethrow_exception(each.error);
@@ -60,7 +60,7 @@ std::vector<std::string> drained(mars::Schedule& schedule) {
 fake::Tokens alone(const mars::Sequence& row) {
     fake::Backend backend;
     mars::Sequence own(0, {row.tokens.begin(), row.tokens.begin() + row.stats.prompt_tokens}, row.config(), {});
-    const auto loop = mars::decode(backend, {&own}, 4, fake::mask);
+    const auto loop = loops::decode(backend, {&own}, 4, fake::mask);
     while (loop->next()) {
     }
     return own.tokens;
@@ -96,12 +96,12 @@ TEST_CASE("a long forced text is fed in pieces and delays no other row") {
             schedule.add(rows.back());
         }
         mars::Sequence& behind = *rows[static_cast<std::size_t>(guided)];
-        while (behind.num_pending() < 100) schedule.iterate();
+        while (behind.num_pending() < 100) loops::iterate(schedule);
         for (std::int64_t last = behind.num_pending(); last > 16; last = behind.num_pending()) {
             std::vector<std::int64_t> before;
             for (const auto& row : rows) before.push_back(row->num_tokens());
             backend.steps.clear();
-            schedule.iterate();
+            loops::iterate(schedule);
             for (std::size_t i = 0; i < rows.size(); ++i)
                 CHECK((rows[i]->num_tokens() > before[i]) == (rows[i].get() != &behind || last <= 32));
             CHECK(std::count_if(backend.steps.begin(), backend.steps.end(), [](const auto& step) { return step.slots == 16; }) == 1);
@@ -122,19 +122,19 @@ TEST_CASE("a cancelled row stops in the middle of a forced text, in both loops")
     mars::Schedule schedule = schedule_of(backend, 3, 16);
     const auto row = constrained_sequence(0, 800, config_of(std::nullopt, 900));
     schedule.add(row);
-    while (row->num_pending() < 100) schedule.iterate();
+    while (row->num_pending() < 100) loops::iterate(schedule);
     backend.steps.clear();
-    for (int i = 0; i < 3; ++i) CHECK(schedule.iterate().empty());
+    for (int i = 0; i < 3; ++i) CHECK(loops::iterate(schedule).empty());
     CHECK(backend.steps.size() == 3);
     row->expire();
-    schedule.iterate();
+    loops::iterate(schedule);
     CHECK(schedule.is_idle());
     CHECK(backend.steps.size() == 3);
     CHECK(row->finish_reason == mars::FinishReason::deadline);
 
     const auto guided = constrained_sequence(0, 800, config_of(std::nullopt, 900));
     mars::Sequence& other = *guided;
-    const auto loop = mars::decode(backend, {&other}, 4, fake::mask);
+    const auto loop = loops::decode(backend, {&other}, 4, fake::mask);
     while (other.num_pending() < 100) REQUIRE(loop->next());
     backend.steps.clear();
     REQUIRE(loop->next());
@@ -163,7 +163,7 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
                 if (each["rows"][i]["arrives"] == step) schedule.add(rows[i]);
                 if (each["rows"][i]["cancelled"] == step && !rows[i]->finish_reason) rows[i]->cancel();
             }
-            for (const mars::Accepted& event : schedule.iterate()) {
+            for (const mars::Accepted& event : loops::iterate(schedule)) {
                 CHECK_FALSE(event.error);
                 commits[static_cast<std::size_t>(event.seq)].push_back({step, event.token_ids});
             }
@@ -194,7 +194,7 @@ TEST_CASE("a device failure ends only the rows of that forward") {
     fake::Narrow backend;
     auto schedule = schedule_of(backend, 2);
     schedule.add(row_of(0, {1, 2}, config_of(0.5, 50)));
-    schedule.iterate();
+    loops::iterate(schedule);
     backend.broken = true;
     CHECK(drained(schedule) == std::vector<std::string>{"0: the device is gone"});
     backend.broken = false;
@@ -252,7 +252,7 @@ TEST_CASE("a lack of memory for a prompt ends that request only") {
     auto schedule = schedule_of(backend, 3, 16);
     const auto small = row_of(0, {1, 2}, config_of(1.0, 30)), other = row_of(2, {3, 1}, config_of(1.0, 30));
     schedule.add(small);
-    schedule.iterate();
+    loops::iterate(schedule);
     schedule.add(row_of(1, fake::Tokens(200, 5), config_of(1.0, 5)));
     schedule.add(other);
     CHECK(drained(schedule) == std::vector<std::string>{"1: no memory for 96 entries"});
@@ -319,7 +319,7 @@ TEST_CASE("a row with many pending tokens is read in parts that the KV budget co
     mars::Schedule schedule(backend, 4, fake::mask, 128, {2, 8 * 256 * 2, 8, 10000});
     const auto one = row_of(0, {1}, config_of(1.0, 200)), other = row_of(1, {2}, config_of(1.0, 200));
     for (const auto& row : {one, other}) schedule.add(row);
-    while (one->stats.tokens < 60) schedule.iterate();
+    while (one->stats.tokens < 60) loops::iterate(schedule);
     one->tokens.insert(one->tokens.end(), 120, 1); // as a grammar that forces a long text
     one->stats.tokens += 120;
     CHECK(drained(schedule).empty());

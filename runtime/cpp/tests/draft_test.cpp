@@ -4,8 +4,8 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
-#include "decode/schedule.hpp"
 #include "fake.hpp"
+#include "loops.hpp"
 #include "manifest.hpp"
 #include "session/answers.hpp"
 
@@ -84,9 +84,9 @@ TEST_CASE("each row feeds the ids of its adapter by position and gives the one-t
                 active.push_back(rows.back().get());
                 alone.push_back(expected.back().get());
             }
-            for (const auto loop = mars::decode(backend, active, 4, vocab + low); loop->next();) {
+            for (const auto loop = loops::decode(backend, active, 4, vocab + low); loop->next();) {
             }
-            for (const auto loop = mars::decode(plain, alone, 4, fake::mask); loop->next();) {
+            for (const auto loop = loops::decode(plain, alone, 4, fake::mask); loop->next();) {
             }
             for (std::size_t i = 0; i < rows.size(); ++i) CHECK(rows[i]->tokens == expected[i]->tokens);
             CHECK(backend.fed.empty() == tau.has_value());
@@ -100,7 +100,7 @@ TEST_CASE("no step has more masks than the bundle allows") {
         backend.record = true;
         mars::Sequence row(0, {4, 1}, config_of({}), {});
         row.mask_limit = most;
-        for (const auto loop = mars::decode(backend, {&row}, 4, fake::mask); loop->next();) {
+        for (const auto loop = loops::decode(backend, {&row}, 4, fake::mask); loop->next();) {
         }
         std::int64_t masks = 0;
         for (const mars::StepInput& step : backend.steps)

@@ -1,8 +1,8 @@
 // Exact mode: tests/conformance/exact.json and splits.json exactly, and the one-token text whatever is proposed.
 
 #include "conformance.hpp"
-#include "decode/schedule.hpp"
 #include "fake.hpp"
+#include "loops.hpp"
 
 namespace {
 
@@ -28,7 +28,7 @@ fake::Tokens fed_in(const mars::StepInput& step) {
 
 void run(mars::Backend& backend, const std::vector<mars::Sequence*>& rows, std::int64_t block,
          std::optional<mars::Planner> planner = std::nullopt) {
-    const auto loop = mars::decode(backend, rows, block, fake::mask, std::move(planner));
+    const auto loop = loops::decode(backend, rows, block, fake::mask, std::move(planner));
     while (loop->next()) {
     }
 }
@@ -81,7 +81,7 @@ TEST_CASE("every case of exact.json: the same feeds and accepted runs") {
             backend.record = true;
             const auto row = exact_row(0, wanted); // alone, so that each forward is this row's
             std::vector<fake::Tokens> runs, fed;
-            const auto loop = mars::decode(backend, {row.get()}, each["block"], fake::mask);
+            const auto loop = loops::decode(backend, {row.get()}, each["block"], fake::mask);
             while (const auto accepted = loop->next())
                 for (const mars::Accepted& event : *accepted) runs.push_back(event.token_ids);
             for (auto i = static_cast<std::size_t>(row->stats.prefill_forwards); i < backend.steps.size(); ++i)
@@ -150,7 +150,7 @@ TEST_CASE("exact rows give the one-token text with any number of masks, lookup, 
             mars::Sequence copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, masks), eos);
             run(backend, {&one}, 4);
             const auto loop =
-                mars::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, mars::Planner([&] { return cost; }));
+                loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, mars::Planner([&] { return cost; }));
             while (loop->next()) rumoured.draft_tokens = rumours(rumoured.tokens);
             for (const mars::Sequence* row : {&exact, &rumoured, &copied}) {
                 CHECK(row->tokens == one.tokens);
@@ -196,7 +196,7 @@ TEST_CASE("lookup proposes copies of repeated text") {
 TEST_CASE("exact and tau can change while a row runs") {
     fake::Backend backend(guessing);
     mars::Sequence row(0, {3, 4}, asking({}), {});
-    const auto loop = mars::decode(backend, {&row}, 4, fake::mask);
+    const auto loop = loops::decode(backend, {&row}, 4, fake::mask);
     int exact_steps = 0;
     for (std::size_t before = row.tokens.size(), i = 0; loop->next(); before = row.tokens.size(), ++i) {
         if (row.config().is_exact()) { // as this step saw it

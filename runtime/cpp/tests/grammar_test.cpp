@@ -3,11 +3,12 @@
 #include <filesystem>
 #include <fstream>
 
+#include <mars/batcher.hpp>
 #include <mars/errors.hpp>
 #include <mars/session.hpp>
 
 #include "conformance.hpp"
-#include "decode/schedule.hpp"
+#include "loops.hpp"
 #include "manifest.hpp"
 #include "scripted.hpp"
 #include "session/answers.hpp"
@@ -96,7 +97,7 @@ TEST_CASE("every answer of grammar.json: the same accepted runs, feeds and count
         const Json& expected = wanted["expected"];
         std::vector<fake::Tokens> runs, fed;
         const std::string error = message_of([&] {
-            const auto loop = mars::decode(model, {&row}, wanted["block"], fake::mask);
+            const auto loop = loops::decode(model, {&row}, wanted["block"], fake::mask);
             while (const auto accepted = loop->next())
                 for (const mars::Accepted& event : *accepted) runs.push_back(event.token_ids);
         });
@@ -133,6 +134,11 @@ TEST_CASE("answers follow the grammar of their request, alone and in a batch") {
             for (const Json& token : run) answer.push_back(token);
         CHECK(done.token_ids == answer);
         CHECK(done.stats.forced == wanted["expected"]["forced"].get<std::int64_t>());
+        mars::Batcher batcher(directory.session(wanted));
+        mars::Request request = batcher.submit(kept().prompt, config);
+        std::int64_t num_forced = 0;
+        while (const auto event = request.next()) num_forced += static_cast<std::int64_t>(event->forced.size());
+        CHECK(num_forced == request.completion().stats.forced);
         last = &wanted;
         config.tau = 1.0;
         prompts.emplace_back(kept().prompt);

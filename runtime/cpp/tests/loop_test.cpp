@@ -2,8 +2,8 @@
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
-#include "decode/blocks.hpp"
 #include "fake.hpp"
+#include "loops.hpp"
 
 namespace {
 
@@ -21,8 +21,8 @@ std::unique_ptr<mars::Sequence> row_of(std::int64_t index, const Json& wanted) {
 }
 
 std::unique_ptr<mars::Run> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Sequence*>& rows) {
-    if (each["commit"] == "block") return mars::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
-    return mars::decode(backend, rows, each["block"], fake::mask);
+    if (each["commit"] == "block") return loops::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
+    return loops::decode(backend, rows, each["block"], fake::mask);
 }
 
 } // namespace
@@ -65,8 +65,8 @@ TEST_CASE("a cancelled row ends before its next step, and the others continue") 
         config.max_new_tokens = 20;
         config.tau = 0.95;
         mars::Sequence one(0, {1, 2, 3}, config, {}), two(1, {4}, config, {}), three(2, fake::Tokens(700, 5), config, {});
-        const auto loop = blocks ? mars::decode_blocks(backend, {&one, &two, &three}, 4, fake::mask, 8)
-                                 : mars::decode(backend, {&one, &two, &three}, 4, fake::mask);
+        const auto loop = blocks ? loops::decode_blocks(backend, {&one, &two, &three}, 4, fake::mask, 8)
+                                 : loops::decode(backend, {&one, &two, &three}, 4, fake::mask);
         REQUIRE(loop->next());
         one.cancel();
         three.cancel(); // in or before its prefill
@@ -83,9 +83,9 @@ TEST_CASE("a cancelled row ends before its next step, and the others continue") 
 TEST_CASE("a cache block larger than a step is refused") {
     fake::Backend backend(fake::hashed, 1000, 16);
     mars::Sequence row(0, {1}, {}, {});
-    CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 17),
+    CHECK_THROWS_WITH_AS(loops::decode_blocks(backend, {&row}, 4, fake::mask, 17),
                          "a cache block of 17 tokens does not fit a step of 16 slots; give a smaller one", mars::SessionError);
-    CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 16),
+    CHECK_THROWS_WITH_AS(loops::decode_blocks(backend, {&row}, 4, fake::mask, 16),
                          "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and verifies none; "
                          "leave commit as it is, or give a tau",
                          mars::SessionError);

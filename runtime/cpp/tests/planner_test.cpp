@@ -5,8 +5,8 @@
 
 #include "conformance.hpp"
 #include "decode/planner.hpp"
-#include "decode/schedule.hpp"
 #include "fake.hpp"
+#include "loops.hpp"
 
 namespace {
 
@@ -76,12 +76,12 @@ TEST_CASE("automatic and fixed numbers of masks in one batch: the same text, and
     for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
         mars::Sequence one(0, {1, 2, 3}, automatic, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
         const auto loop =
-            mars::decode(backend, {&one, &two}, 8, fake::mask, mars::Planner([&] { return std::make_shared<mars::Cost>(points); }));
+            loops::decode(backend, {&one, &two}, 8, fake::mask, mars::Planner([&] { return std::make_shared<mars::Cost>(points); }));
         while (loop->next()) {
         }
         CHECK(one.stats.tokens == 30);
         CHECK(two.stats.tokens == 30);
-        const auto full = mars::decode(backend, {&alone}, 8, fake::mask);
+        const auto full = loops::decode(backend, {&alone}, 8, fake::mask);
         while (full->next()) {
         }
         if (points.size() == 1) CHECK(one.tokens == alone.tokens);

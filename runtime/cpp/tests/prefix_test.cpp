@@ -3,9 +3,9 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
-#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "fake.hpp"
+#include "loops.hpp"
 
 namespace {
 
@@ -31,8 +31,8 @@ std::vector<Spoken> spoken(mars::Backend& backend, PrefixCache* store, const std
         if (store != nullptr) rows.back()->prefix_handle = store->handle(config.cache_salt, marks);
         pointers.push_back(rows.back().get());
     }
-    const auto loop = cache_block ? mars::decode_blocks(backend, pointers, block, fake::mask, *cache_block)
-                                  : mars::decode(backend, pointers, block, fake::mask);
+    const auto loop = cache_block ? loops::decode_blocks(backend, pointers, block, fake::mask, *cache_block)
+                                  : loops::decode(backend, pointers, block, fake::mask);
     while (loop->next()) {
     }
     std::vector<Spoken> said;
@@ -160,7 +160,7 @@ TEST_CASE("a cancelled row saves its final entries, a failed one no further ones
             1000000, 8);
         mars::Sequence row(0, opening, config_of({}, 50), {});
         row.prefix_handle = store.handle();
-        const auto loop = mars::decode(backend, {&row}, block, fake::mask);
+        const auto loop = loops::decode(backend, {&row}, block, fake::mask);
         if (fails) {
             CHECK_THROWS_AS(([&] {
                                 while (loop->next()) {

@@ -13,11 +13,11 @@
 
 #include <mars/errors.hpp>
 
-#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "device/trt/backend.hpp"
 #include "engine_manifest.hpp"
 #include "fake.hpp"
+#include "loops.hpp"
 #include "trt_stub/stub.hpp"
 
 using Tokens = fake::Tokens;
@@ -56,7 +56,7 @@ inline std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tok
         pointers.push_back(rows.back().get());
     }
     const auto loop =
-        blocks ? mars::decode_blocks(backend, pointers, 4, fake::mask, cache_block) : mars::decode(backend, pointers, 4, fake::mask);
+        blocks ? loops::decode_blocks(backend, pointers, 4, fake::mask, cache_block) : loops::decode(backend, pointers, 4, fake::mask);
     while (loop->next()) {
     }
     std::vector<Tokens> all;

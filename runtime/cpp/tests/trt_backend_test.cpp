@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "decode/schedule.hpp"
+#include "loops.hpp"
 #include "scripted.hpp"
 #include "structured/constrained_sequence.hpp"
 #include "stub_bundle.hpp"
@@ -112,7 +112,7 @@ TEST_CASE("an engine and a graph give the same answers with a grammar") {
             mars::ConstrainedSequence row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end},
                                           std::move(grammar_state));
             std::string end = refused([&] {
-                const auto loop = mars::decode(backend, {&row}, shape.block, fake::mask);
+                const auto loop = loops::decode(backend, {&row}, shape.block, fake::mask);
                 while (loop->next()) {
                 }
             });

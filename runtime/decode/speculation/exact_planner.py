@@ -125,12 +125,11 @@ def _splits(
     The value of p draft tokens and m masks, with `ending` the probability that the sequence ends after all
     draft tokens:
 
-        tokens[p] + all_accepted[p] * ((1 - ending) * mask_values[m] + left_out[p])
+        tokens[p] + all_accepted[p] * (1 - ending) * mask_values[m]
 
     tokens: expected tokens of this step. all_accepted: the probability that all p draft tokens are.
     """
     mask_values = _mask_values(outlook, cost, speed, num)
-    left_out = _left_out_values(outlook, cost, speed, num)
     all_accepted = list(accumulate(outlook.probabilities, mul, initial=1.0))
     tokens = list(accumulate(all_accepted[1:], initial=1.0))
     # By the slots that are left for masks: the best number of masks, and its value.
@@ -145,7 +144,7 @@ def _splits(
         """The best use of `space` slots after pending tokens; of equal ones, that with fewer draft tokens."""
         top, draft_tokens = -1e300, 0
         for p in range(min(space, len(outlook.probabilities)) + 1):
-            value = tokens[p] + all_accepted[p] * (values[space - p] + left_out[p])
+            value = tokens[p] + all_accepted[p] * values[space - p]
             if value > top:
                 top, draft_tokens = value, p
         return top, StepPlan(outlook.pending, draft_tokens, masks[space - draft_tokens])
@@ -165,19 +164,6 @@ def _mask_values(outlook: Outlook, cost: Cost, speed: float, num: int) -> list[f
         / (2.0 - outlook.all_accepted(m))
         for m in range(1, len(outlook.expected))
     ]
-
-
-def _left_out_values(outlook: Outlook, cost: Cost, speed: float, num: int) -> list[float]:
-    """By the number of draft tokens that are fed: the value of the others in the next step, if the sequence
-    ends after them, times the probability that it does.
-    """
-    if not outlook.ending:
-        return [0.0] * (len(outlook.probabilities) + 1)
-    values, accepted = [0.0], 0.0  # accepted: expected number of those left out
-    for number, probability in enumerate(reversed(outlook.probabilities), 1):
-        accepted = probability * (1.0 + accepted)
-        values.append(outlook.ending * (accepted - speed * cost.of(num * (1.0 + number)) / num))
-    return values[::-1]
 
 
 def _wider(outlook: Outlook, plan: StepPlan) -> StepPlan:

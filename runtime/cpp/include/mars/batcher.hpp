@@ -52,7 +52,7 @@ struct RequestState;
 class MARS_API Request {
   public:
     ~Request();
-    Request(Request&&) noexcept;
+    Request(Request&&) noexcept = default;
     Request& operator=(Request&&) noexcept;
 
     /// Wait for the next event; no value after the last one. Throws what made the request fail, and SessionError if a
@@ -100,7 +100,6 @@ class MARS_API Batcher {
     /// Allocates KV memory as rows need it. Throws SessionError for invalid limits.
     explicit Batcher(Session session, const Limits& limits = {});
 
-    /// Closes.
     ~Batcher();
     Batcher(const Batcher&) = delete;
     Batcher& operator=(const Batcher&) = delete;
@@ -124,7 +123,6 @@ class MARS_API Batcher {
     /// Whether it takes requests: not closed, not failed.
     bool alive() const;
 
-    /// Counts so far.
     Counts counts() const;
 
     /// Requests with a row, and requests that wait for one or are being tokenized.

@@ -22,7 +22,7 @@ MARS_API std::string_view to_string(Metric metric);
 constexpr std::int64_t auto_masks = -1; ///< chosen at each step for the highest speed
 constexpr std::int64_t all_masks = -2;  ///< as many as the block allows
 
-/// Parse "auto", "full" or a number of 1 or more; no value for other texts.
+/// Parse "auto", "full" or a number of 0 or more; no value for other texts.
 MARS_API std::optional<std::int64_t> masks_of(std::string_view text);
 
 constexpr double default_tau = 0.95; ///< from the paper's tables; used if a tau is needed and none is given

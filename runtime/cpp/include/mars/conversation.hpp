@@ -22,9 +22,8 @@ struct Turn {
 /// ids in the prefix cache. Not thread-safe; several conversations of a session may run in several threads.
 class MARS_API Conversation {
   public:
-    ~Conversation();
-    Conversation(Conversation&&) noexcept;
-    Conversation& operator=(Conversation&&) noexcept;
+    Conversation(Conversation&&) noexcept = default;
+    Conversation& operator=(Conversation&&) noexcept = default;
 
     /// Ask, and stream the answer, which belongs to the conversation and is valid until its next question. Throws
     /// SessionError for a question that cannot be asked; the conversation is then unchanged. If the context is full,
@@ -35,7 +34,6 @@ class MARS_API Conversation {
     /// dropped.
     Stream& edit(const std::string& text, const GenerationConfig& config = {}, std::int64_t turn = -1);
 
-    /// Remove the last turns.
     void undo(std::int64_t turns = 1);
 
     /// Remove all turns; the system message stays.
@@ -59,7 +57,7 @@ class MARS_API Conversation {
     struct State;
     Conversation(std::shared_ptr<const Opened> session, std::optional<std::string> system, bool drop_oldest);
 
-    std::unique_ptr<State> state_;
+    std::shared_ptr<State> state_; // never shared
 };
 
 } // namespace mars

@@ -167,7 +167,6 @@ class MARS_API Session {
     /// Statistics of the prefix cache since the session was opened.
     PrefixStats prefix_stats() const;
 
-    /// Clear the prefix cache.
     void forget_prefixes() const;
 
     /// Token ids of a prompt. Throws SessionError if it is empty or too long, or contains ids outside the vocabulary.
@@ -185,7 +184,6 @@ class MARS_API Session {
     /// A splitter of the answer to a prompt of messages; no value if the chat template marks no thinking.
     std::optional<ThinkingStream> thinking_stream(const Prompt& prompt) const;
 
-    /// Properties of the running variant and its model.
     SessionInfo info() const;
 
     /// The settings of a profile: tau, metric and masks, or a draft adapter and its masks. Throws SessionError for an
@@ -205,9 +203,8 @@ class MARS_API Session {
 /// For one thread at a time, except tau, exact and cancel().
 class MARS_API Stream {
   public:
-    ~Stream();
-    Stream(Stream&&) noexcept;
-    Stream& operator=(Stream&&) noexcept;
+    Stream(Stream&&) noexcept = default;
+    Stream& operator=(Stream&&) noexcept = default;
 
     /// The next event; no value after the last one. Throws SessionError; the stream has then ended.
     std::optional<Event> next();
@@ -241,9 +238,9 @@ class MARS_API Stream {
   private:
     friend class Session;
     friend class Conversation;
-    explicit Stream(std::unique_ptr<Answers> answers);
+    explicit Stream(std::shared_ptr<Answers> answers) : answers_(std::move(answers)) {}
 
-    std::unique_ptr<Answers> answers_;
+    std::shared_ptr<Answers> answers_; // never shared
 };
 
 } // namespace mars

@@ -13,7 +13,6 @@
 #include "batcher/admission_queue.hpp"
 #include "batcher/request.hpp"
 #include "decode/lanes.hpp"
-#include "session/answers.hpp"
 
 namespace mars {
 
@@ -85,19 +84,11 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::optional<Overloaded> refusal(const Client& client) const { return admission.refusal(client, schedule.num_rows(), num_waiting()); }
 
     /// Wait for a place and take it. Throws if there is none.
-    void admit(const Client& client, std::optional<Clock::time_point> last) {
+    void admit(const Client& client, Clock::time_point last) {
         std::unique_lock<std::mutex> lock(mutex);
-        const auto is_decided = [&] { return fault || is_closed || !refusal(client); };
-        if (last)
-            changed.wait_until(lock, *last, is_decided);
-        else
-            changed.wait(lock, is_decided);
-        try {
-            check_open();
-        } catch (const SessionError&) {
-            ++admission.counts.refused;
-            throw;
-        }
+        changed.wait_until(lock, last, [&] { return fault || is_closed || !refusal(client); });
+        if (fault || is_closed) ++admission.counts.refused;
+        check_open();
         if (const auto full = refusal(client)) {
             ++admission.counts.overloaded;
             throw Overloaded(*full);
@@ -244,7 +235,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     }
 
     bool close(double drain, std::optional<double> timeout) {
-        const Clock::duration rest = duration_of(drain, "drain"), patience = duration_of(timeout.value_or(0.0), "timeout");
+        const Clock::duration rest = duration_of(drain, "drain"), patience = duration_of(timeout.value_or(forever), "timeout");
         std::unique_lock<std::mutex> lock(mutex);
         const bool is_own = std::this_thread::get_id() == thread.get_id();
         is_closed = true;
@@ -254,11 +245,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         is_stopped = true;
         changed.notify_all();
         if (is_own) return true;
-        if (timeout)
-            changed.wait_for(lock, patience, [this] { return has_ended; });
-        else
-            changed.wait(lock, [this] { return has_ended; });
-        if (!has_ended) return false;
+        if (!changed.wait_for(lock, patience, [this] { return has_ended; })) return false;
         if (thread.joinable()) thread.join(); // the thread no longer needs the lock
         return true;
     }
@@ -279,12 +266,11 @@ Batcher::~Batcher() {
 
 Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, const Entry& entry) {
     const Clock::time_point began = Clock::now();
-    std::optional<Clock::time_point> until, last;
+    std::optional<Clock::time_point> until;
     if (config.deadline && *config.deadline > 0)
         until = began + duration_of(*config.deadline, "deadline"); // other values are refused below
-    if (entry.wait) last = began + duration_of(*entry.wait, "wait");
-    if (until) last = last ? std::min(*last, *until) : *until;
-    service_->admit(entry.client, last);
+    const Clock::time_point last = began + duration_of(entry.wait.value_or(forever), "wait");
+    service_->admit(entry.client, until ? std::min(last, *until) : last);
     std::shared_ptr<RequestState> answer;
     try {
         answer = service_->new_answer(prompt, config, entry, began, until);

@@ -1,24 +1,10 @@
 #include "batcher/request.hpp"
 
 #include <algorithm>
-#include <cmath>
+
+#include "joined.hpp"
 
 namespace mars {
-
-namespace {
-
-std::string seconds_of(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g", seconds);
-    return text;
-}
-
-} // namespace
-
-RequestState::Clock::duration duration_of(double seconds, const char* name) {
-    if (std::isnan(seconds)) throw SessionError(std::string(name) + " must be a number of seconds, not nan");
-    return std::chrono::duration_cast<RequestState::Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
-}
 
 RequestState::RequestState(std::shared_ptr<const Opened> opened, NewSequence made, End how, std::optional<Clock::time_point> until,
                            std::optional<std::string> of, OnEvent callback)
@@ -29,7 +15,7 @@ RequestState::RequestState(std::shared_ptr<const Opened> opened, NewSequence mad
 
 /// Wait until `is_enough`, at most until `last`. A reader checks the deadline itself, because the batcher's thread may
 /// hang in a step.
-bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, std::optional<Clock::time_point> last) {
+bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, Clock::time_point last) {
     while (!is_enough()) {
         const bool has_ended = !is_over() && until_ && Clock::now() >= *until_;
         if (has_ended) {
@@ -38,13 +24,8 @@ bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<
             lock.lock();
             if (is_enough()) return true;
         }
-        if (last && Clock::now() >= *last) return false;
-        std::optional<Clock::time_point> wake = last;
-        if (until_ && !has_ended) wake = wake ? std::min(*wake, *until_) : *until_;
-        if (wake)
-            changed_.wait_until(lock, *wake);
-        else
-            changed_.wait(lock);
+        if (Clock::now() >= last) return false;
+        changed_.wait_until(lock, until_ && !has_ended ? std::min(last, *until_) : last);
     }
     return true;
 }
@@ -52,7 +33,7 @@ bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<
 std::optional<Event> RequestState::next() {
     if (callback_) throw SessionError("the events of this request go to its callback; wait for its result");
     std::unique_lock<std::mutex> lock(mutex_);
-    wait(lock, [this] { return !events_.empty() || is_over(); }, std::nullopt);
+    wait(lock, [this] { return !events_.empty() || is_over(); }, Clock::now() + duration_of(forever, ""));
     if (!has_event() && error_) std::rethrow_exception(error_);
     return take();
 }
@@ -71,12 +52,11 @@ std::optional<Event> RequestState::take() {
 }
 
 Completion RequestState::result(std::optional<double> timeout) {
-    std::optional<Clock::time_point> last;
-    if (timeout) last = Clock::now() + duration_of(*timeout, "timeout");
+    const Clock::time_point last = Clock::now() + duration_of(timeout.value_or(forever), "timeout");
     {
         std::unique_lock<std::mutex> lock(mutex_);
         if (!wait(lock, [this] { return is_over(); }, last))
-            throw SessionError("the answer is not finished after " + seconds_of(*timeout) +
+            throw SessionError("the answer is not finished after " + printed("%g", timeout.value_or(forever)) +
                                " seconds; it continues: wait again or cancel it");
     }
     call(); // the result's reader has seen all events
@@ -92,8 +72,7 @@ void RequestState::abandon() noexcept {
 }
 
 void RequestState::deliver(const Accepted& accepted) {
-    Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.accepted_draft_tokens};
-    if (text) event.text = accepted.finish_reason ? text->finish() : text->read();
+    Event event = event_of(accepted, text.get());
     const std::lock_guard<std::mutex> lock(mutex_);
     if (is_over()) return; // ended while the step ran: too late
     seen_.token_ids.insert(seen_.token_ids.end(), accepted.token_ids.begin(), accepted.token_ids.end());
@@ -137,8 +116,6 @@ Request::Request(std::shared_ptr<RequestState> answer) : answer_(std::move(answe
 Request::~Request() {
     if (answer_) answer_->abandon();
 }
-
-Request::Request(Request&&) noexcept = default;
 
 Request& Request::operator=(Request&& other) noexcept {
     if (this != &other) {

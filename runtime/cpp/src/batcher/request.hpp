@@ -17,10 +17,6 @@
 
 namespace mars {
 
-/// Seconds given by a caller as a duration, clamped to 0 ... 1e9 seconds. Throws SessionError for NaN; `name` is the
-/// parameter's name in the message.
-std::chrono::steady_clock::duration duration_of(double seconds, const char* name);
-
 /// Shared by a batcher and the holder of a request. The sequence and its text belong to the batcher's thread, except for the
 /// sequence's thread-safe members.
 struct RequestState {
@@ -66,7 +62,7 @@ struct RequestState {
     const Completion& conclude(FinishReason reason, std::exception_ptr error) noexcept;
 
   private:
-    bool wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, std::optional<Clock::time_point> last);
+    bool wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, Clock::time_point last);
     bool is_over() const { return reason_.has_value(); }
 
     template <typename Member>

@@ -40,7 +40,7 @@ class Fields {
     std::int64_t integer(const std::string& name, std::int64_t low = 0, std::int64_t high = std::int64_t{1} << 53);
     std::optional<std::int64_t> optional_integer(const std::string& name, std::int64_t low = 0, std::int64_t high = std::int64_t{1} << 53);
     double number(const std::string& name);
-    /// "auto", "full", or an integer of 1 or more.
+    /// "auto", "full", or an integer of 0 or more.
     std::int64_t masks(const std::string& name);
     bool flag(const std::string& name);
     std::string text(const std::string& name, const std::vector<std::string>& choices = {});

@@ -15,6 +15,7 @@
 
 #include "bundle/fields.hpp"
 #include "bundle/sha256.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
@@ -127,7 +128,7 @@ MappedFile::~MappedFile() {
 
 std::optional<fs::path> cache_dir() {
     const std::string chosen = variable("MARS_EXPORT_CACHE"), base = variable("XDG_CACHE_HOME"), home = variable("HOME");
-    if (chosen == "~" || chosen.rfind("~/", 0) == 0) return home.empty() ? std::nullopt : std::optional<fs::path>(home + chosen.substr(1));
+    if (chosen == "~" || begins_with(chosen, "~/")) return home.empty() ? std::nullopt : std::optional<fs::path>(home + chosen.substr(1));
     if (!chosen.empty()) return chosen;
     if (!base.empty()) return fs::path(base) / "mars-export";
     return home.empty() ? std::nullopt : std::optional<fs::path>(fs::path(home) / ".cache" / "mars-export");

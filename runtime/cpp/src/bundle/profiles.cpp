@@ -1,6 +1,7 @@
 #include "bundle/profiles.hpp"
 
 #include <set>
+#include <vector>
 
 #include <mars/errors.hpp>
 
@@ -18,8 +19,7 @@ namespace {
 
 std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "None"; }
 
-} // namespace
-
+/// Why a profile is not valid for `variant`; empty for a valid one.
 std::vector<std::string> staleness(const Manifest& manifest, const Variant& variant, const Profile& profile) {
     if (profile.variant != variant.name) return {"it was calibrated on variant " + profile.variant + ", " + variant.name + " is running"};
     std::vector<std::string> reasons;
@@ -34,6 +34,8 @@ std::vector<std::string> staleness(const Manifest& manifest, const Variant& vari
                           " is running");
     return reasons;
 }
+
+} // namespace
 
 const Profile& find_profile(const Bundle& bundle, const Variant& variant, const std::string& name) {
     std::set<std::string> known;

@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "bundle/bundle.hpp"
 
@@ -14,8 +13,5 @@ std::optional<std::string> sha256_of(const Manifest& manifest, const std::option
 
 /// The profile `name` for the running variant. Throws SessionError with advice if there is none, or only a stale one.
 const Profile& find_profile(const Bundle& bundle, const Variant& variant, const std::string& name);
-
-/// Why a profile is not valid for `variant`; empty for a valid one.
-std::vector<std::string> staleness(const Manifest& manifest, const Variant& variant, const Profile& profile);
 
 } // namespace mars

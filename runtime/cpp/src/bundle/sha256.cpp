@@ -1,7 +1,5 @@
 #include "bundle/sha256.hpp"
 
-#include <algorithm>
-
 namespace mars {
 
 namespace {
@@ -22,20 +20,15 @@ std::uint32_t rotate(std::uint32_t value, unsigned count) { return (value >> cou
 
 void Sha256::add(std::string_view data) {
     num_bytes_ += data.size();
-    const auto* bytes = reinterpret_cast<const unsigned char*>(data.data());
-    std::size_t left = data.size();
-    while (left > 0) {
-        if (num_partial_ == 0 && left >= partial_.size()) {
-            compress(bytes);
-            bytes += partial_.size();
-            left -= partial_.size();
+    while (!data.empty()) {
+        if (num_partial_ == 0 && data.size() >= partial_.size()) {
+            compress(data.data());
+            data.remove_prefix(partial_.size());
             continue;
         }
-        const std::size_t taken = std::min(left, partial_.size() - num_partial_);
-        std::copy_n(bytes, taken, partial_.begin() + static_cast<std::ptrdiff_t>(num_partial_));
+        const std::size_t taken = data.copy(partial_.data() + num_partial_, partial_.size() - num_partial_);
         num_partial_ += taken;
-        bytes += taken;
-        left -= taken;
+        data.remove_prefix(taken);
         if (num_partial_ == partial_.size()) {
             compress(partial_.data());
             num_partial_ = 0;
@@ -62,11 +55,9 @@ std::string Sha256::hex() {
     return text;
 }
 
-void Sha256::compress(const unsigned char* block) {
+void Sha256::compress(const char* block) {
     std::array<std::uint32_t, 64> w{};
-    for (std::size_t i = 0; i < 16; ++i)
-        w[i] = std::uint32_t{block[4 * i]} << 24U | std::uint32_t{block[4 * i + 1]} << 16U | std::uint32_t{block[4 * i + 2]} << 8U |
-               std::uint32_t{block[4 * i + 3]};
+    for (std::size_t i = 0; i < 64; ++i) w[i / 4] = w[i / 4] << 8U | static_cast<unsigned char>(block[i]);
     for (std::size_t i = 16; i < 64; ++i) {
         const std::uint32_t s0 = rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ (w[i - 15] >> 3U);
         const std::uint32_t s1 = rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ (w[i - 2] >> 10U);

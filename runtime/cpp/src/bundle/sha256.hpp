@@ -17,10 +17,10 @@ class Sha256 {
     std::string hex();
 
   private:
-    void compress(const unsigned char* block);
+    void compress(const char* block);
 
     std::array<std::uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    std::array<unsigned char, 64> partial_{};
+    std::array<char, 64> partial_{};
     std::size_t num_partial_ = 0;
     std::uint64_t num_bytes_ = 0;
 };

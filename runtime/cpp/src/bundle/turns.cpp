@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include <mars/errors.hpp>
 
 #include "bundle/fields.hpp"
@@ -41,11 +39,6 @@ ChatTurns ChatTurns::from_json(std::string_view chat_json, std::string_view wher
     return chat;
 }
 
-void ChatTurns::set_thinking(std::optional<Texts> on, std::optional<Texts> off) {
-    on_ = std::move(on);
-    off_ = std::move(off);
-}
-
 Rendered ChatTurns::render(const std::vector<Message>& messages, std::optional<bool> thinking) const {
     if (!is_usable()) refuse("this bundle has no chat template, or one that needs jinja2");
     if (messages.empty()) throw SessionError("messages must be a non-empty list of {role, content}");
@@ -69,7 +62,7 @@ Rendered ChatTurns::render(const std::vector<Message>& messages, std::optional<b
         previous = &role;
     }
     if (thinking && !switches_thinking()) refuse("this bundle cannot switch thinking without its chat template");
-    const Texts& after = !thinking ? after_ : *thinking ? *on_ : *off_;
+    const Texts& after = !thinking ? after_ : *thinking ? *on : *off;
     const auto last = after.find(*previous);
     if (last == after.end())
         refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + joined(after, ", ", &Texts::value_type::first) + ")");

@@ -32,10 +32,10 @@ class ChatTurns {
     bool is_usable() const { return !between_.empty(); }
 
     /// The text after the last message, by its role, with `enable_thinking` true and false; no value if it is not known.
-    void set_thinking(std::optional<std::map<std::string, std::string>> on, std::optional<std::map<std::string, std::string>> off);
+    std::optional<std::map<std::string, std::string>> on, off;
 
     /// Whether `render` can be asked for `thinking`.
-    bool switches_thinking() const { return is_usable() && on_ && off_; }
+    bool switches_thinking() const { return is_usable() && on && off; }
 
     /// The prompt of `messages`, up to the beginning of an answer; `thinking`: `enable_thinking`, no value for the
     /// template's own choice. Throws SessionError for conversations that need the jinja2 template itself.
@@ -44,7 +44,6 @@ class ChatTurns {
   private:
     std::map<std::string, std::map<std::string, std::string>> between_;
     std::map<std::string, std::string> after_;
-    std::optional<std::map<std::string, std::string>> on_, off_; // as after_
     std::vector<std::string> trimmed_;
     std::vector<std::string> reserved_;
 };

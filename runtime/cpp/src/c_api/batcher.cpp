@@ -4,6 +4,7 @@
 #include <mars/batcher.hpp>
 
 #include "c_api/handles.hpp"
+#include "session/answers.hpp"
 
 using namespace mars::c;
 
@@ -137,7 +138,7 @@ mars_status mars_batcher_describe(const mars_batcher* batcher, mars_batcher_stat
 mars_status mars_batcher_close(mars_batcher* batcher, double drain, double timeout, int32_t* ended, mars_error** error) {
     return guarded(error, [&] {
         const std::optional<double> first = seconds_of(drain, "drain"), last = seconds_of(timeout, "timeout");
-        const bool has_ended = needed(batcher, "batcher").batcher.close(first.value_or(1e9), last);
+        const bool has_ended = needed(batcher, "batcher").batcher.close(first.value_or(mars::forever), last);
         if (ended != nullptr) *ended = has_ended ? 1 : 0;
     });
 }

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include <mars/conversation.hpp>
-#include <mars/errors.hpp>
 #include <mars/mars.h>
 #include <mars/session.hpp>
 
@@ -44,25 +43,6 @@ mars_status ask(mars_conversation* conversation, const char* text, const mars_co
         const std::string question = &needed(text, "text");
         return &own.reply.emplace(turn ? &own.talk.edit(question, request.config, *turn) : &own.talk.send(question, request.config));
     });
-}
-
-void generate(const mars_session* session, std::vector<mars::Prompt> prompts, const std::vector<const mars_config*>& configs,
-              mars_on_event on_event, void* user, mars_completion** completions) {
-    std::vector<mars::GenerationConfig> settings;
-    std::optional<mars::Commit> commit;
-    for (const mars_config* each : configs) {
-        Request request = request_of(each);
-        if (commit && (commit->kind != request.commit.kind || commit->cache_block != request.commit.cache_block))
-            throw ArgumentError("configs: all rows of a batch need the same commit and cache_block");
-        commit = request.commit;
-        settings.push_back(std::move(request.config));
-    }
-    const mars::OnEvent forward = callback_of(on_event, user);
-    std::vector<std::unique_ptr<mars_completion>> done;
-    for (mars::Completion& each :
-         needed(session, "session").session.generate_batch(prompts, settings, forward, commit.value_or(mars::Commit{})))
-        done.push_back(std::make_unique<mars_completion>(std::move(each)));
-    for (std::size_t i = 0; i < done.size(); ++i) completions[i] = done[i].release();
 }
 
 } // namespace
@@ -235,23 +215,29 @@ void mars_completion_free(mars_completion* completion) { delete completion; }
 
 mars_status mars_generate(const mars_session* session, const mars_prompt* prompt, const mars_config* config, mars_on_event on_event,
                           void* user, mars_completion** completion, mars_error** error) {
-    return guarded(error, [&] {
-        needed(completion, "completion") = nullptr;
-        generate(session, {prompt_of(prompt)}, {config}, on_event, user, completion);
-    });
+    return mars_generate_batch(session, &prompt, &config, 1, on_event, user, completion, error);
 }
 
 mars_status mars_generate_batch(const mars_session* session, const mars_prompt* const* prompts, const mars_config* const* configs,
                                 size_t num, mars_on_event on_event, void* user, mars_completion** completions, mars_error** error) {
     return guarded(error, [&] {
+        if (num > 0) std::fill_n(&needed(completions, "completions"), num, nullptr);
         std::vector<mars::Prompt> texts;
-        std::vector<const mars_config*> settings;
+        std::vector<mars::GenerationConfig> settings;
+        std::optional<mars::Commit> commit;
         for (std::size_t i = 0; i < num; ++i) {
-            (&needed(completions, "completions"))[i] = nullptr;
             texts.push_back(prompt_of((&needed(prompts, "prompts"))[i]));
-            settings.push_back(configs == nullptr ? nullptr : configs[i]);
+            Request request = request_of(configs == nullptr ? nullptr : configs[i]);
+            if (commit && (commit->kind != request.commit.kind || commit->cache_block != request.commit.cache_block))
+                throw ArgumentError("configs: all rows of a batch need the same commit and cache_block");
+            commit = request.commit;
+            settings.push_back(std::move(request.config));
         }
-        generate(session, std::move(texts), settings, on_event, user, completions);
+        const mars::Session& opened = needed(session, "session").session;
+        std::vector<std::unique_ptr<mars_completion>> done;
+        for (mars::Completion& each : opened.generate_batch(texts, settings, callback_of(on_event, user), commit.value_or(mars::Commit{})))
+            done.push_back(std::make_unique<mars_completion>(std::move(each)));
+        for (std::size_t i = 0; i < done.size(); ++i) completions[i] = done[i].release();
     });
 }
 

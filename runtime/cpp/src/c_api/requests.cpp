@@ -25,6 +25,20 @@ mars_session_options default_options() {
     return values;
 }
 
+/// Copy the settings that both interfaces have as the same numbers.
+template <typename Target, typename Source>
+void copy_numbers(Target& target, const Source& source) {
+    target.max_new_tokens = source.max_new_tokens;
+    target.masks = source.masks;
+    target.temperature = source.temperature;
+    target.top_k = source.top_k;
+    target.top_p = source.top_p;
+    target.seed = source.seed;
+    target.repetition_penalty = source.repetition_penalty;
+    target.prompt_lookup = source.prompt_lookup;
+    target.min_p = source.min_p;
+}
+
 mars_prompt default_prompt() { return {sizeof(mars_prompt), nullptr, SIZE_MAX, nullptr, nullptr, 0}; }
 
 } // namespace
@@ -55,21 +69,11 @@ Session::Options options_of(const mars_session_options* options) {
 }
 
 mars_config default_config() {
-    const GenerationConfig config;
-    const Commit commit;
     mars_config values{};
     values.struct_size = sizeof values;
     values.tau = MARS_EXACT;
-    values.cache_block = commit.cache_block;
-    values.max_new_tokens = config.max_new_tokens;
-    values.masks = config.masks;
-    values.temperature = config.temperature;
-    values.top_k = config.top_k;
-    values.top_p = config.top_p;
-    values.seed = config.seed;
-    values.repetition_penalty = config.repetition_penalty;
-    values.prompt_lookup = config.prompt_lookup;
-    values.min_p = config.min_p;
+    values.cache_block = Commit().cache_block;
+    copy_numbers(values, GenerationConfig());
     return values;
 }
 
@@ -81,18 +85,10 @@ Request request_of(const mars_config* given) {
     if (config.num_stop > 0 && config.stop == nullptr) throw ArgumentError("config: num_stop without stop");
     Request request;
     if (config.tau != MARS_EXACT) request.config.tau = config.tau;
-    request.config.prompt_lookup = config.prompt_lookup;
     request.config.metric = static_cast<Metric>(config.metric);
-    request.config.max_new_tokens = config.max_new_tokens;
-    request.config.masks = config.masks;
+    copy_numbers(request.config, config);
     if (config.eos_ids != nullptr) request.config.eos_ids.emplace(config.eos_ids, config.eos_ids + config.num_eos_ids);
     for (std::size_t i = 0; i < config.num_stop; ++i) request.config.stop.emplace_back(&needed(config.stop[i], "config: a stop string"));
-    request.config.temperature = config.temperature;
-    request.config.top_k = config.top_k;
-    request.config.top_p = config.top_p;
-    request.config.seed = config.seed;
-    request.config.repetition_penalty = config.repetition_penalty;
-    request.config.min_p = config.min_p;
     if (config.deadline != 0) request.config.deadline = config.deadline;
     if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
     if (config.grammar != nullptr) request.config.grammar = config.grammar;

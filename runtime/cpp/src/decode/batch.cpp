@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 
 #include <mars/errors.hpp>
 
 #include "decode/prefix.hpp"
+#include "joined.hpp"
 
 namespace mars {
 
@@ -14,11 +14,7 @@ namespace {
 
 constexpr std::int64_t budget_slots = 64; // of a decode step within a KV budget: a wider sequence adds entries to all sequences of its step
 
-std::string megabytes(std::int64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f MB", static_cast<double>(bytes) / 1e6);
-    return text;
-}
+std::string megabytes(std::int64_t bytes) { return printed("%.2f MB", static_cast<double>(bytes) / 1e6); }
 
 } // namespace
 

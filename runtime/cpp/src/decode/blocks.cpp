@@ -83,11 +83,4 @@ StepPlan BlockSchedule::inner_plan(const Sequence& seq) const {
     return {pending, 0, std::min(seq.max_masks(block_), std::max(std::int64_t{1}, length(seq) - pending) - 1)};
 }
 
-std::unique_ptr<Run> decode_blocks(Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t block, std::int64_t mask_id,
-                                   std::int64_t cache_block) {
-    check_blocks(backend, seqs, cache_block);
-    const auto num_rows = static_cast<std::int64_t>(seqs.size());
-    return std::make_unique<Run>(std::make_unique<BlockSchedule>(backend, block, mask_id, num_rows, cache_block), seqs);
-}
-
 } // namespace mars

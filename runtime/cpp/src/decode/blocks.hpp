@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -41,9 +40,5 @@ class BlockSchedule : public Schedule {
     std::map<std::int64_t, Predictions> first_; // by sequence: the last commit's prediction of the block's first token
     std::map<std::int64_t, StepPlan> plans_;    // by sequence, without waiting ones
 };
-
-/// Decode `seqs` with block commit. `backend` and `seqs` must outlive the result. Throws as check_blocks.
-std::unique_ptr<Run> decode_blocks(Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t block, std::int64_t mask_id,
-                                   std::int64_t cache_block);
 
 } // namespace mars

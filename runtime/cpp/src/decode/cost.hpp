@@ -49,7 +49,6 @@ class LearnedCost {
     /// Learn from a step. True if what is learned is worth saving: after 16 steps, 32, 64 and so on.
     bool record(std::int64_t rows, std::int64_t slots, double seconds);
 
-    /// The table of now.
     std::shared_ptr<const Cost> cost();
 
     /// The learned state, for a later LearnedCost with the same curve.

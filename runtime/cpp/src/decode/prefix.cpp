@@ -8,23 +8,16 @@ namespace {
 
 constexpr std::int64_t spare = 64; // entries reserved after a prompt, because the first steps need them
 
-bool begins_with(const Ids& ids, const Ids& beginning) {
-    return ids.size() >= beginning.size() && std::equal(beginning.begin(), beginning.end(), ids.begin());
-}
+using Key = std::pair<Group, Ids>;
 
 Ids first(const Ids& ids, std::int64_t length) { return {ids.begin(), ids.begin() + length}; }
 
-/// The entry with the longest common beginning with `ids`, and the length of that beginning. `entries` is sorted.
-template <typename Entries>
-std::pair<typename Entries::iterator, std::int64_t> nearest(Entries& entries, const Ids& ids) {
-    auto best = entries.lower_bound(ids);
-    std::int64_t length = best == entries.end() ? 0 : num_common(best->first, ids);
-    if (best != entries.begin()) {
-        const auto before = std::prev(best);
-        const std::int64_t shared = num_common(before->first, ids);
-        if (shared > length || best == entries.end()) return {before, shared};
-    }
-    return {best, length};
+/// Length of the common beginning; 0 in different groups.
+std::int64_t num_shared(const Key& one, const Key& other) { return one.first == other.first ? num_common(one.second, other.second) : 0; }
+
+/// Whether `key` begins with `beginning`, which is not empty.
+bool begins_with(const Key& key, const Key& beginning) {
+    return num_shared(key, beginning) == static_cast<std::int64_t>(beginning.second.size());
 }
 
 } // namespace
@@ -50,7 +43,7 @@ std::shared_ptr<PrefixHandle> PrefixCache::handle(std::string salt, std::vector<
 
 void PrefixCache::clear() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    while (!order_.empty()) drop(*order_.front().group, *order_.front().key);
+    while (!order_.empty()) drop(*order_.front());
 }
 
 void PrefixCache::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
@@ -63,16 +56,21 @@ void PrefixCache::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
 
 std::optional<PrefixCache::Match> PrefixCache::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto of_group = groups_.find(group);
-    if (of_group == groups_.end()) return std::nullopt;
-    auto [best, length] = nearest(of_group->second, ids);
+    const Key key{group, ids};
+    auto best = entries_.lower_bound(key); // this one or the one before it
+    std::int64_t length = best == entries_.end() ? 0 : num_shared(best->first, key);
+    if (best != entries_.begin())
+        if (const std::int64_t before = num_shared(std::prev(best)->first, key); before > length) {
+            --best;
+            length = before;
+        }
     if (length <= 0) return std::nullopt;
     // Prefer an entry of exactly this length, so that longer ones can age.
-    if (const auto exact = of_group->second.find(first(ids, length)); exact != of_group->second.end()) best = exact;
+    if (const auto exact = entries_.find({group, first(ids, length)}); exact != entries_.end()) best = exact;
     use(best->second);
     for (const std::int64_t mark : marks) { // after the entry that contains it, so that the shared part is kept longest
-        const auto marked = of_group->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
-        if (marked != of_group->second.end()) use(marked->second);
+        const auto marked = entries_.find({group, first(ids, std::min(mark, static_cast<std::int64_t>(ids.size())))});
+        if (marked != entries_.end()) use(marked->second);
     }
     return Match{best->second.saved, length};
 }
@@ -80,18 +78,19 @@ std::optional<PrefixCache::Match> PrefixCache::match(const Group& group, const I
 std::vector<std::tuple<Group, Ids, bool>> PrefixCache::held() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<std::tuple<Group, Ids, bool>> all;
-    for (const Place& at : order_) all.emplace_back(*at.group, *at.key, groups_.at(*at.group).at(*at.key).fixed);
+    for (const Key* key : order_) all.emplace_back(key->first, key->second, entries_.at(*key).fixed);
     return all;
 }
 
 void PrefixCache::save(const Group& group, const Ids& ids, std::int64_t num_bytes,
                        const std::function<std::shared_ptr<const Saved>()>& copy, bool fixed) {
+    const Key key{group, ids};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (ids.empty() || num_bytes > budget || is_there(group, ids, fixed)) return;
-        drop_beginning(group, ids);
+        if (ids.empty() || num_bytes > budget || is_there(key, fixed)) return;
+        drop_beginning(key);
         while (!order_.empty() && num_bytes_ + num_bytes > budget) {
-            drop(*order_.front().group, *order_.front().key);
+            drop(*order_.front());
             ++counts_.evicted;
         }
         if (num_bytes_ + num_bytes > budget) return; // other sequences are copying
@@ -106,43 +105,36 @@ void PrefixCache::save(const Group& group, const Ids& ids, std::int64_t num_byte
     num_bytes_ -= num_bytes;
     if (!saved) {
         ++counts_.failed;
-    } else if (!is_there(group, ids, fixed)) { // another sequence may have saved it meanwhile
-        drop_beginning(group, ids);
-        const auto of = groups_.try_emplace(group).first;
-        const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, {}}).first;
-        entry->second.age = order_.insert(order_.end(), {&of->first, &entry->first});
+    } else if (!is_there(key, fixed)) { // another sequence may have saved it meanwhile
+        drop_beginning(key);
+        const auto entry = entries_.emplace(key, Entry{std::move(saved), num_bytes, fixed, {}}).first;
+        entry->second.age = order_.insert(order_.end(), &entry->first);
         num_bytes_ += num_bytes;
         ++counts_.saved;
     }
 }
 
-bool PrefixCache::is_there(const Group& group, const Ids& key, bool fixed) {
-    const auto of_group = groups_.find(group);
-    if (of_group == groups_.end()) return false;
-    const auto at = of_group->second.lower_bound(key); // the next entry, if any, that begins with `key`
-    if (at == of_group->second.end() || (fixed ? at->first != key : !begins_with(at->first, key))) return false;
+bool PrefixCache::is_there(const Key& key, bool fixed) {
+    const auto at = entries_.lower_bound(key); // the next entry, if any, that begins with `key`
+    if (at == entries_.end() || (fixed ? at->first != key : !begins_with(at->first, key))) return false;
     at->second.fixed = at->second.fixed || fixed;
     use(at->second);
     return true;
 }
 
 /// Drop the entry that `key` begins with. It is the previous entry, since all entries in between begin with it too.
-void PrefixCache::drop_beginning(const Group& group, const Ids& key) {
-    const auto of_group = groups_.find(group);
-    if (of_group == groups_.end()) return;
-    const auto at = of_group->second.lower_bound(key);
-    if (at == of_group->second.begin()) return;
+void PrefixCache::drop_beginning(const Key& key) {
+    const auto at = entries_.lower_bound(key);
+    if (at == entries_.begin()) return;
     const auto before = std::prev(at);
-    if (begins_with(key, before->first) && !before->second.fixed) drop(of_group->first, before->first);
+    if (begins_with(key, before->first) && !before->second.fixed) drop(before->first);
 }
 
-void PrefixCache::drop(const Group& group, const Ids& key) {
-    const auto of_group = groups_.find(group);
-    const auto at = of_group->second.find(key);
+void PrefixCache::drop(const Key& key) {
+    const auto at = entries_.find(key);
     num_bytes_ -= at->second.num_bytes;
     order_.erase(at->second.age);
-    of_group->second.erase(at);
-    if (of_group->second.empty()) groups_.erase(of_group);
+    entries_.erase(at);
 }
 
 std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,

@@ -64,29 +64,24 @@ class PrefixCache {
               bool fixed = false);
 
   private:
-    struct Entry;
-    using Entries = std::map<Ids, Entry>; // sorted, so neighbours have common beginnings
-    struct Place {
-        const Group* group;
-        const Ids* key;
-    };
+    using Key = std::pair<Group, Ids>;
     struct Entry {
         std::shared_ptr<const Saved> saved;
         std::int64_t num_bytes;
         bool fixed;
-        std::list<Place>::iterator age;
+        std::list<const Key*>::iterator age;
     };
 
     // with the lock held:
-    bool is_there(const Group& group, const Ids& key, bool fixed);
+    bool is_there(const Key& key, bool fixed);
     void use(Entry& entry) { order_.splice(order_.end(), order_, entry.age); }
-    void drop_beginning(const Group& group, const Ids& key);
-    void drop(const Group& group, const Ids& key);
+    void drop_beginning(const Key& key);
+    void drop(const Key& key);
 
     mutable std::mutex mutex_;
-    std::map<Group, Entries> groups_;
-    std::list<Place> order_;     // most recently used last
-    std::int64_t num_bytes_ = 0; // of all entries, including those being copied
+    std::map<Key, Entry> entries_; // sorted, so neighbours of a group have common beginnings
+    std::list<const Key*> order_;  // most recently used last
+    std::int64_t num_bytes_ = 0;   // of all entries, including those being copied
     PrefixStats counts_;
 };
 
@@ -114,8 +109,6 @@ class PrefixHandle {
 
     /// Give the cache the sequence's reproducible entries, and the marked beginnings as entries of their own.
     void store(Cache& cache, std::int64_t place, const Ids& tokens);
-
-    std::int64_t num_reproducible() const { return num_reproducible_; }
 
   private:
     PrefixCache& prefixes_;

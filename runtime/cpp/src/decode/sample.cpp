@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <queue>
 
 #include "decode/token_set.hpp"
 
@@ -13,36 +12,26 @@ namespace mars {
 
 namespace {
 
-struct Later {
-    const float* logits;
-    bool operator()(std::int64_t a, std::int64_t b) const { return logits[a] < logits[b] || (logits[a] == logits[b] && a > b); }
-};
-
-/// Tokens from the likeliest on, equal ones by id, sorted only as far as needed.
-struct Ranking : std::priority_queue<std::int64_t, std::vector<std::int64_t>, Later> {
-    Ranking(const float* logits, std::int64_t size) : priority_queue(Later{logits}) {
-        c.resize(static_cast<std::size_t>(size));
-        std::iota(c.begin(), c.end(), std::int64_t{0});
-        std::make_heap(c.begin(), c.end(), comp);
-    }
-
-    std::int64_t take() {
-        const std::int64_t token = top();
-        pop();
-        return token;
-    }
-};
-
 std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
-    Ranking ranking(logits, size);
+    // Tokens from the likeliest on, equal ones by id, sorted only as far as needed: a heap.
+    const auto is_later = [&](std::int64_t a, std::int64_t b) { return logits[a] < logits[b] || (logits[a] == logits[b] && a > b); };
+    std::vector<std::int64_t> ranking(static_cast<std::size_t>(size));
+    std::iota(ranking.begin(), ranking.end(), std::int64_t{0});
+    std::make_heap(ranking.begin(), ranking.end(), is_later);
+    const auto take = [&] {
+        std::pop_heap(ranking.begin(), ranking.end(), is_later);
+        const std::int64_t token = ranking.back();
+        ranking.pop_back();
+        return token;
+    };
     const double top = *std::max_element(logits, logits + size); // subtracted first, so that no temperature is too small
     const auto weight = [&](std::int64_t token) { return std::exp((logits[token] - top) / config.temperature); };
     std::vector<std::int64_t> kept;
     double total = 0.0;
     if (config.top_k > 0) {
-        while (!ranking.empty() && static_cast<std::int64_t>(kept.size()) < config.top_k) kept.push_back(ranking.take());
+        while (!ranking.empty() && static_cast<std::int64_t>(kept.size()) < config.top_k) kept.push_back(take());
         for (const std::int64_t token : kept) total += weight(token);
-        ranking = Ranking(logits, 0);
+        ranking.clear();
     } else {
         for (std::int64_t token = 0; token < size; ++token) total += weight(token);
     }
@@ -54,7 +43,7 @@ std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig
     for (std::size_t i = 0; cumulative.empty() || cumulative.back() < enough; ++i) {
         if (i == kept.size()) {
             if (ranking.empty()) break;
-            kept.push_back(ranking.take());
+            kept.push_back(take());
         }
         if (weight(kept[i]) < config.min_p) break; // the likeliest has weight 1
         cumulative.push_back((cumulative.empty() ? 0.0 : cumulative.back()) + weight(kept[i]) / total);

@@ -30,12 +30,6 @@ void Schedule::steps(const std::function<void(const Accepted&)>& deliver) {
     } while (has_read());
 }
 
-std::vector<Accepted> Schedule::iterate() {
-    std::vector<Accepted> accepted;
-    steps([&](const Accepted& each) { accepted.push_back(each); });
-    return accepted;
-}
-
 void Schedule::add(std::shared_ptr<Sequence> seq) {
     waiting_.add(std::move(seq));
     publish();
@@ -157,12 +151,6 @@ std::optional<std::vector<Accepted>> Run::next() {
         if (!accepted.empty() || schedule_->has_read()) return accepted;
     }
     return std::nullopt;
-}
-
-std::unique_ptr<Run> decode(Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t block, std::int64_t mask_id,
-                            std::optional<Planner> planner) {
-    const KvBudget budget{static_cast<std::int64_t>(seqs.size())};
-    return std::make_unique<Run>(std::make_unique<Schedule>(backend, block, mask_id, prefill_chunk, budget, std::move(planner)), seqs);
 }
 
 } // namespace mars

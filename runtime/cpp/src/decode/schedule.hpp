@@ -40,9 +40,6 @@ class Schedule {
     /// The steps of one iteration, each delivered as it is run: chunks, and then one of all decoding sequences.
     void steps(const std::function<void(const Accepted&)>& deliver);
 
-    /// One whole iteration.
-    std::vector<Accepted> iterate();
-
     /// Queue a sequence. Clients take turns, and the sequences of each start in the order in which they were added; a shorter prompt
     /// may pass them only while a long prompt is being read.
     void add(std::shared_ptr<Sequence> seq);
@@ -124,9 +121,5 @@ class Run {
   private:
     std::unique_ptr<Schedule> schedule_;
 };
-
-/// Decode `seqs` with cursor commit. `backend` and `seqs` must outlive the result.
-std::unique_ptr<Run> decode(Backend& backend, const std::vector<Sequence*>& seqs, std::int64_t block, std::int64_t mask_id,
-                            std::optional<Planner> planner = std::nullopt);
 
 } // namespace mars

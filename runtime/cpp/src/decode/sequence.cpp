@@ -77,8 +77,6 @@ Sequence::Sequence(std::int64_t number, std::vector<std::int64_t> prompt, Genera
     if (config_.prompt_lookup > 0) prompt_lookup_.emplace(config_.prompt_lookup);
 }
 
-Sequence::~Sequence() = default;
-
 bool Sequence::ends_at(std::int64_t i) const {
     return i < draft_tokens.size() && is_one_of(draft_tokens.token_ids[static_cast<std::size_t>(i)], eos_ids_);
 }

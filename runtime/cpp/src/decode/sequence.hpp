@@ -71,7 +71,7 @@ class Sequence {
   public:
     Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
              std::function<bool(std::int64_t)> on_token = nullptr, std::shared_ptr<AcceptanceRates> acceptance_rates = nullptr);
-    virtual ~Sequence();
+    virtual ~Sequence() = default;
 
     const std::int64_t index;
     std::vector<std::int64_t> tokens;

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <filesystem>
 #include <string_view>
-#include <variant>
 
 #include <mars/errors.hpp>
 
@@ -16,27 +15,26 @@ namespace {
 
 constexpr const char* backends[] = {"tensorrt", "tensorrt_rtx"};
 
-std::string file_of(const std::string& backend) { return "libmars_" + backend + ".so"; }
-
-/// The plugin of a backend, beside this library or where the loader looks, or a sentence why there is none. It stays
-/// loaded, as CUDA requires.
-std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& backend) {
-    const std::string file = file_of(backend);
+/// The plugin of a backend, beside this library or where the loader looks. It stays loaded, as CUDA requires. Throws
+/// SessionError that says why there is none.
+const EnginePlugin& plugin_for(const std::string& backend) {
+    const std::string file = "libmars_" + backend + ".so";
     const std::filesystem::path beside = own_directory() / file;
     std::error_code error;
     const bool is_beside = std::filesystem::exists(beside, error);
     void* library = dlopen(is_beside ? beside.c_str() : file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == nullptr) {
         const char* why = dlerror();
-        return why != nullptr ? why : file + " does not load";
+        throw SessionError(why != nullptr ? why : file + " does not load");
     }
     void* function = dlsym(library, "mars_engine_plugin");
     dlclose(library); // only its reference count: RTLD_NODELETE keeps it loaded
-    if (function == nullptr) return file + " is not a plugin of libmars";
+    if (function == nullptr) throw SessionError(file + " is not a plugin of libmars");
     const EnginePlugin* plugin = reinterpret_cast<const EnginePlugin* (*)()>(function)();
     if (std::string_view(plugin->build) != plugin_build)
-        return file + " was built as " + plugin->build + ", this library as " + plugin_build + "; install both from the same build";
-    return plugin;
+        throw SessionError(file + " was built as " + plugin->build + ", this library as " + plugin_build +
+                           "; install both from the same build");
+    return *plugin;
 }
 
 } // namespace
@@ -45,24 +43,20 @@ Here look_around(int gpu) {
     Here here;
     here.platform = this_platform();
     for (const char* backend : backends) {
-        const auto plugin = plugin_for(backend);
-        if (const auto* why = std::get_if<std::string>(&plugin)) {
-            here.missing[backend] = *why;
-            continue;
+        try {
+            Here part = plugin_for(backend).look_around(gpu);
+            part.tensorrt.insert(here.tensorrt.begin(), here.tensorrt.end());
+            part.missing = std::move(here.missing);
+            here = std::move(part);
+        } catch (const SessionError& error) {
+            here.missing[backend] = error.what();
         }
-        Here part = std::get<const EnginePlugin*>(plugin)->look_around(gpu);
-        part.tensorrt.insert(here.tensorrt.begin(), here.tensorrt.end());
-        part.missing = std::move(here.missing);
-        here = std::move(part);
     }
     return here;
 }
 
 std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, const EngineOptions& options) {
-    const auto plugin = plugin_for(variant.backend);
-    if (const auto* why = std::get_if<std::string>(&plugin))
-        throw SessionError(bundle.path.string() + ": variant " + variant.name + " needs " + file_of(variant.backend) + ": " + *why);
-    return std::get<const EnginePlugin*>(plugin)->open(bundle, variant, options);
+    return plugin_for(variant.backend).open(bundle, variant, options); // the variant was chosen, so the plugin is there
 }
 
 } // namespace mars

@@ -10,6 +10,12 @@ namespace {
 
 constexpr std::int64_t least_piece = 16; // slots of the smallest step of a prompt that is wider than any decode step
 
+/// The smallest size that holds `wanted`; `wanted` itself if there is none up to `most`.
+std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
+    const auto at = sizes.lower_bound(wanted);
+    return at != sizes.end() && *at <= most ? *at : wanted;
+}
+
 /// Rows of `width` numbers, extended to `all` by zeros.
 std::vector<std::int64_t> widened(const std::vector<std::int64_t>& values, std::int64_t rows, std::int64_t width, std::int64_t all_rows,
                                   std::int64_t all) {
@@ -46,11 +52,6 @@ std::optional<StepInput> ShapeBucket::filled(const StepInput& input) const {
         if (slots == input.slots && outputs == input.outputs) return std::nullopt;
     }
     return padded(input, rows, slots, outputs, capacity_ - slots);
-}
-
-std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
-    const auto at = sizes.lower_bound(wanted);
-    return at != sizes.end() && *at <= most ? *at : wanted;
 }
 
 StepInput padded(const StepInput& input, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::int64_t idle) {

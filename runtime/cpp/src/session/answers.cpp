@@ -1,13 +1,25 @@
 #include "session/answers.hpp"
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
 
 #include <mars/errors.hpp>
 
 #include "decode/blocks.hpp"
 
 namespace mars {
+
+std::chrono::steady_clock::duration duration_of(double seconds, const char* name) {
+    if (std::isnan(seconds)) throw SessionError(std::string(name) + " must be a number of seconds, not nan");
+    return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+        std::chrono::duration<double>(std::clamp(seconds, 0.0, forever)));
+}
+
+Event event_of(const Accepted& accepted, TextStream* text) {
+    Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.accepted_draft_tokens, accepted.forced};
+    if (text != nullptr) event.text = accepted.finish_reason ? text->finish() : text->read();
+    return event;
+}
 
 Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
                  const Commit& commit, const std::optional<std::string>& system)
@@ -24,17 +36,19 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
             throw SessionError("a grammar needs cursor commit; leave block commit out");
         seqs.push_back(request.seq.get());
         std::optional<Clock::time_point> until;
-        if (const auto seconds = configs[i].deadline)
-            until = began + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(*seconds, 1e9)));
+        if (const auto seconds = configs[i].deadline) until = began + duration_of(*seconds, "deadline");
         answers_.push_back({std::move(request.text), std::move(request.seq), until, {}});
     }
     Backend& backend = *session_->backend;
-    const std::int64_t block = manifest.block, mask = manifest.mask_id();
+    const std::int64_t block = manifest.block, mask = manifest.mask_id(), rows = static_cast<std::int64_t>(seqs.size());
+    std::unique_ptr<Schedule> schedule;
     if (commit.kind == Commit::Kind::block) {
-        run_ = decode_blocks(backend, seqs, block, mask, commit.cache_block);
-        return;
+        check_blocks(backend, seqs, commit.cache_block);
+        schedule = std::make_unique<BlockSchedule>(backend, block, mask, rows, commit.cache_block);
+    } else {
+        schedule = std::make_unique<Schedule>(backend, block, mask, prefill_chunk, KvBudget{rows}, session_->planner());
     }
-    run_ = decode(backend, seqs, block, mask, session_->planner());
+    run_.emplace(std::move(schedule), seqs);
 }
 
 std::optional<std::vector<Event>> Answers::next() {
@@ -42,24 +56,20 @@ std::optional<std::vector<Event>> Answers::next() {
     for (const Answer& answer : answers_)
         if (answer.until && Clock::now() >= *answer.until) answer.seq->expire();
     // A loop that failed or is done is never used again; its KV memory is freed now.
-    std::unique_ptr<Run> run = std::move(run_);
+    std::optional<Run> run = std::exchange(run_, std::nullopt);
     failed_ = true; // until this step succeeds
     std::optional<std::vector<Accepted>> accepted = run->next();
     failed_ = false;
     if (!accepted) return std::nullopt;
     std::vector<Event> events;
-    for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
+    for (const Accepted& each : *accepted) {
+        Answer& answer = answers_[static_cast<std::size_t>(each.seq)];
+        answer.confidences.insert(answer.confidences.end(), each.confidences.begin(), each.confidences.end());
+        events.push_back(event_of(each, answer.text.get()));
+        events.back().row = each.seq;
+    }
     run_ = std::move(run);
     return events;
-}
-
-Event Answers::event(Accepted accepted) {
-    Answer& answer = answers_[static_cast<std::size_t>(accepted.seq)];
-    answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
-    std::string text;
-    if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
-    return {std::move(text), std::move(accepted.token_ids),  std::move(accepted.confidences), accepted.finish_reason,
-            accepted.seq,    accepted.accepted_draft_tokens, std::move(accepted.forced)};
 }
 
 Completion Answers::completion(std::size_t i) const {
@@ -82,11 +92,6 @@ std::vector<Completion> Answers::completions() const {
     for (std::size_t i = 0; i < answers_.size(); ++i) done.push_back(completion(i));
     return done;
 }
-
-Stream::Stream(std::unique_ptr<Answers> answers) : answers_(std::move(answers)) {}
-Stream::~Stream() = default;
-Stream::Stream(Stream&&) noexcept = default;
-Stream& Stream::operator=(Stream&&) noexcept = default;
 
 std::optional<Event> Stream::next() {
     std::optional<std::vector<Event>> events = answers_->next();

@@ -14,6 +14,15 @@
 
 namespace mars {
 
+constexpr double forever = 1e9; // seconds
+
+/// Seconds given by a caller as a duration, clamped to 0 ... forever. Throws SessionError for NaN; `name` is the parameter's
+/// name in the message.
+std::chrono::steady_clock::duration duration_of(double seconds, const char* name);
+
+/// The event of what a step accepted, with its text from the sequence's own stream, if there is one.
+Event event_of(const Accepted& accepted, TextStream* text);
+
 struct Answers {
     Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
             const Commit& commit, const std::optional<std::string>& system = std::nullopt);
@@ -37,11 +46,9 @@ struct Answers {
         std::vector<double> confidences;
     };
 
-    Event event(Accepted accepted);
-
     std::shared_ptr<const Opened> session_;
     std::vector<Answer> answers_;
-    std::unique_ptr<Run> run_;
+    std::optional<Run> run_;
     bool failed_ = false;
 };
 

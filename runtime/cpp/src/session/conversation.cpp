@@ -4,19 +4,14 @@
 #include <mars/conversation.hpp>
 #include <mars/errors.hpp>
 
+#include "joined.hpp"
 #include "session/answers.hpp"
 
 namespace mars {
 
-namespace {
-
-constexpr std::int64_t room = 4; // if old turns are dropped, an answer gets up to this part of the context
-
-bool begins_with(const std::string& text, const std::string& beginning) { return text.compare(0, beginning.size(), beginning) == 0; }
-
-} // namespace
-
 struct Conversation::State {
+    static constexpr std::int64_t room = 4; // if old turns are dropped, an answer gets up to this part of the context
+
     /// The text of the conversation so far, and its token ids.
     struct Spelling {
         std::string text;
@@ -89,7 +84,7 @@ struct Conversation::State {
             }
         }
         if (length() > capacity()) throw SessionError(full(length(), !said.empty()));
-        Stream reply(std::make_unique<Answers>(session, std::vector<Prompt>{spelling.ids}, std::vector{config}, Commit(), system));
+        Stream reply(std::make_shared<Answers>(session, std::vector<Prompt>{spelling.ids}, std::vector{config}, Commit(), system));
         turns = std::move(said);
         dropped = static_cast<std::int64_t>(before - turns.size());
         return asked.emplace(Asked{question, std::move(spelling), std::move(reply)}).reply;
@@ -125,9 +120,6 @@ struct Conversation::State {
 
 Conversation::Conversation(std::shared_ptr<const Opened> session, std::optional<std::string> system, bool drop_oldest)
     : state_(new State{std::move(session), std::move(system), drop_oldest, 0, {}, {}}) {}
-Conversation::~Conversation() = default;
-Conversation::Conversation(Conversation&&) noexcept = default;
-Conversation& Conversation::operator=(Conversation&&) noexcept = default;
 
 Stream& Conversation::send(const std::string& text, const GenerationConfig& config) {
     state_->settle();

@@ -4,8 +4,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <mars/errors.hpp>
-
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
 #include "bundle/profiles.hpp"

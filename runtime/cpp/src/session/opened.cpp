@@ -34,7 +34,7 @@ std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
     const std::optional<std::string> json = read_file(file);
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     ChatTurns turns = ChatTurns::from_json(info.chat.value_or("null"));
-    if (info.thinking) turns.set_thinking(info.thinking->on, info.thinking->off);
+    if (info.thinking) std::tie(turns.on, turns.off) = std::tie(info.thinking->on, info.thinking->off);
     return Text{Tokenizer::from_json(*json, file.string()), std::move(turns), parse_special};
 }
 
@@ -103,12 +103,11 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
 
 GrammarState Opened::new_grammar_state(const GenerationConfig& config) const {
     Matcher matcher = grammars->matcher(bundle, needs_text().tokenizer, config.grammar);
-    const auto& outputs = backend->outputs();
-    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
-    if (!has("logits") && !has("topk_ids") && leaves_a_choice(matcher))
+    const bool has_logits = is_one_of("logits", backend->outputs());
+    if (!has_logits && !is_one_of("topk_ids", backend->outputs()) && leaves_a_choice(matcher))
         throw SessionError("a grammar needs a bundle with logits or with --top-k 16: where the likeliest token is not allowed, "
                            "another must be chosen");
-    return {std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"), bundle.manifest.block - 1};
+    return {std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has_logits, bundle.manifest.block - 1};
 }
 
 std::shared_ptr<PrefixHandle> Opened::new_prefix_handle(const Prompt& prompt, const Ids& ids, const std::string& salt,
@@ -204,19 +203,17 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
 
 void Opened::check(const GenerationConfig& config) const {
     config.check();
-    const auto& outputs = backend->outputs();
-    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
     const auto& draft = bundle.manifest.draft;
     if (draft && !config.is_exact()) check_tau(config.bound(), config.metric);
     if (!draft && !bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
         throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
                            "mode, and set prompt_lookup for several tokens a step");
-    if (!config.draft.empty() && (!draft || std::count(draft->adapters.begin(), draft->adapters.end(), config.draft) == 0))
+    if (!config.draft.empty() && (!draft || !is_one_of(config.draft, draft->adapters)))
         throw SessionError("this bundle has no draft adapter '" + config.draft.substr(0, 60) + "'; it has " +
                            (draft ? joined(draft->adapters) : "none (docs/families.md)"));
-    if (config.metric != Metric::probability && !has(to_string(config.metric)))
+    if (config.metric != Metric::probability && !is_one_of(to_string(config.metric), backend->outputs()))
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
-    if (config.needs_logits() && !has("logits"))
+    if (config.needs_logits() && !is_one_of("logits", backend->outputs()))
         throw SessionError("temperature and repetition_penalty need a bundle with logits: export it without --no-logits");
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();

@@ -24,7 +24,7 @@ std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& promp
 }
 
 Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, const Commit& commit) const {
-    return Stream(std::make_unique<Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
+    return Stream(std::make_shared<Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
 }
 
 Conversation Session::conversation(std::optional<std::string> system, bool drop_oldest) const {

@@ -16,21 +16,19 @@ constexpr std::string_view magic = "MARSDFA";
 constexpr unsigned char table_version = 1;
 constexpr std::uint64_t max_states = 1U << 17U, most_edges = 1U << 20U, header = 16;
 
-std::vector<std::uint32_t> numbers(std::string_view data, std::size_t at, std::size_t count) {
-    std::vector<std::uint32_t> all(count);
-    if (count > 0) std::memcpy(all.data(), data.data() + at, 4 * count); // little-endian, as all processors that are supported
+std::vector<std::uint32_t> numbers(std::string_view data) {
+    std::vector<std::uint32_t> all(data.size() / 4);
+    if (!all.empty()) std::memcpy(all.data(), data.data(), data.size()); // little-endian, as all processors that are supported
     return all;
 }
 
 bool ends_everywhere(const Automaton& automaton) {
     const auto size = static_cast<std::size_t>(automaton.size());
-    std::vector<std::uint32_t> begin(size + 1), source(automaton.target.size()), todo;
-    for (const std::uint32_t target : automaton.target) ++begin[target + 1];
-    for (std::size_t i = 0; i < size; ++i) begin[i + 1] += begin[i];
-    std::vector<std::uint32_t> next(begin.begin(), begin.end() - 1);
+    std::vector<std::vector<std::uint32_t>> sources(size);
     for (std::uint32_t state = 0; state < size; ++state)
         for (std::uint32_t edge = automaton.first[state]; edge < automaton.first[state + 1]; ++edge)
-            source[next[automaton.target[edge]]++] = state;
+            sources[automaton.target[edge]].push_back(state);
+    std::vector<std::uint32_t> todo;
     std::vector<bool> good = automaton.ends;
     for (std::uint32_t state = 0; state < size; ++state)
         if (good[state]) todo.push_back(state);
@@ -38,10 +36,10 @@ bool ends_everywhere(const Automaton& automaton) {
     while (!todo.empty()) {
         const std::uint32_t state = todo.back();
         todo.pop_back();
-        for (std::uint32_t i = begin[state]; i < begin[state + 1]; ++i) {
-            if (good[source[i]]) continue;
-            good[source[i]] = true;
-            todo.push_back(source[i]);
+        for (const std::uint32_t source : sources[state]) {
+            if (good[source]) continue;
+            good[source] = true;
+            todo.push_back(source);
             ++count;
         }
     }
@@ -88,22 +86,24 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
     if (content.size() < header || content.substr(0, magic.size()) != magic) fail("not the automaton of a grammar");
     if (const auto file_version = static_cast<unsigned char>(content[magic.size()]); file_version != table_version)
         fail("written as version " + std::to_string(file_version) + ", this runtime reads " + std::to_string(table_version));
-    const std::size_t states = numbers(content, 8, 1).front(), edges = numbers(content, 12, 1).front();
+    const std::size_t states = numbers(content.substr(8, 4)).front(), edges = numbers(content.substr(12, 4)).front();
     const std::string sizes = std::to_string(states) + " states and " + std::to_string(edges) + " edges";
     if (states < 1 || states > max_states || edges > most_edges)
         fail(sizes + ", more than " + std::to_string(max_states) + " and " + std::to_string(most_edges) + ", or none");
     if (content.size() != header + 4 * (states + 1) + 6 * edges + (states + 7) / 8)
         fail(std::to_string(content.size()) + " bytes are not " + sizes);
     Automaton automaton;
-    std::size_t at = header;
-    automaton.first = numbers(content, at, states + 1);
-    at += 4 * (states + 1);
-    automaton.target = numbers(content, at, edges);
-    at += 4 * edges;
-    automaton.low.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
-    at += edges;
-    automaton.high.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
-    at += edges;
+    content.remove_prefix(header);
+    const auto take = [&](std::size_t num_bytes) {
+        const std::string_view part = content.substr(0, num_bytes);
+        content.remove_prefix(num_bytes);
+        return part;
+    };
+    automaton.first = numbers(take(4 * (states + 1)));
+    automaton.target = numbers(take(4 * edges));
+    const std::string_view low = take(edges), high = take(edges);
+    automaton.low.assign(low.begin(), low.end());
+    automaton.high.assign(high.begin(), high.end());
     if (automaton.first.front() != 0 || automaton.first.back() != edges || !std::is_sorted(automaton.first.begin(), automaton.first.end()))
         fail("the edges of its states are not in order");
     for (std::size_t state = 0; state < states; ++state)
@@ -112,7 +112,7 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
                 (edge > automaton.first[state] && automaton.low[edge] <= automaton.high[edge - 1]))
                 fail("an edge leads nowhere, or bytes are not in order");
     for (std::size_t i = 0; i < 8 * ((states + 7) / 8); ++i) {
-        const bool is_set = (static_cast<unsigned char>(content[at + i / 8]) >> (i % 8) & 1U) != 0;
+        const bool is_set = (static_cast<unsigned char>(content[i / 8]) >> (i % 8) & 1U) != 0;
         if (i < states)
             automaton.ends.push_back(is_set);
         else if (is_set)

@@ -8,6 +8,13 @@ using Json = nlohmann::json;
 
 constexpr std::string_view mark = "\u2581";
 
+// The parts of tokenizer.json that are known.
+const Json prepend = Json::parse(R"({"type": "Prepend", "prepend": "▁"})");
+const Json replace = Json::parse(R"({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})");
+const Json decoders =
+    Json::parse(R"([{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}])");
+const Json strip = Json::parse(R"({"type": "Strip", "content": " ", "start": 1, "stop": 0})");
+
 std::string replaced(std::string_view text, std::string_view what, std::string_view by) {
     std::string out;
     for (std::size_t from = 0;;) {
@@ -19,30 +26,16 @@ std::string replaced(std::string_view text, std::string_view what, std::string_v
     }
 }
 
-Json part(const char* text) { return Json::parse(text); }
-
-const Json& prepend() {
-    static const Json all = part(R"({"type": "Prepend", "prepend": "▁"})");
-    return all;
-}
-
-const Json& replace() {
-    static const Json all = part(R"({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})");
-    return all;
-}
-
-bool is_sequence(const Json& whole, const char* parts, const std::vector<Json>& wanted) {
-    if (!whole.is_object() || !whole.contains("type") || whole["type"] != "Sequence") return false;
-    const auto at = whole.find(parts);
-    return at != whole.end() && *at == Json(wanted);
+bool is_sequence(const Json& whole, const char* parts, const Json& wanted) {
+    return whole.is_object() && whole.contains("type") && whole["type"] == "Sequence" && whole.contains(parts) && whole[parts] == wanted;
 }
 
 std::optional<Metaspace> of_normalizer(const Json& given) {
     Metaspace metaspace;
     metaspace.by_normalizer = true;
-    if (given == replace() || is_sequence(given, "normalizers", {replace()})) return metaspace;
+    if (given == replace || is_sequence(given, "normalizers", Json::array({replace}))) return metaspace;
     metaspace.prefix = Metaspace::Prefix::normalizer;
-    if (is_sequence(given, "normalizers", {prepend(), replace()})) return metaspace;
+    if (is_sequence(given, "normalizers", Json::array({prepend, replace}))) return metaspace;
     return std::nullopt;
 }
 
@@ -86,10 +79,8 @@ Metaspace read_metaspace(const Json& whole, Fields& top) {
     if (is_absent(normalizer) && !is_absent(pre_tokenizer)) metaspace = of_pre_tokenizer(*pre_tokenizer);
     if (!metaspace)
         top.wrong("normalizer", "with byte fallback, only Prepend and Replace of a space by U+2581, or a Metaspace pre-tokenizer alone");
-    const std::vector<Json> decoders{part(R"({"type": "Replace", "pattern": {"String": "▁"}, "content": " "})"),
-                                     part(R"({"type": "ByteFallback"})"), part(R"({"type": "Fuse"})")};
-    std::vector<Json> stripping = decoders;
-    stripping.push_back(part(R"({"type": "Strip", "content": " ", "start": 1, "stop": 0})"));
+    Json stripping = decoders;
+    stripping.push_back(strip);
     const bool strips = !is_absent(decoder) && is_sequence(*decoder, "decoders", stripping);
     if (!strips && (is_absent(decoder) || !is_sequence(*decoder, "decoders", decoders)))
         top.wrong("decoder", "with byte fallback, only Replace, ByteFallback, Fuse and Strip of one leading space, in this order");

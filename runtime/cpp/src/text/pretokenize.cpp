@@ -16,7 +16,6 @@ constexpr std::string_view qwen2_pattern =
 constexpr std::string_view llama3_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// Decodes the characters of a text.
 class Reader {
   public:
     struct Char {

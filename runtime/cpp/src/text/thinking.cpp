@@ -4,15 +4,10 @@
 
 #include <mars/text.hpp>
 
+#include "joined.hpp"
 #include "text/utf8.hpp"
 
 namespace mars {
-
-namespace {
-
-bool begins(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
-
-} // namespace
 
 ThinkingStream::ThinkingStream(std::string open, std::string close, bool is_open)
     : open_(std::move(open)), close_(std::move(close)), place_(is_open ? Place::begun : Place::start) {}
@@ -25,10 +20,10 @@ ThinkingStream::Piece ThinkingStream::push(std::string_view text) {
     std::string thinking;
     if (place_ == Place::start) {
         const std::string said(utf8::left_stripped(held_));
-        if (begins(said, open_)) {
+        if (begins_with(said, open_)) {
             place_ = Place::begun;
             held_ = said.substr(open_.size());
-        } else if (!begins(open_, said)) {
+        } else if (!begins_with(open_, said)) {
             place_ = Place::text;
         }
     }
@@ -62,7 +57,7 @@ std::string ThinkingStream::think() {
         return thinking;
     }
     std::size_t num = std::min(close_.size(), held_.size());
-    while (!begins(close_, std::string_view(held_).substr(held_.size() - num))) --num;
+    while (!begins_with(close_, std::string_view(held_).substr(held_.size() - num))) --num;
     std::string thinking(utf8::right_stripped(std::string_view(held_).substr(0, held_.size() - num)));
     held_.erase(0, thinking.size());
     return thinking;

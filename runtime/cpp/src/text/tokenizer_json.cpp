@@ -313,7 +313,6 @@ class Reader {
         if (!text_seen) fields.wrong("single", "the text `A` must be there once");
     }
 
-    /// Store tokens by id.
     void finish(Tokenizer::State& state) {
         std::int64_t last = -1;
         for (const auto& entry : tokens_) last = std::max(last, entry.second);

@@ -21,7 +21,6 @@ inline char32_t next(std::string_view text, std::size_t& at) {
     return at += 4, (lead & 0x07) << 18 | second << 12 | third << 6 | (byte(at - 1) & 0x3F);
 }
 
-/// Append one code point.
 void append(std::string& text, char32_t code_point);
 
 /// The number of leading bytes that are whole characters.

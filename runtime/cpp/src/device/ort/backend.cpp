@@ -40,12 +40,13 @@ ONNXTensorElementDataType kv_type_of(const Variant& variant) {
                        " does not run on ONNX Runtime");
 }
 
-[[noreturn]] void throw_load_error(const Ort::Exception& error, const std::string& file) {
-    const std::string why = first_line(error);
-    if (is_lasting(error.what())) throw DeviceLost(file + ": " + why + lost_advice);
-    const std::string what = file + ": ONNX Runtime " + OrtBackend::version() + " cannot load the graph: " + why;
-    if (is_shortage(error)) throw MemoryError(what + open_advice);
-    throw SessionError(what);
+/// Throw `error` as DeviceLost, MemoryError or else as `Other`. `what` failed; `advice` is for a lack of memory.
+template <typename Other>
+[[noreturn]] void rethrow(const Ort::Exception& error, const std::string& what, const char* advice) {
+    const std::string words = what + ": " + first_line(error);
+    if (is_lasting(error.what())) throw DeviceLost(words + lost_advice);
+    if (is_shortage(error)) throw MemoryError(words + advice);
+    throw Other(words);
 }
 
 } // namespace
@@ -85,7 +86,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         host_ = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
         rows_info_ = {memory_->name(), OrtDeviceAllocator, memory_->index(), OrtMemTypeDefault};
     } catch (const Ort::Exception& error) {
-        throw_load_error(error, file.string());
+        rethrow<SessionError>(error, file.string() + ": ONNX Runtime " + version() + " cannot load the graph", open_advice);
     }
 }
 
@@ -107,10 +108,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     try {
         run(rows, first, input, want_logits, output);
     } catch (const Ort::Exception& error) {
-        const std::string why = what("ONNX Runtime failed in") + ": " + first_line(error);
-        if (is_lasting(error.what())) throw DeviceLost(why + lost_advice);
-        if (is_shortage(error)) throw MemoryError(why + step_advice);
-        throw DeviceError(why);
+        rethrow<DeviceError>(error, what("ONNX Runtime failed in"), step_advice);
     } catch (const std::bad_alloc&) {
         throw MemoryError(what("no memory for inputs and results of") + step_advice);
     }

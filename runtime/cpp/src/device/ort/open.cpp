@@ -9,7 +9,6 @@
 #include <mars/errors.hpp>
 
 #include "device/ort/backend.hpp"
-#include "device/ort/products.hpp"
 #include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"

@@ -52,4 +52,8 @@ void check_cuda_version(const std::string& version);
 void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
                 const OrtSettings& settings, std::int64_t accuracy_level, const std::filesystem::path& operators);
 
+/// Configuration entries with which sessions with `entries` multiply bytes exactly. Tests it once per process. Throws
+/// SessionError if there are none, and Ort::Exception.
+OrtOptions exact_entries(const Ort::Env& env, const OrtOptions& entries);
+
 } // namespace mars

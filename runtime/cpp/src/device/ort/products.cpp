@@ -1,5 +1,5 @@
-#include "device/ort/products.hpp"
-
+// runtime/device/ort/products.py: exact byte products by ONNX Runtime, which w8a8 needs: some kernels add two products
+// in 16 bits, with saturation.
 #include <array>
 #include <cstdio>
 #include <optional>

@@ -18,7 +18,7 @@ void OrtBackend::check_signature(const std::filesystem::path& file) {
         if (missing.erase(name) == 0) odd.insert(name);
         const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
         const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
-        if (name.rfind("past_key_values.", 0) == 0 || name.rfind("present.", 0) == 0) {
+        if (begins_with(name, "past_key_values.") || begins_with(name, "present.")) {
             if (shape.size() != 4 || shape[1] != model_.num_kv_heads || shape[3] != entry_width() ||
                 type.GetTensorTypeAndShapeInfo().GetElementType() != kv_type_)
                 odd.insert(name);

@@ -88,7 +88,6 @@ class LoadedEngine {
     /// A context for one optimization profile. Throws SessionError if TensorRT refuses.
     Context new_context(std::size_t range_index, Address scratch, void* stream) const;
 
-    /// TensorRT's latest error message.
     std::string last_error() const { return log_.last(1); }
 
     /// Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is
