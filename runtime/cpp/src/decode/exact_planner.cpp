@@ -66,8 +66,7 @@ std::vector<double> mask_values(const Outlook& outlook, const Cost& cost, double
 /// For each width of the step, the best feed of this sequence and its value.
 ///
 /// p draft tokens bring 1 + the sum of the probabilities that the first 1, 2, ... p are accepted. If all p are, which has the
-/// probability all_accepted[p], the masks after them count; or if an end of sequence was proposed (`ending`), the draft tokens that
-/// were left out, which another step has to feed.
+/// probability all_accepted[p], and the sequence goes on, the masks after them count.
 std::vector<Option> options_of(const Outlook& outlook, std::int64_t widest, const Cost& cost, double speed, double num) {
     const std::vector<double> later = mask_values(outlook, cost, speed, num);
     std::vector<std::int64_t> best_masks{0}; // by space: the number of masks with the highest value
@@ -80,20 +79,14 @@ std::vector<Option> options_of(const Outlook& outlook, std::int64_t widest, cons
         all_accepted.push_back(all_accepted.back() * probability);
         tokens.push_back(tokens.back() + all_accepted.back());
     }
-    const double ending = outlook.ending.value_or(0.0);
-    std::vector<double> accepted{0.0}; // expected number of accepted draft tokens among the last 0, 1, ...
-    for (auto at = outlook.probabilities.rbegin(); at != outlook.probabilities.rend(); ++at)
-        accepted.push_back(*at * (1.0 + accepted.back()));
-    const auto left_out = [&](std::int64_t left) {
-        return left > 0 ? accepted[static_cast<std::size_t>(left)] - speed * cost.of(num * (1.0 + number(left))) / num : 0.0;
-    };
+    const double goes_on = 1.0 - outlook.ending.value_or(0.0);
     std::vector<Option> best;
     for (std::int64_t width = 0; width <= widest; ++width) {
         const std::int64_t space = std::min(width - outlook.pending, outlook.room);
         Option option{space <= 0 ? tokens.front() : lowest, {outlook.pending, 0, 0}};
         for (std::int64_t p = 0; space > 0 && p <= std::min(space, outlook.num_draft_tokens()); ++p) {
             const std::int64_t m = best_masks[static_cast<std::size_t>(std::min(space - p, outlook.max_masks()))];
-            const double future = (1.0 - ending) * later[static_cast<std::size_t>(m)] + ending * left_out(outlook.num_draft_tokens() - p);
+            const double future = goes_on * later[static_cast<std::size_t>(m)];
             const double value = tokens[static_cast<std::size_t>(p)] + all_accepted[static_cast<std::size_t>(p)] * future;
             if (value > option.value) option = {value, {outlook.pending, p, m}};
         }
