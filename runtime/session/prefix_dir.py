@@ -107,15 +107,17 @@ class PrefixDir:
         if entry is None:
             path.unlink(missing_ok=True)
         elif path.exists():
-            _touch(path)
+            with suppress(FileNotFoundError):  # another process has just removed it
+                _touch(path)
         elif (size := self._form.size(entry)) <= self._budget:
             self._make_room(size)
             scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
             try:
                 with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     self._form.write(entry, file)
-                _touch(scratch)
-                scratch.replace(path)
+                with suppress(FileNotFoundError):  # the same
+                    _touch(scratch)
+                    scratch.replace(path)
             finally:
                 scratch.unlink(missing_ok=True)
 
