@@ -106,8 +106,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Ex
             directory = checkpoints(of) if isinstance(of, str) else of
             if isinstance(directory, tiny.Tiny):
                 directory = tiny.write(directory, root / "checkpoint")
-            export(directory, root / "bundle", options, **{"block": BLOCK, **fields})
-            made[key] = root / "bundle"
+            made[key] = root / (of if isinstance(of, str) else "bundle")  # a server calls the model so
+            export(directory, made[key], options, **{"block": BLOCK, **fields})
         return made[key]
 
     return bundle
