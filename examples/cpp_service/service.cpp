@@ -169,8 +169,8 @@ class Service {
         for (const mars::Prompt& prompt : api_request.prompts)
             for (std::int64_t i = 0; i < api_request.n; ++i) {
                 mars::GenerationConfig own = api_request.config;
-                own.seed += static_cast<std::uint64_t>(i);
                 const std::size_t index = serializer.choices.size();
+                own.seed += index; // equal prompts get different samples
                 try {
                     serializer.choices.push_back(
                         {static_cast<std::int64_t>(index), batcher_.submit(prompt, own, {0.0, client, Mailbox::slot(box, index)})});

@@ -125,10 +125,12 @@ class Batcher:
         system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
+        arrived_at: float | None = None,
     ) -> Request:
         """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
         `tools`: functions as JSON text that messages list and the answer may call. `template`: its variables.
-        `system`: the system message of a prompt of token ids, for the prefix cache.
+        `system`: the system message of a prompt of token ids, for the prefix cache. `arrived_at`: when its
+        Stats begin, by perf_counter; by default now.
         """
         config, until, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         last = None if wait is None else monotonic() + wait
@@ -143,7 +145,10 @@ class Batcher:
             await settled(room, seconds)
         new_request = partial(self._new_request, prompt, config, until, client, system, tools, template)
         with self._returning_place(client):
-            return self._start(await asyncio.get_running_loop().run_in_executor(executor, new_request))
+            request = await asyncio.get_running_loop().run_in_executor(executor, new_request)
+            if arrived_at is not None:
+                request.seq.stats.began = request.stats.began = arrived_at
+            return self._start(request)
 
     @property
     def alive(self) -> bool:
@@ -167,11 +172,11 @@ class Batcher:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the oldest request without a sequence has waited."""
+        """Seconds that the oldest request without a sequence has waited since it was accepted."""
         with self._changed:
             waiting = (request for request in self._requests.values() if not request.has_started)
             oldest = next(waiting, None)
-        return 0.0 if oldest is None else perf_counter() - oldest.stats.began
+        return 0.0 if oldest is None else perf_counter() - oldest.accepted_at
 
     @property
     def kv_usage(self) -> float:
@@ -282,6 +287,7 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
+            request.accepted_at = perf_counter()
             self._arrivals.append(request.seq)
             self._requests[request.seq.index] = request
             self._admission.accept()

@@ -73,7 +73,8 @@ def inspect(
             if v.drift
             else ("", "")
         )
-        cells = (v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
+        kv = f"{v.kv_dtype}, {v.kv_layout}"
+        cells = (v.name, v.backend, v.precision, kv, shape, ", ".join(v.outputs), *drift)
         table.add_row(*(escape(visible(cell)) for cell in cells))
     out.print(table)
     for v in manifest.variants:

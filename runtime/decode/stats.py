@@ -16,7 +16,7 @@ class Stats:
     tokens: generated tokens.
     forwards: steps from the last prefill chunk on, commits of the block loop included.
     prefill_forwards: the prefill chunks before the last.
-    queue_time: from the creation of the sequence, before its prompt is tokenized, to its first forward.
+    queue_time: from `began` to the first forward.
     prefill_time: from there to the first token.
     decode_time: after the first token.
     time_to_first_token: queue_time + prefill_time.
@@ -28,7 +28,8 @@ class Stats:
     steps: the tokens of each step, and the confidence that ended it: with a tau and without a grammar, that
         of the first prediction that did not pass, else None. A riskier tau takes the same first steps, until
         one of these passes.
-    began: when the sequence was created, by perf_counter.
+    began: when the sequence was created, before its prompt was tokenized, or when its request arrived at the
+        server; by perf_counter.
     """
 
     prompt_tokens: int = 0

@@ -23,11 +23,8 @@ LOG = logging.getLogger("mars_export.serve")
 # Need no key: probes have none, and the page asks for it.
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/")
 CLIENT = "mars.client"
-PREFLIGHT = {
-    "access-control-allow-methods": "GET, POST, OPTIONS",
-    "access-control-allow-headers": "authorization, x-api-key, anthropic-version, content-type",
-    "access-control-max-age": "600",
-}
+ABSOLUTE = re.compile("https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
+PREFLIGHT = {"access-control-allow-methods": "GET, POST, OPTIONS", "access-control-max-age": "600"}
 
 
 class Middleware:
@@ -48,6 +45,10 @@ class Middleware:
         # raise.
         await asyncio.sleep(0)
         began, status = perf_counter(), 0
+        if (target := ABSOLUTE.fullmatch(scope["path"])) is not None:
+            # As to a proxy: the target names the host, and the Host header does not count (RFC 9112).
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope = {**scope, "path": target[2] or "/", "headers": [(b"host", target[1].encode()), *others]}
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         is_friend = origin is not None and (origin in self._origins or "*" in self._origins)
@@ -73,7 +74,9 @@ class Middleware:
             _check_form(scope, headers)
             self._check_source(headers, None if is_friend else origin)
             if scope["method"] == "OPTIONS" and is_friend:
-                await Response(None, 204, PREFLIGHT)(scope, receive, sending)
+                asked = headers.get("access-control-request-headers", "")  # clients send headers of their own
+                allowed = {**PREFLIGHT, "access-control-allow-headers": asked}
+                await Response(None, 204, allowed)(scope, receive, sending)
                 return
             scope[CLIENT] = self._client(scope["path"], headers)
             scope["app"] = self  # then the router raises for an unknown path

@@ -27,7 +27,7 @@ class ServeOptions:
     queue_timeout: for the wait
     body_timeout, header_timeout: for receiving a request
     write_timeout: for a client that does not read
-    idle_timeout: for a connection without a request
+    keep_alive: for a connection without a request
     drain: for running answers at shutdown
     ping: of silence, after which a stream sends a comment
     keys: API keys; without any, everyone may use the server
@@ -48,7 +48,7 @@ class ServeOptions:
     body_timeout: Seconds = 30.0
     header_timeout: Seconds = 10.0
     write_timeout: Seconds = 30.0
-    idle_timeout: Seconds = 5.0
+    keep_alive: Seconds = 75.0
     drain: Annotated[float, number("a number of seconds, 0 or more")] = 30.0
     ping: Seconds = 10.0
     keys: tuple[str, ...] = ()

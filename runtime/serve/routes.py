@@ -78,7 +78,7 @@ class Routes:
             "/health/ready": self.health,
             "/metrics": self.metrics,
             "/v1/models": self.list_models,
-            "/v1/models/{id}": self.model,
+            "/v1/models/{id:path}": self.model,
         }
         table = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
         return table + [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]

@@ -43,7 +43,7 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
         proxy_headers=False,
         server_header=False,
         h11_max_incomplete_event_size=HEADER_BYTES,
-        timeout_keep_alive=options.idle_timeout,  # type: ignore[arg-type]  # it takes any number
+        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # it takes any number
         timeout_graceful_shutdown=int(options.drain) + LAST_WRITES,
     )
     return Server(config)
@@ -88,7 +88,7 @@ def run(
     reload: Callable[[], int] | None = None,
 ) -> None:
     """Serve until a signal. The first one drains and closes the server, the second one ends the process.
-    `reload` reads the API keys again at SIGHUP, and returns their number.
+    `reload` reads the API keys again at SIGHUP, and returns their number; None if they are in no file.
 
     Raises MarsError if a bundle fails.
     """
@@ -103,7 +103,7 @@ def run(
         server.should_exit = True
 
     async def serve() -> None:
-        if reload is not None and hasattr(signal, "SIGHUP"):  # not on Windows
+        if hasattr(signal, "SIGHUP"):  # not on Windows
             _on_signal(signal.SIGHUP, _reload, reload)
         for number in (signal.SIGINT, signal.SIGTERM):
             _on_signal(number, end, number)
@@ -136,8 +136,11 @@ async def _watch(models: Models, server: Server) -> None:
         LOG.info("ready: %s", ", ".join(models.models))
 
 
-def _reload(keys: Callable[[], int]) -> None:
+def _reload(keys: Callable[[], int] | None) -> None:
     try:
-        LOG.info("%d API keys", keys())
+        if keys is None:
+            LOG.info("SIGHUP: there is no --api-key-file to read again")
+        else:
+            LOG.info("%d API keys", keys())
     except MarsError as error:
         LOG.error("the API keys stay as they were: %s", error)

@@ -310,6 +310,14 @@ class Session:
         """
         return self._grammar_states.of(config)
 
+    def prepare(self) -> None:
+        """Build the tables of the first grammar and of the first special token in a message now: for a large
+        vocabulary this stops other threads for a second.
+        """
+        if self.text is not None:
+            self.text.prepare()
+            self._grammar_states.prepare()
+
     def profile(self, name: str) -> GenerationConfig:
         """The settings of a profile of the bundle: tau, metric and masks, or a draft adapter and its masks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cached_property
 
 from ..bundle.open import Bundle
@@ -22,6 +23,12 @@ class GrammarStateFactory:
 
     def __init__(self, bundle: Bundle, text: Text | None, outputs: Collection[str]) -> None:
         self._bundle, self._text, self._outputs = bundle, text, outputs
+
+    def prepare(self) -> None:
+        """Build the vocabulary, if this bundle and installation have structured answers."""
+        if {"logits", "topk_ids"} & set(self._outputs):
+            with suppress(SessionError):
+                self._grammars  # noqa: B018
 
     def of(self, config: GenerationConfig) -> GrammarState:
         """A grammar state at the beginning of an answer. Raises SessionError if there can be none."""

@@ -11,7 +11,7 @@ from .vocabulary import Vocabulary, num_alike, words_of
 
 MAX_SETTLED = 256  # tokens forced at once; more follow in the next run
 MAX_CERTAIN = 4096  # tokens; a longer text counts as a choice even if all of it is forced
-SIMPLER = "make the schema, regex or tools simpler"
+SIMPLER = "correct the schema, regex or tools, or make them simpler"
 
 
 class TokenMatcher:

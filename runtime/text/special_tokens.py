@@ -51,6 +51,10 @@ class PlainText:
         renamed = self._pattern.sub(lambda match: self._name("+", match[0]), text)
         return list(self._renamed.encode(self.show(renamed), add_special_tokens=False).ids)
 
+    def prepare(self) -> None:
+        """Build the second tokenizer."""
+        self._renamed  # noqa: B018
+
     def _name(self, kind: str, special: str) -> str:
         return f"\ue000{self._secret}{kind}{self._numbers[special]}\ue001"
 

@@ -99,6 +99,11 @@ class Text:
         text = prompt if isinstance(prompt, str) else self.rendered(prompt, most, tools, template)
         return self._ids(text, most, add_special_tokens=is_text)
 
+    def prepare(self) -> None:
+        """Build the tokenizer of messages with special tokens."""
+        if self._plain is not None:
+            self._plain.prepare()
+
     def encode_part(self, text: str) -> list[int]:
         """Token ids of a continuation of `rendered`. Raises SessionError as `encode` does."""
         return self._ids(text, None, add_special_tokens=False)
@@ -298,7 +303,8 @@ class TextStream:
         if len(stop) > MAX_STOPS or any(len(s) > MAX_STOP for s in stop):
             raise SessionError(
                 f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters are taken,"
-                f" not {len(stop)} of up to {max(map(len, stop))}; use fewer or shorter ones"
+                f" not {len(stop)} of up to {max(map(len, stop))}; use fewer or shorter ones",
+                field="stop",
             )
         self._stop = [s for s in stop if s]
         self._decoder = DecodeStream(skip_special_tokens=True)

@@ -40,11 +40,12 @@ class OpenModel:
         self.compiling = ThreadPoolExecutor(COMPILING, "mars-compile")
 
     def warm(self) -> None:
-        """Answer one token, so that the first client need not wait."""
+        """Answer one token and build what later requests need, so that the first client need not wait."""
         batcher = None
         try:
             batcher = Batcher(self.session, self._limits())
             self._step(batcher)
+            self.session.prepare()
             self.batcher = batcher
             LOG.info("%s is warm", self.name)
         except BaseException as error:

@@ -20,6 +20,7 @@ from .fields import (
     inner,
     integer,
     one_of,
+    read_fields_in,
     setting,
     text,
     unsupported,
@@ -61,6 +62,18 @@ def refusing(**neutral: tuple[Any, ...]) -> dict[str, Field]:
     return {name: Field(unsupported(*values)) for name, values in neutral.items()}
 
 
+def _schema(name: str, value: Any) -> Any:
+    if not isinstance(value, dict | bool):
+        raise wrong(name, "a JSON schema, an object", value)
+    return value
+
+
+def _named_schema(name: str, value: Any) -> dict[str, Any]:
+    return read_fields_in(name, value, NAMED_SCHEMA)[0]
+
+
+NAMED_SCHEMA: Table = {"schema": Field(_schema), **no_effect("name", "description", "strict")}
+FORMAT: Table = {"type": Field(text), "json_schema": Field(_named_schema), **NAMED_SCHEMA}
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 SHARED: Table = {
@@ -87,16 +100,27 @@ SHARED: Table = {
 
 def text_format(name: str, form: Any) -> Any:
     """The schema of a text format, which chat completions have in `json_schema`, and other protocols not."""
-    kind = a_dict(name, form).get("type")
-    if kind == "text":
+    values, _ = read_fields_in(name, form, FORMAT)
+    kind, schema = values.get("type"), values.get("json_schema", values).get("schema")
+    if kind == "text" and schema is None:
         return None
     if kind == "json_object":
-        return {"type": "object"}
-    named = form.get("json_schema", form)
-    if kind == "json_schema" and isinstance(named, dict) and isinstance(named.get("schema"), dict | bool):
-        return named["schema"]
+        return {"type": "object"} if schema is None else schema
+    if kind == "json_schema" and schema is not None:
+        return schema
     forms = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema"} with a "schema"'
     raise wrong(name, forms, form)
+
+
+def _tools(name: str, value: Any) -> list[Any]:
+    """Functions, whose null fields count as absent."""
+    tools = [a_dict(f"{name}[{i}]", tool) for i, tool in enumerate(a_list(name, value))]
+    return [
+        {**tool, "function": {key: part for key, part in function.items() if part is not None}}
+        if isinstance(function := tool.get("function"), dict)
+        else tool
+        for tool in tools
+    ]
 
 
 def tool_choice(name: str, value: Any) -> str:
@@ -158,7 +182,7 @@ CHAT: Table = {
     **COMPLETIONS,
     "messages": Field(read_messages, is_needed=True),
     "max_completion_tokens": Field(integer(1), "max_new_tokens"),
-    "tools": Field(a_list),
+    "tools": Field(_tools),
     "tool_choice": Field(tool_choice),
     "parallel_tool_calls": Field(flag),
     "logprobs": Field(_chat_logprobs),

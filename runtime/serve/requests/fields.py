@@ -113,18 +113,18 @@ def unsupported(*neutral: Any) -> Reader:
     return read
 
 
+def read_fields_in(name: str, value: Any, table: Table) -> tuple[dict[str, Any], dict[str, str]]:
+    """`read_fields` of the object in the field `name`, which is the param of errors."""
+    fields = a_dict(name, value)
+    try:
+        return read_fields(fields, table)
+    except Refused as refusal:
+        raise Refused(400, f"{name}: {refusal}", param=name, code=refusal.code) from None
+
+
 def inner(table: Table) -> Reader:
     """A reader of an object whose fields are those of `table`."""
-
-    def read(name: str, value: Any) -> Several:
-        try:
-            return Several(read_fields(a_dict(name, value), table)[0])
-        except Refused as refusal:
-            if refusal.param == name:
-                raise
-            raise Refused(400, f"{name}: {refusal}", param=name, code=refusal.code) from None
-
-    return read
+    return lambda name, value: Several(read_fields_in(name, value, table)[0])
 
 
 def unsupported_value(name: str, message: str) -> Refused:

@@ -8,9 +8,10 @@ from typing import Any
 
 from ...text.tokenizer import Message
 from ...text.toolcalls import Dialect
-from .fields import a_dict, a_list, text, wrong
+from .fields import a_dict, a_list, text, unsupported_value, wrong
 
 MAX_MESSAGES = 4096
+CONTINUED = ("prefix", "partial")  # other APIs' fields of an assistant message that the answer continues
 
 
 def message_list(name: str, value: object) -> list[Any]:
@@ -28,13 +29,21 @@ def read_messages(name: str, value: object) -> list[dict[str, Any]]:
 def _message(where: str, message: object) -> dict[str, Any]:
     fields = {name: value for name, value in a_dict(where, message).items() if value is not None}
     role = role_of(text(f"{where}.role", fields.get("role")))
-    content = fields.get("content", "" if "tool_calls" in fields else None)
+    for name in CONTINUED:
+        if fields.get(name, False) is not False:
+            raise unsupported_value(
+                where.partition("[")[0],
+                f"{where}.{name}: an answer does not continue a message; remove it",
+            )
+    # An assistant message may have only calls, a refusal or reasoning.
+    content = fields.get("content", "" if role == "assistant" else None)
     if not isinstance(content, str | list):
         raise wrong(f"{where}.content", "a text or a list of parts", content)
-    calls = fields.get("tool_calls", [])
-    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
-        raise wrong(f"{where}.tool_calls", "a list of {id, type, function: {name, arguments}}", calls)
-    return {**fields, "role": role, "content": content}
+    message = {**fields, "role": role, "content": content}
+    if "tool_calls" in fields:
+        calls = a_list(f"{where}.tool_calls", fields["tool_calls"])
+        message["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    return message
 
 
 def role_of(role: str) -> str:
@@ -42,13 +51,15 @@ def role_of(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-def _is_call(call: object) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    return (
-        isinstance(function, dict)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("arguments", "{}"), str)
-    )
+def _call(where: str, value: object) -> dict[str, Any]:
+    """A call whose arguments are JSON text; some clients send an object, or null for none."""
+    call = a_dict(where, value)
+    function = a_dict(f"{where}.function", call.get("function"))
+    name, arguments = text(f"{where}.function.name", function.get("name")), function.get("arguments")
+    if isinstance(arguments, dict | None):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    text(f"{where}.function.arguments", arguments)
+    return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
 
 def joined_text(where: str, content: object, kinds: Sequence[str]) -> str:
@@ -74,7 +85,7 @@ def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Messag
 
 def _with_calls(message: Mapping[str, Any], dialect: Dialect) -> Message:
     calls = [
-        {"name": call["function"]["name"], "arguments": _object(call["function"].get("arguments", "{}"))}
+        {"name": call["function"]["name"], "arguments": _object(call["function"]["arguments"])}
         for call in message["tool_calls"]
     ]
     if dialect == "tags":

@@ -7,11 +7,13 @@ import secrets
 from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from ...batcher.request import Items, Request
 from ...bundle.turns import SWITCH
 from ...decode.config import GenerationConfig, repeatable
+from ...decode.limits import Limits
 from ...errors import MarsError
 from ...session.session import Session
 from ...text.prompts import system_of
@@ -22,6 +24,8 @@ from ..models.open_model import OpenModel
 from ..refusals import Refused
 from ..requests.api_request import ApiRequest
 from ..requests.messages import as_template
+
+LEAST_TIME = 0.001  # seconds for a request whose time has passed
 
 
 @dataclass(slots=True)
@@ -45,16 +49,19 @@ async def admit(
     models: Models,
     api_request: ApiRequest,
     client: Hashable,
-    deadline: float,
+    arrived_at: float,
+    timeout: float,
     items: Items,
     until: ExitStack,
 ) -> Admitted:
-    """Open the model if it is closed, and submit its requests to the batcher, which fills `items`. They end,
-    and the model may be closed, when `until` is closed. Raises Refused.
+    """Open the model if it is closed, and submit its requests to the batcher, which fills `items`. They end
+    `timeout` seconds after `arrived_at` (perf_counter), or with `until`, which also lets the model be closed.
+    Raises Refused.
     """
     model, profile = await models.take(api_request.model, until)
     try:
         batcher, session = model.running(), model.session
+        _check_places(batcher.limits, api_request)
         if profile is not None and api_request.tau_settings:
             name = sorted(api_request.tau_settings)[0]
             raise Refused(
@@ -65,13 +72,15 @@ async def admit(
         configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
         template = _template(session, api_request)
         requests: list[Request] = []
-        for prompt in _prompts(session, api_request):
+        for i, prompt in enumerate(_prompts(session, api_request)):
             tokenized, system = prompt, system_of(prompt)
             for config in configs:
                 request = await batcher.asubmit(
                     tokenized,
-                    config,
-                    deadline=deadline,
+                    # Equal prompts get different samples.
+                    config.with_values(seed=(config.seed + i * api_request.n) % 2**64),
+                    arrived_at=arrived_at,
+                    deadline=max(LEAST_TIME, arrived_at + timeout - perf_counter()),
                     client=client,
                     executor=model.compiling if config.is_structured else None,
                     system=system,
@@ -87,6 +96,21 @@ async def admit(
         raise _refused(error, api_request) from None
     shown = profile or (level if level != EXACT else None)
     return Admitted(api_request, model, configs[0], shown, level, requests)
+
+
+def _check_places(limits: Limits, api_request: ApiRequest) -> None:
+    """Refuse a request with more answers than one client can ever have in the batcher."""
+    number = len(api_request.prompts) * api_request.n
+    rows = min(limits.max_rows, limits.max_rows_per_client or limits.max_rows)
+    places = min(limits.max_of_client, rows + limits.max_waiting)
+    if number > places:
+        raise Refused(
+            400,
+            f"{number} answers are asked for, and this server runs and queues at most {places} for a client;"
+            " ask for fewer",
+            param="n" if api_request.n > 1 else api_request.names["prompts"],
+            code="limit_exceeded",
+        )
 
 
 def _configs(

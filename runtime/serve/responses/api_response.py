@@ -68,8 +68,8 @@ async def begin(
     arrived_at, items, options = perf_counter(), Items(), service.options
 
     async def admitted_and_running() -> tuple[Admitted, tuple[Request | None, Item]]:
-        caller, deadline = address if client is None else client, options.request_timeout
-        admitted = await admit(service.models, api_request, caller, deadline, items, until)
+        caller, timeout = address if client is None else client, options.request_timeout
+        admitted = await admit(service.models, api_request, caller, arrived_at, timeout, items, until)
         return admitted, await items.get()
 
     with ExitStack() as until:
@@ -159,7 +159,7 @@ class ApiResponse:
                 yield choice, Delta()
             else:
                 if item.finish_reason in ("cancelled", "deadline") and not choice.is_full:
-                    self._check_end(item, choice)
+                    self._check_end(item)
                 self._count(item, choice)
                 yield choice, choice.push(item)
         self._outcome = "finished"
@@ -180,7 +180,7 @@ class ApiResponse:
     def _count(self, event: Event, choice: Choice) -> None:
         model, now, before = self._admitted.model, perf_counter(), self._steps.get(choice.index)
         if before is None and model.adaptive is not None:
-            model.adaptive.level(choice.request.stats.queue_time, choose=True)
+            model.adaptive.level(choice.request.row_wait, choose=True)
         if event.token_ids:
             self._steps[choice.index] = now
             self._service.metrics.step(
@@ -196,13 +196,15 @@ class ApiResponse:
         LOG.error("an answer failed: %s", type(error).__name__)
         return Refused(500, "the answer failed inside the server; see its log", code="failed")
 
-    def _check_end(self, event: Event, choice: Choice) -> None:
-        """Raise Refused if the server ended an answer early. A partial answer after a timeout is returned."""
+    def _check_end(self, event: Event) -> None:
+        """Raise Refused if the server ended an answer early. After a timeout, what there is of any answer is
+        returned.
+        """
         if event.finish_reason == "cancelled":
             raise Refused(
                 503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
             )
-        if not choice.request.stats.tokens:
+        if not any(request.stats.tokens for request in self._admitted.requests):
             self._outcome = "expired"
             seconds = self._service.options.request_timeout
             raise Refused(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")

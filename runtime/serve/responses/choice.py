@@ -80,7 +80,7 @@ class Choice(Delta):
         super().__init__()
         self.index, self.request = index, request
         self.reason: FinishReason | None = None
-        self.num_shown = 0  # characters of the text in earlier chunks
+        self.num_returned = 0  # characters of the tokens in earlier chunks
         self._reader: ToolStream | None = session.tool_stream() if api_request.tools is not None else None
         is_chat = api_request.kind != "text" and not api_request.has_grammar
         self._thinking = session.thinking_stream(request.prompt) if is_chat else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.agreement import MAIN
@@ -25,6 +28,7 @@ from mars_export.runtime.bundle.open import Bundle  # noqa: E402
 from mars_export.runtime.bundle.profiles import sha256_of, store  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.models.adaptive import Adaptive, read_levels  # noqa: E402
+from mars_export.runtime.serve.models.models import Models  # noqa: E402
 
 NAMES = ("exact", "near@0.01", "far@0.02")
 
@@ -103,6 +107,32 @@ def test_levels_are_tested_profiles_in_order(slow: tuple[Session, Paced]) -> Non
     ]:  # fmt: skip
         with pytest.raises(SessionError, match=words):
             read_levels(session, wrong)
+
+
+def test_compiling_is_no_load(slow: tuple[Session, Paced], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The level follows waits for a row; the histograms begin at the arrival."""
+    session, _ = slow
+    options = ServeOptions(adaptive=NAMES, high_queue=0.2, low_queue=0.1)
+    made, taken = session.new_sequence, Models.take
+    spent = 0.0
+
+    def new_sequence(*arguments: Any, **named: Any) -> Any:
+        time.sleep(spent)
+        return made(*arguments, **named)
+
+    async def take(*arguments: Any) -> Any:
+        await asyncio.sleep(spent)
+        return await taken(*arguments)
+
+    monkeypatch.setattr(session, "new_sequence", new_sequence)
+    monkeypatch.setattr(Models, "take", take)
+    with serving({"tiny": session}, options) as server:
+        spent = 0.3
+        answer = server.chat(max_tokens=2).json
+        assert answer["timings"]["queue_ms"] >= 600
+        assert server.chat(max_tokens=2).json["mars"]["level"] == "exact"
+        for name in ("request_queue_time", "time_to_first_token", "e2e_request_latency"):
+            assert server.metric(f"mars_{name}_seconds_sum", model="tiny") >= 1.2, name
 
 
 def test_a_profile_is_a_model_name(slow: tuple[Session, Paced]) -> None:

@@ -25,9 +25,7 @@ from mars_export.runtime.serve import ServeOptions, options  # noqa: E402
 from mars_export.runtime.serve.requests.api_request import TABLES  # noqa: E402
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
-QUICK = ServeOptions(
-    header_timeout=0.4, body_timeout=0.4, write_timeout=0.3, idle_timeout=0.6, max_body=20_000
-)
+QUICK = ServeOptions(header_timeout=0.4, body_timeout=0.4, write_timeout=0.3, keep_alive=0.6, max_body=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +219,6 @@ def test_any_value_in_messages_and_tools(value: Any, server: Serving) -> None:
         "/v1//models", "/v1/models/%00", "/v1/mars/streams/../../models", "/page.html", "/v1/models/",
         "/.env", "/%ff%fe", "/%", "/?" + "a=" * 3000, "/v1/models/%ed%a0%80", "/docs", "/openapi.json", "/*",
         "/\\..\\x",
-        "http://evil.example/v1/models",
     ],
 )  # fmt: skip
 def test_paths(path: str, server: Serving) -> None:

@@ -111,11 +111,15 @@ def test_it_has_the_name_and_the_key_that_were_chosen(
     bundles: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARS_API_KEY", "one two")
-    arguments = ("--served-model-name", "my-model", "--threads", "1", "--max-body", "1M")
-    with started(str(bundles(MAIN)), *arguments) as (_process, port):
+    arguments = ("--served-model-name", "org/my-model", "--threads", "1", "--max-body", "1M")
+    with started(str(bundles(MAIN)), *arguments) as (process, port):
+        process.process.send_signal(signal.SIGHUP)
+        process.wait_for("no --api-key-file to read again")
         assert chat(port, BODY).status == 401
         listed = json.loads(call(port, "/v1/models", key="two").read())["data"]
-        assert [model["id"] for model in listed] == ["my-model"]
+        assert [model["id"] for model in listed] == ["org/my-model"]
+        for name in ("org/my-model", "org%2Fmy-model"):
+            assert json.loads(call(port, f"/v1/models/{name}", key="two").read())["id"] == "org/my-model"
     assert run("serve", bundles(MAIN), "--served-model-name", "a", "--served-model-name", "b").returncode == 2
 
 

@@ -32,7 +32,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def server(sessions: Sessions) -> Iterator[Serving]:
+def server(sessions: Sessions, gate: Gate) -> Iterator[Serving]:  # noqa: ARG001  # before it is warm
     session = sessions(MAIN)
     with serving({"tiny": Session(session.bundle, session.variant, session.backend)}) as running:
         yield running
@@ -40,6 +40,15 @@ def server(sessions: Sessions) -> Iterator[Serving]:
 
 def form(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
+def test_the_first_grammar_and_special_token_stop_nobody(sessions: Sessions) -> None:
+    """Their tables hold the GIL while they are built, so a server builds them before it is ready."""
+    session = sessions(MAIN)
+    fresh = Session(session.bundle, session.variant, session.backend)
+    with serving({"tiny": fresh}):
+        assert fresh.text is not None and fresh.text._plain is not None
+        assert "_renamed" in vars(fresh.text._plain) and "_grammars" in vars(fresh._grammar_states)
 
 
 def test_others_are_answered_while_a_grammar_compiles(server: Serving, gate: Gate) -> None:

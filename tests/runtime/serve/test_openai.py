@@ -185,6 +185,10 @@ def test_several_answers(client: openai.OpenAI) -> None:
         for choice in chunk.choices:
             parts[choice.index] += choice.delta.content or ""
     assert list(parts.values()) == drawn
+    prompts = client.completions.create(
+        model="tiny", prompt=["hi", "hi"], n=2, max_tokens=12, temperature=1.5, seed=5
+    )
+    assert len({choice.text for choice in prompts.choices}) == 4, "equal prompts, too"
     different = {chat(client, temperature=1.5).choices[0].message.content for _ in range(3)}
     assert len(different) == 3, "without a seed every draw is another"
 
@@ -197,6 +201,16 @@ def test_text_completions(client: openai.OpenAI, session: Session) -> None:
     assert answer.usage.prompt_tokens == sum(done.stats.prompt_tokens for done in alone)
     ids = session.encode(texts[0])
     assert client.completions.create(model="tiny", prompt=ids, max_tokens=7).choices[0].text == alone[0].text
+    asked = {"model": "tiny", "prompt": "é🙂", "max_tokens": 30, "logprobs": 1, "temperature": 3, "seed": 2}
+    [whole] = client.completions.create(**asked).choices
+    pieces = [
+        offset
+        for chunk in client.completions.create(**asked, stream=True)
+        for piece in chunk.choices
+        if piece.logprobs is not None
+        for offset in piece.logprobs.text_offset
+    ]
+    assert pieces == whole.logprobs.text_offset, "the same whole as in a stream"
     streamed = client.completions.create(model="tiny", prompt=texts[0], max_tokens=7, stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == alone[0].text
     assert client.completions.create(model="tiny", prompt="hi").usage.completion_tokens == 16
@@ -214,6 +228,8 @@ def test_a_schema(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
     hows = [t["how"] for step in answer.choices[0].steps for t in step["tokens"]]
     assert hows.count("forced") > 3, hows
+    loose = chat(client, response_format={"type": "json_object", "schema": form["json_schema"]["schema"]})
+    assert "a" in json.loads(loose.choices[0].message.content)
     with pytest.raises(openai.BadRequestError) as wrong:
         chat(client, response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}})
     assert (wrong.value.param, wrong.value.code) == ("response_format", "invalid_grammar")
@@ -268,6 +284,21 @@ def test_a_conversation_with_calls_goes_on(client: openai.OpenAI, session: Sessi
     assert answer.choices[0].message.content == alone.text
 
 
+@pytest.mark.parametrize("arguments", [None, {}, {"now": True}])
+def test_null_and_objects_in_the_history(arguments: Any, client: openai.OpenAI) -> None:
+    """Clients replay refusals without a text, and calls whose arguments are no JSON text."""
+    spelled = json.dumps(arguments or {})
+    answers = []
+    for made in (arguments, spelled):
+        function = {"name": "stop", "arguments": made}
+        call = {"id": "call_1", "type": "function", "function": function}
+        turns = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        turns += [{"role": "tool", "content": "ok"}, {"role": "assistant", "content": None, "refusal": "no"}]
+        tools = [{"type": "function", "function": {"name": "stop", "parameters": None}}]
+        answers.append(chat(client, messages=[*turns, *HELLO], tools=tools).choices[0].message.content)
+    assert answers[0] == answers[1]
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "twin"]
     assert client.models.retrieve("twin").mars["block"] == 6
@@ -289,6 +320,14 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
     }
     for asked, code, param in (
         ({"frequency_penalty": 2.5}, "invalid_value", "frequency_penalty"),
+        ({"stop": list("abcdefghijklmnopq")}, "invalid_value", "stop"),
+        ({"response_format": {"type": "json_object", "schemas": {}}}, "invalid_value", "response_format"),
+        ({"response_format": {"type": "text", "schema": {}}}, "invalid_value", "response_format"),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "content": "a", "prefix": True}]},
+            "unsupported_parameter",
+            "messages",
+        ),
         ({"messages": long}, "context_length_exceeded", "messages"),
         ({"messages": odd}, "invalid_value", "messages"),
         ({"temperature": -1}, "invalid_value", "temperature"),

@@ -127,6 +127,8 @@ def test_pages_of_others_do_not_reach_it(session: Session) -> None:
             assert server.call("/v1/models", headers={"host": host}).status == 200
         own = {"origin": server.url, "host": server.url.removeprefix("http://")}
         assert server.chat(max_tokens=1, headers=own).status == 200
+        for target, status in ((f"{server.url}/health", 200), ("HTTP://evil.example/health", 403)):
+            assert server.call(target, headers={"host": "127.0.0.1"}).status == status, "absolute form"
         for origin in ("https://evil.example", "null", "http://[", "https://friend.example.evil"):
             refused = server.chat(max_tokens=1, headers={"origin": origin})
             assert refused.status == 403 and refused.json["error"]["code"] == "wrong_origin", origin
@@ -135,8 +137,10 @@ def test_pages_of_others_do_not_reach_it(session: Session) -> None:
         allowed = server.chat(max_tokens=1, headers=friend)
         assert allowed.status == 200
         assert allowed.headers["access-control-allow-origin"] == "https://friend.example"
-        preflight = server.call("/v1/chat/completions", method="OPTIONS", headers=friend)
+        asked = {"access-control-request-headers": "authorization,x-stainless-lang"}
+        preflight = server.call("/v1/chat/completions", method="OPTIONS", headers=friend | asked)
         assert preflight.status == 204 and "POST" in preflight.headers["access-control-allow-methods"]
+        assert preflight.headers["access-control-allow-headers"] == "authorization,x-stainless-lang"
         bad = server.chat(max_tokens=0, headers=friend)
         assert bad.status == 400 and "access-control-allow-origin" in bad.headers, "errors can be read, too"
 
@@ -164,13 +168,24 @@ def test_the_queue_is_full(slow: tuple[Session, Paced]) -> None:
 
 def test_several_answers_take_all_their_places_or_none(slow: tuple[Session, Paced]) -> None:
     session, pace = slow
-    with serving({"tiny": session}, ServeOptions(NARROW)) as server:
+    with serving({"tiny": session}, ServeOptions(NARROW)) as server, ThreadPoolExecutor(1) as pool:
         pace.hold()
-        assert server.chat(max_tokens=3, n=4, temperature=1.0).status == 429
+        first = pool.submit(server.chat, max_tokens=3)
+        until(lambda: pace.is_waiting)
+        assert server.chat(max_tokens=3, n=2, temperature=1.0).status == 429
         pace.open()
+        assert first.result().status == 200
         until(lambda: server.batcher.num_running + server.batcher.num_waiting == 0)
         counts = server.batcher.counts
-        assert counts.cancelled == counts.accepted - 1 >= 1, "what had come in went again"
+        assert (counts.accepted, counts.finished, counts.cancelled) == (3, 2, 1), (
+            "what had come in went again"
+        )
+        for asked, param in (({"n": 3}, "n"), ({"prompt": ["a"] * 3}, "prompt")):
+            path = "/v1/completions" if param == "prompt" else "/v1/chat/completions"
+            never = server.call(path, {"messages": HELLO, **asked} if param == "n" else asked)
+            error = never.json["error"]
+            assert (never.status, error["code"], error["param"]) == (400, "limit_exceeded", param)
+            assert server.batcher.counts.accepted == 3, "nothing of it ran"
 
 
 def test_nobody_waits_for_ever(slow: tuple[Session, Paced]) -> None:
@@ -203,6 +218,21 @@ def test_an_answer_has_a_deadline(slow: tuple[Session, Paced]) -> None:
         assert cut.json["usage"]["completion_tokens"] == 3
         assert server.batcher.counts.expired == 2
         pace.open()
+
+
+def test_a_timeout_keeps_what_was_generated(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    options = ServeOptions(Limits(max_rows=1), request_timeout=1.0)
+    with serving({"tiny": session}, options) as server:
+        pace.hold()
+        pace.let(2)
+        asked = {"prompt": ["hi there", "who is"], "max_tokens": 2, "tau": 1.0}
+        some = server.call("/v1/completions", asked)
+        pace.open()
+        assert some.status == 200, some.json
+        first, second = some.json["choices"]
+        assert first["text"] and (second["text"], second["finish_reason"]) == ("", "length")
+        assert some.json["mars"]["finish_reason"] == ["length", "deadline"]
 
 
 @pytest.mark.parametrize("way", ["in a stream", "by closing", "by closing its side"])

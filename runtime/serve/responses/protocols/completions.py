@@ -55,7 +55,7 @@ class CompletionsSerializer(Serializer):
                     call.to_dict() | {"index": first + i} for i, call in enumerate(delta.calls)
                 ]
             chunks.append(self._chunk(choice, fields, delta.tokens))
-        choice.num_shown += len(delta.text)
+        choice.num_returned += sum(len(token.text) for token in delta.tokens)
         if choice.is_over:
             chunks.append(self._chunk(choice, {}, (), choice.finish_reason))
         if self.is_over and chunks:
@@ -85,7 +85,7 @@ class CompletionsSerializer(Serializer):
         self, choice: Choice, content: dict[str, Any], tokens: Sequence[Token], reason: str | None
     ) -> dict[str, Any]:
         """One choice of a chunk or a body."""
-        logprobs = self._logprobs(tokens, choice.num_shown)
+        logprobs = self._logprobs(tokens, choice.num_returned)
         entry = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": reason}
         return entry | {"steps": _steps(tokens)} if self.api_request.return_steps else entry
 
