@@ -114,13 +114,11 @@ def text_format(name: str, form: Any) -> Any:
 
 def _tools(name: str, value: Any) -> list[Any]:
     """Functions, whose null fields count as absent."""
-    tools = [a_dict(f"{name}[{i}]", tool) for i, tool in enumerate(a_list(name, value))]
-    return [
-        {**tool, "function": {key: part for key, part in function.items() if part is not None}}
-        if isinstance(function := tool.get("function"), dict)
-        else tool
-        for tool in tools
-    ]
+    tools = []
+    for i, tool in enumerate(a_list(name, value)):
+        function = a_dict(f"{name}[{i}].function", a_dict(f"{name}[{i}]", tool).get("function"))
+        tools.append({**tool, "function": {key: part for key, part in function.items() if part is not None}})
+    return tools
 
 
 def tool_choice(name: str, value: Any) -> str:
