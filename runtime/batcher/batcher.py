@@ -157,8 +157,9 @@ class Batcher:
 
     @property
     def counts(self) -> Counts:
-        """Counts of requests so far."""
-        return self._admission.counts
+        """Counts of requests so far. A reader of the last event finds its request counted."""
+        with self._changed:
+            return self._admission.counts
 
     @property
     def num_running(self) -> int:
@@ -311,12 +312,12 @@ class Batcher:
         if self._requests.pop(seq.index, None) is None:
             return
         seq.end(reason)
-        reason = request.last_reason or reason
+        reason = request.conclude(reason, error)
         outcome = ENDS.get(reason, "finished") if error is None else "failed"
         self._admission.end(seq.client, outcome, request.stats)
-        request.conclude(reason, error)  # after counting, so that readers of the answer find it counted
         cause = reason if error is None else type(error).__name__
-        stats, tau = request.stats, "exact" if seq.config.exact else seq.config.tau
+        stats, config = request.stats, seq.next_config
+        tau = "exact" if config.exact else config.tau
         LOG.log(
             logging.WARNING if error else logging.INFO,
             "request %d of %r %s: %s, %d tokens after %d prompt tokens, tau %s, waited %.3f s, %.3f s in all",

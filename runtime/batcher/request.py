@@ -173,9 +173,12 @@ class Request(Answer):
             self._stats.tokens, self.last_reason = num_tokens, event.finish_reason
             self._add(event)
 
-    def conclude(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """End the request and notify its readers. Called once, in any thread."""
+    def conclude(self, reason: FinishReason, error: BaseException | None = None) -> FinishReason:
+        """End the request, for the reason of a delivered step if one ended it, else for `reason`, and notify
+        its readers. Called once, in any thread. Returns the reason.
+        """
         with self._lock:
+            reason = self.last_reason or reason
             self.finish_reason, self.error = reason, error
             if not self.has_started:
                 self._stats.queue_time = perf_counter() - self._stats.began
@@ -185,6 +188,7 @@ class Request(Answer):
                 num_sent = sum(len(event.text) for event in self._events)
                 self._add(Event(self._answer_text[num_sent:], (), (), reason))
         self._ended.set_result(None)
+        return reason
 
     # --- parts ---
 

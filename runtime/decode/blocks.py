@@ -83,7 +83,7 @@ class BlockSchedule(Schedule):
     def commit_and_accept(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
         if plan is UNUSED:
             return None
-        predictions = Predictions.of(output, i, plan.outputs, seq.config.metric)
+        predictions = Predictions.of(output, i, plan.outputs, seq.config)
         seq.stats.forwards += 1
         if self.reader is not None or self._is_full(seq):  # a commit, whose prediction is kept
             seq.cursor += plan.pending

@@ -188,6 +188,8 @@ class GenerationConfig:
             changes["exact"] = None
         elif changes.get("exact") is True and "tau" not in changes:
             changes["tau"] = None
+            if self.masks == "full":  # of `repeatable` or a profile; exact mode's text needs no fixed number
+                changes.setdefault("masks", "auto")
         return replace(self, **changes)
 
     def with_profile(self, profile: GenerationConfig) -> GenerationConfig:

@@ -50,6 +50,8 @@ class Queue:
     def drop_finished(self) -> None:
         """Remove sequences that ended while they waited. The turns of clients do not change."""
         for client, seqs in list(self._seqs.items()):
+            for seq in seqs:
+                seq.refresh()
             if any(seq.finish_reason is not None for seq in seqs):
                 self._seqs[client] = deque(seq for seq in seqs if seq.finish_reason is None)
                 if not self._seqs[client]:

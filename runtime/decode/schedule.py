@@ -43,8 +43,8 @@ class Schedule:
     def step(self) -> list[Accepted]:
         """One step: a chunk of one sequence's known tokens, or else a forward of all decoding sequences.
 
-        Returns the outcome for each sequence. A sequence whose finish_reason was set from
-        outside leaves before anything else happens.
+        Returns the outcome for each sequence. What other threads asked of the sequences is taken at the
+        beginning, once; those that they ended leave before anything else happens.
         """
         accepted: list[Accepted] = []
         for seqs in self.admit(accepted):
@@ -98,6 +98,8 @@ class Schedule:
         """Drop sequences that have ended, start waiting ones, and return the groups of neighbours that run
         now.
         """
+        for seq in self.batch.active:
+            seq.refresh()
         self._drop_finished(accepted)
         self.reader = self.prefill.next(accepted)
         if self.reader is None:

@@ -14,7 +14,7 @@ from .backend import StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
 from .sample import Draws, Penalties, Top, top_of
-from .speculation.draft_slots import DraftSlots, check_tau
+from .speculation.draft_slots import DraftSlots
 from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
 from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
 from .speculation.exact_planner import Outlook
@@ -64,21 +64,24 @@ class Predictions:
     mtp_drafts: int = 0
 
     @classmethod
-    def of(cls, output: StepOutput, at: int, count: int, metric: str) -> Predictions:
-        """The first `count` predictions of batch row `at`, and the MTP layer's; confidences in `metric`."""
+    def of(cls, output: StepOutput, at: int, count: int, config: GenerationConfig) -> Predictions:
+        """The first `count` predictions of batch row `at`, with confidences in the metric of `config`. In
+        exact mode, which verifies them, also the MTP layer's.
+        """
+        mtp_drafts = output.mtp_drafts if config.exact else 0
 
         def part(array: np.ndarray | None) -> Any:
-            if array is None or not output.mtp_drafts:
+            if array is None or not mtp_drafts:
                 return None if array is None else array[at, :count]
-            return np.concatenate([array[at, :count], array[at, -output.mtp_drafts :]])
+            return np.concatenate([array[at, :count], array[at, -mtp_drafts:]])
 
         confidences = part(
-            {"margin": output.margin, "entropy": output.entropy}.get(metric, output.confidence)
+            {"margin": output.margin, "entropy": output.entropy}.get(config.metric, output.confidence)
         )
-        assert confidences is not None, f"{metric} was not exported: the session checks this first"
+        assert confidences is not None, f"{config.metric} was not exported: the session checks this first"
         topk = part(output.topk_ids), part(output.topk_logprobs)
         ids, logits = part(output.token_ids), part(output.logits)
-        return cls(ids, confidences, part(output.confidence), logits, *topk, output.mtp_drafts)
+        return cls(ids, confidences, part(output.confidence), logits, *topk, mtp_drafts)
 
     def mtp_draft(self, token_ids: abc.Sequence[int], num_verified: int) -> DraftTokens:
         """The MTP layer's draft tokens if the step gave `token_ids`; none if greedy decoding gives others."""
@@ -103,7 +106,7 @@ class Sequence:
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     draft_tokens: predicted next tokens that are not verified yet.
-    config: `change` replaces it while the sequence runs; the next step uses the new one.
+    config, finish_reason: of the current step; `change` and `end` in other threads apply from the next one.
     on_token: called with each accepted token, which also makes the text grow; True if the token completes a
         stop string.
     acceptance_rates: shared by the sequences of a session.
@@ -114,6 +117,7 @@ class Sequence:
     mask_limit: the most masks of a step; None for the block's.
     client: whose sequence it is; None for no client.
     on_start: called before each forward of the sequence.
+    check: raises SessionError for a config that the sequence's session does not support.
     """
 
     def __init__(
@@ -131,10 +135,12 @@ class Sequence:
         mask_limit: int | None = None,
         client: Hashable = None,
         on_start: Callable[[], None] | None = None,
+        check: Callable[[GenerationConfig], None] | None = None,
     ) -> None:
         self.index, self.config, self.on_token, self.prefix_handle = index, config, on_token, prefix_handle
         self.draft_slots, self.mask_limit = draft_slots, mask_limit
-        self.client, self.on_start = client, on_start
+        self.client, self.on_start, self._check = client, on_start, check
+        self.next_config, self._end_reason = config, None  # of other threads, until `refresh` takes them
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
         self.cursor = 0
@@ -166,14 +172,26 @@ class Sequence:
 
     def change(self, **settings: Any) -> None:
         """Change settings from the next step on. Raises SessionError for values that cannot be."""
-        config = self.config.with_values(**settings)
-        if self.draft_slots is not None:
-            check_tau(config)
-        self.config = config
+        config = self.next_config.with_values(**settings)
+        if self._check is not None:
+            self._check(config)
+        self.next_config = config
 
     def end(self, reason: FinishReason) -> None:
         """End the sequence before its next step. An ended one keeps its reason."""
-        self.finish_reason = self.finish_reason or reason
+        self._end_reason = self._end_reason or reason
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or will before its next step."""
+        return (self.finish_reason or self._end_reason) is not None
+
+    # --- between two steps ---
+
+    def refresh(self) -> None:
+        """Take what other threads asked for: a step sees one config and one finish_reason."""
+        self.config = self.next_config
+        self.finish_reason = self.finish_reason or self._end_reason
 
     # --- what the next step feeds ---
 
@@ -283,13 +301,13 @@ class Sequence:
         """
         self.cursor += plan.pending
         self.stats.forwards += 1
-        return self.accept(Predictions.of(output, i, plan.outputs, self.config.metric), plan.draft_tokens)
+        return self.accept(Predictions.of(output, i, plan.outputs, self.config), plan.draft_tokens)
 
     def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Accepted | None:
         """Accept predictions from the left. The first `num_draft_tokens` draft tokens were fed; the
         predictions verify them.
         """
-        config = self.config  # another thread may replace it at any time
+        config = self.config
         token_ids, refused = self.candidates(predictions, config), None
         is_verified = bool(config.exact or num_draft_tokens)
         if is_verified:
@@ -305,7 +323,7 @@ class Sequence:
         num_verified = max(0, count - 1) if is_verified else 0
         for i, token in enumerate(token_ids[:count]):
             self._append(token)
-            if self.finish_reason is not None:  # by this token, or by another thread (cancel, deadline)
+            if self.finish_reason is not None:
                 count = i + 1
                 num_verified = min(num_verified, count)
                 break

@@ -77,7 +77,7 @@ class Answer:
     @property
     def tau(self) -> float | None:
         """None in exact mode. Setting it ends exact mode, from the next step on."""
-        return self.seq.config.tau
+        return self.seq.next_config.tau
 
     @tau.setter
     def tau(self, value: float) -> None:
@@ -86,7 +86,7 @@ class Answer:
     @property
     def exact(self) -> bool:
         """Setting it to True continues with the one-token text of the answer so far."""
-        return self.seq.config.exact is True
+        return self.seq.next_config.exact is True
 
     @exact.setter
     def exact(self, value: bool) -> None:
@@ -137,7 +137,7 @@ class Stream(Answer):
 
     @property
     def is_over(self) -> bool:
-        return self.seq.finish_reason is not None
+        return self.seq.is_over
 
     def cancel(self) -> None:
         """End the answer after the current event."""

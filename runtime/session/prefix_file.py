@@ -17,7 +17,7 @@ from ..decode.backend import Backend
 from ..decode.prefix import PrefixCache, PrefixEntry, Saved
 from ..device.kv import KV_TYPES
 
-VERSION = 2
+VERSION = 3  # entries of version 2 may be those of other requests (SECURITY.md)
 NAME = re.compile(
     r"prefix-[0-9a-f]{16}-[0-9a-f]{32}\.npz(\.[0-9a-f]{16})?"
 )  # with an end, while it is written

@@ -255,6 +255,7 @@ class Session:
             mask_limit=self.bundle.manifest.masks,
             client=client,
             on_start=on_start,
+            check=self.check,
         )
         return seq, text
 

@@ -93,7 +93,9 @@ def test_other_threads_end_a_sequence_and_change_it() -> None:
     with pytest.raises(SessionError, match="tau"):
         seq.change(tau=float("nan"))
     seq.change(tau=0.5)
-    assert seq.config.tau == 0.5 and not seq.config.exact
     seq.end("deadline")
     seq.end("cancelled")
+    assert seq.config.exact and seq.finish_reason is None, "the current step's"
+    seq.refresh()
+    assert seq.config.tau == 0.5 and not seq.config.exact
     assert seq.finish_reason == "deadline"

@@ -220,6 +220,15 @@ def test_a_tau_is_refused(opened: Open) -> None:
         opened(1).generate(PROMPTS[0], GenerationConfig(tau=0.5))
 
 
+def test_a_running_answer_is_changed_by_the_rules_of_its_start(opened: Open) -> None:
+    stream = opened(3).stream(PROMPTS[0], GenerationConfig(max_new_tokens=20, eos_ids=()))
+    for change in ({"tau": 0.0}, {"exact": False}):
+        with pytest.raises(SessionError, match="without masks"):
+            stream.seq.change(**change)
+    stream.tau = 1.0
+    assert all(len(event.token_ids) <= 1 for event in stream)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

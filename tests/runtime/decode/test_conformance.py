@@ -68,7 +68,7 @@ def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> N
         for event in accepted:
             runs[event.seq].append(list(event.token_ids))
             row, taus = rows[event.seq], case["rows"][event.seq]["taus"]
-            row.config = row.config.with_values(tau=taus[min(len(runs[event.seq]), len(taus) - 1)])
+            row.change(tau=taus[min(len(runs[event.seq]), len(taus) - 1)])
     for row, run, wanted in zip(rows, runs, case["rows"], strict=True):
         made = {
             "runs": run,

@@ -11,11 +11,10 @@ from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
 from support.loops import decode
 
-from mars_export import GenerationConfig, SessionError
+from mars_export import GenerationConfig
 from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
-from mars_export.runtime.session.answer import Answer
 
 VOCAB, LOW, HIGH = 50, 3, 41
 
@@ -106,18 +105,3 @@ def test_one_forward_makes_the_tokens_of_the_formula_and_more_than_two_do(chance
     assert measured == pytest.approx((2 + held - chance**masks) / (2 - chance**masks), rel=0.05)
     assert tokens / two_forwards == pytest.approx((2 + held) / 2, rel=0.05)
     assert measured > tokens / two_forwards
-
-
-def test_a_running_answer_takes_no_tau_but_that_of_one_token() -> None:
-    [seq] = seqs([0], GenerationConfig())
-    answer = Answer(seq, None)
-    for change in ({"tau": 0.9}, {"exact": False}):
-        with pytest.raises(SessionError, match="trained to be verified") as caught:
-            setattr(answer, *next(iter(change.items())))
-        assert (caught.value.code, caught.value.field) == ("unsupported_by_model", "tau")
-        assert answer.exact
-    answer.tau = 1.0
-    assert answer.tau == 1.0
-    answer.exact = True
-    seq.draft_slots = None
-    answer.tau = 0.9

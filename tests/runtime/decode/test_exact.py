@@ -131,7 +131,7 @@ def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | N
             else:
                 known += event.token_ids
         tau = switches[n] if n < len(switches) else None
-        seq.config = seq.config.with_values(**({"exact": True} if tau is None else {"tau": tau}))
+        seq.change(**({"exact": True} if tau is None else {"tau": tau}))
     assert seq.tokens == known
 
 

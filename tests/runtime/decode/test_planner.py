@@ -160,7 +160,7 @@ def test_tokens_of_an_auto_row_are_those_of_the_same_masks_fixed_one_by_one(
     again = Sequence(0, prompt, config.with_values(masks=masks[0]), ())
     for n, _ in enumerate(decode(FakeBackend(chaotic), [again], SMALL, MASK)):
         if n + 1 < len(masks):
-            again.config = config.with_values(masks=masks[n + 1])
+            again.change(masks=masks[n + 1])
     assert again.tokens == seq.tokens
     assert again.stats.accepted == seq.stats.accepted
     assert len(steps) == again.stats.forwards

@@ -126,3 +126,42 @@ def test_an_entry_that_goes_while_it_is_loaded_is_whole() -> None:
     [row] = spoken(backend, store, [(SYSTEM, greedy(9))])
     assert row.stats.cached_tokens == 39
     assert row.tokens == spoken(FakeBackend(chaotic), None, [(SYSTEM, greedy(9))])[0].tokens
+
+
+def test_a_row_that_ends_while_another_is_copied_stores_only_its_own_entries() -> None:
+    """Another thread ends rows at the worst moments: while an ended row is saved, and while one moves."""
+    ended = []
+
+    class Ending(FakeCache):
+        def save(self, row: int, length: int) -> np.ndarray:
+            ended.extend(seq for seq in rows[1:] if seq.stats.forwards and not seq.is_over)
+            for seq in rows[1:]:
+                seq.end("cancelled")
+            return super().save(row, length)
+
+        def move(self, source: int, target: int, length: int) -> None:
+            rows[2].end("cancelled")
+            super().move(source, target, length)
+
+    store, backend = PrefixCache(PLENTY, 1), FakeBackend(chaotic)
+    backend.new_cache = Ending  # type: ignore[method-assign, assignment]
+    prompts = [[i + 1] * 9 for i in range(3)]
+    rows = [
+        Sequence(i, prompt, greedy(4 if i == 0 else 50), (), prefix_handle=store.handle())
+        for i, prompt in enumerate(prompts)
+    ]
+    schedule = Schedule(backend, BLOCK, MASK, Bounds(3, prefill_tokens=64))
+    for seq in rows:  # their prompts are stored without an end
+        seq.prefix_handle, handle = None, seq.prefix_handle
+        schedule.add(seq)
+        schedule.iterate()
+        seq.prefix_handle = handle
+        assert handle is not None
+        handle._group, handle.num_reproducible = ("", 1), seq.cursor
+    while not schedule.is_idle:
+        schedule.iterate()
+    assert len(ended) == 2
+    for entry in store.entries:
+        ids = np.frombuffer(entry.key, ">u4").tolist()
+        assert entry.saved.data.tolist() == ids, "entries of other tokens"
+    assert {seq.finish_reason for seq in rows} == {"length", "cancelled"}

@@ -139,16 +139,17 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         if (at == answers.end()) return;
         const std::shared_ptr<RequestState> answer = std::move(at->second);
         answers.erase(at);
-        reason = answer->last_reason().value_or(reason);
         if (reason == FinishReason::deadline)
             answer->seq->expire();
         else
             answer->seq->cancel();
+        const Completion& end = answer->conclude(reason, error);
+        reason = end.finish_reason;
         const auto outcome = error                               ? &Counts::failed
                              : reason == FinishReason::cancelled ? &Counts::cancelled
                              : reason == FinishReason::deadline  ? &Counts::expired
                                                                  : &Counts::finished;
-        admission.end(answer->client, outcome, answer->conclude(reason, error));
+        admission.end(answer->client, outcome, end);
         callers.push_back(answer);
         changed.notify_all();
     }

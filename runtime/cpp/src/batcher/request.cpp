@@ -101,9 +101,8 @@ void RequestState::call() {
 
 const Completion& RequestState::conclude(FinishReason reason, std::exception_ptr error) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
-    reason_ = reason;
+    reason_ = seen_.finish_reason = last_.value_or(reason);
     error_ = std::move(error);
-    seen_.finish_reason = reason;
     if (seen_.stats.queue_time == 0) // it never had a sequence
         seen_.stats.queue_time = std::chrono::duration<double>(Clock::now() - seen_.stats.began).count();
     is_told_ = error_ || last_;
