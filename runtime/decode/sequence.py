@@ -140,7 +140,8 @@ class Sequence:
         self.index, self.config, self.on_token, self.prefix_handle = index, config, on_token, prefix_handle
         self.draft_slots, self.mask_limit = draft_slots, mask_limit
         self.client, self.on_start, self._check = client, on_start, check
-        self.next_config, self._end_reason = config, None  # of other threads, until `refresh` takes them
+        self.next_config = config  # of other threads, as is `_end_reason`, until `refresh` takes them
+        self._end_reason: FinishReason | None = None
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
         self.cursor = 0
