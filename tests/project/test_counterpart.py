@@ -41,7 +41,7 @@ CPP_ONLY: dict[str, str] = {
     "Lanes.num_entries Schedule.num_entries Schedule.num_rows_of": "Python sums over `running`",
     "Run": "the generator `run`",
     "PrefixHandle.begin_step": "the slots are known before a part of a step, not after the whole",
-    "Sequence.cancel Sequence.expire Sequence.refresh": "Python assigns to finish_reason",
+    "Sequence.cancel Sequence.expire": "Python has end",
     "Sequence.tau Sequence.set_tau Sequence.set_exact": "Python has change",
     "Sequence.wants_topk ConstrainedSequence.wants_topk": "top-k is copied only if it is read",
     "Sequence.count_draft_tokens Sequence.see_masks": "shared with ConstrainedSequence",
@@ -62,7 +62,7 @@ PYTHON_ONLY: dict[str, str] = {
     "Schedule.num_rows Schedule.running Lanes.running Lane run": "C++ has counts and `Run`",
     "Schedule.iterate Lanes.iterate": "C++ has `steps`",
     "Outlook.all_accepted": "a function of exact_planner.cpp",
-    "Sequence.change": "C++ has set_tau and set_exact",
+    "Sequence.change Sequence.is_over": "C++ has set_tau and set_exact; its streams know when they end",
 }
 SPELLED = {"size": "__len__", "empty": "__bool__", "first": "__iter__"}
 
