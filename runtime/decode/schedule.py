@@ -43,8 +43,8 @@ class Schedule:
     def step(self) -> list[Accepted]:
         """One step: a chunk of one sequence's known tokens, or else a forward of all decoding sequences.
 
-        Returns the outcome for each sequence. What other threads asked of the sequences is taken at the
-        beginning, once; those that they ended leave before anything else happens.
+        Returns the outcome for each sequence. First it takes, once, what other threads asked of sequences;
+        those that they ended leave before anything else happens.
         """
         accepted: list[Accepted] = []
         for seqs in self.admit(accepted):
