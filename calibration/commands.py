@@ -187,16 +187,6 @@ def bench(
     ] = None,
     rounds: Annotated[int, option(RUN, "How often each setting decodes the rows.")] = 3,
     variant: VariantName = None,
-    store: Annotated[
-        str | None,
-        option(
-            RUN,
-            "Store the fastest draft adapter in the bundle as this profile, if it is faster than one-token"
-            " mode.",
-            "--store",
-            metavar="NAME",
-        ),
-    ] = None,
     *,
     options: TaskOptions,
     as_json: Json = False,
@@ -210,13 +200,11 @@ def bench(
     manifest = open_bundle(bundle).manifest
     if tau is None:
         tau = "" if manifest.tokens.mask is None else "0.95"
-    adapters = manifest.draft.adapters if manifest.draft else ()
     comparison = BenchOptions(
         taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), masks=_masks(masks),
         rounds=rounds, limit=limit, exact=exact,
-        drafts=adapters if len(adapters) > 1 or (adapters and store) else (None,),
     )  # fmt: skip
-    request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison, store=store)
+    request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison)
     with progress_bars() as bars:
         report = measure(request, advance(bars))
     if as_json:

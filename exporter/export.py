@@ -13,7 +13,6 @@ import onnx
 
 from ..runtime.bundle.files import describe
 from ..runtime.bundle.manifest import (
-    DraftInfo,
     Manifest,
     ModelInfo,
     ParityReport,
@@ -26,7 +25,6 @@ from ..runtime.bundle.quantization_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.backend import LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.architecture.dims import Dims
-from .checkpoint.drafts import products
 from .checkpoint.formats.packed import require_same_form
 from .checkpoint.open import Checkpoint
 from .codes import Quantization
@@ -34,7 +32,7 @@ from .export_options import ExportOptions
 from .graph import step as graph
 from .graph.fixed import fixed
 from .graph.step import GraphSpec
-from .graph.weights import Placed, total_bytes, write_drafts, write_weights
+from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
 from .output import writing
 from .turns import derive_chat_turns, find_thinking
@@ -162,18 +160,12 @@ def _write_weights(
         report("weights", done, size)
 
     with (directory / WEIGHTS_FILE).open("wb") as file:
-        placed = write_weights(file, tensors, dims, options.dtype, options.quantization, written)
-        if checkpoint.drafts is not None:
-            placed |= write_drafts(file, checkpoint.drafts, dims, options.dtype)
-    return placed
+        return write_weights(file, tensors, dims, options.dtype, options.quantization, written)
 
 
 def _spec(checkpoint: Checkpoint, options: ExportOptions) -> GraphSpec:
-    drafts = checkpoint.drafts
-    owners = {} if drafts is None else {n: drafts.owners(w) for n, w in products(checkpoint.dims).items()}
-    ranks = {name: owned for name, owned in owners.items() if owned}
     mtp_drafts = options.block - 1 if checkpoint.dims.mtp else 0
-    return GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, ranks, mtp_drafts)
+    return GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, mtp_drafts)
 
 
 def _self_check(
@@ -228,7 +220,7 @@ def _quantization_info(
 
 
 def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Sequence[Variant]) -> Manifest:
-    vocabulary, drafts = checkpoint.vocabulary, checkpoint.drafts
+    vocabulary = checkpoint.vocabulary
     turns = derive_chat_turns(vocabulary)
     return Manifest(
         producer=producer(),
@@ -247,7 +239,5 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
         ),
         variants=tuple(variants),
         files=tuple(describe(path) for path in sorted(directory.iterdir())),
-        # As for I-DLM's checkpoints, one more than was trained: its draft often holds.
-        masks=checkpoint.masks if drafts is None else block,
-        draft=None if drafts is None else DraftInfo(drafts.names, drafts.low, drafts.high),
+        masks=checkpoint.masks,
     )

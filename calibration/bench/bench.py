@@ -1,4 +1,4 @@
-"""Runs a benchmark: decodes rows in interleaved rounds, and stores the fastest draft adapter as a profile."""
+"""Runs a benchmark: decodes rows in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ...runtime import machine
-from ...runtime.bundle import profiles
-from ...runtime.bundle.manifest import Profile
-from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..rounds import Progress, interleaved
-from ..rows import Plan, TaskRequest, make_plan
-from ..tasks.tasks import TaskRow, data_hash
-from .compare import Comparison, compare
+from ..rows import TaskRequest, make_plan
+from ..tasks.tasks import TaskRow
+from .compare import compare
 from .laps import Lap, serve
 from .report import BenchReport
 from .settings import BenchOptions, Setting
@@ -25,25 +22,21 @@ PHASE = "answers"  # of the progress
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest(TaskRequest):
-    """A request of `mars-export bench`. `store`: name of a profile for the fastest draft adapter."""
+    """A request of `mars-export bench`."""
 
     options: BenchOptions = field(default_factory=BenchOptions)
-    store: str | None = None
 
 
 def bench(request: BenchRequest, progress: Progress | None = None) -> BenchReport:
     """Measure all settings.
 
-    The fastest draft adapter is stored in the bundle as the profile `request.store`, if it is faster than
-    one-token mode. Raises CalibrationError for an unsuitable task or option, before anything is measured.
+    Raises CalibrationError for an unsuitable task or option, before anything is measured.
     """
     busy, tasks, session, options = machine.load(), request.rows(), request.open(), request.options
     for setting in options.settings:
         session.check(setting.config(1))
     plan = make_plan(session, tasks, options.limit or options.slice_rows)
-    if request.store is not None:
-        _check_store(request)
-    report = BenchReport(
+    return BenchReport(
         task=request.task_name,
         bundle=request.bundle.name,
         variant=session.variant.name,
@@ -59,11 +52,6 @@ def bench(request: BenchRequest, progress: Progress | None = None) -> BenchRepor
         prompt_tokens=plan.prompt_range,
         compared=tuple(compare(plan.tasks, measure(session, plan.tasks, options, progress))),
     )
-    best = report.fastest_adapter
-    if request.store is None or best is None or best.speed_up.median <= 1:
-        return report
-    profiles.store(request.bundle, _profile(request, request.store, session, plan, report, best))
-    return replace(report, stored=request.store)
 
 
 def measure(
@@ -83,34 +71,3 @@ def measure(
         laps[setting][number].append(serve(session, parts[at], setting))
         done += len(parts[at])
     return laps
-
-
-def _check_store(request: BenchRequest) -> None:
-    if not any(setting.draft for setting in request.options.settings):
-        raise CalibrationError(
-            f"{request.bundle}: --store stores the fastest draft adapter as a profile, and no setting has"
-            f" one; to store a tau: mars-export calibrate {request.bundle} --task {request.task}"
-        )
-    request.check_writable("leave out --store")
-
-
-def _profile(
-    request: BenchRequest, name: str, session: Session, plan: Plan, report: BenchReport, best: Comparison
-) -> Profile:
-    """The setting of `best` as a profile of the bundle."""
-    setting = best.setting
-    evidence = {
-        "task": report.task,
-        "data_sha256": data_hash(plan.tasks),
-        "num_rows": report.num_rows,
-        "speed_up": best.speed_up.median,
-        "tokens_per_forward": best.tokens_per_forward,
-        "tokens_per_second": best.tokens_per_second.median,
-        "batch": setting.batch,
-        "device": request.device,
-        "block": report.block,
-        "date": report.date,
-        "notes": report.notes,
-    }
-    settings = {"tau": None, "metric": "probability", "masks": setting.masks, "draft": setting.draft}
-    return profiles.of_variant(session.bundle.manifest, session.variant, name, evidence, **settings)

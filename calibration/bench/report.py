@@ -15,9 +15,7 @@ SCHEMA = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """The figures of a report. `machine` describes the machine, `load` what else was running on it, `stored`
-    is the name of the profile that was stored.
-    """
+    """The figures of a report. `machine` describes the machine, `load` what else was running on it."""
 
     task: str
     bundle: str
@@ -33,7 +31,6 @@ class BenchReport:
     too_long: tuple[int, ...]
     prompt_tokens: tuple[int, int]
     compared: tuple[Comparison, ...]
-    stored: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The output of `bench --json` (docs/bench.md)."""
@@ -66,30 +63,10 @@ class BenchReport:
         rounds = f"{self.options.rounds} round{'s' if self.options.rounds > 1 else ''}"
         low, high = self.prompt_tokens
         return [
-            *self._adapter_line,
             f"{self.num_rows} rows, {rounds}, judged by {self.judges}; prompts of {low} to {high} tokens",
             f"{self.bundle}, variant {self.variant}, {self.precision}, block {self.block}; {self.machine}",
             *(f"note: {note}" for note in self.notes),
         ]
-
-    @property
-    def fastest_adapter(self) -> Comparison | None:
-        """The fastest setting that names a draft adapter."""
-        lines = (line for line in self.compared if line.setting.draft is not None)
-        return max(lines, key=lambda line: line.speed_up.median, default=None)
-
-    @property
-    def _adapter_line(self) -> list[str]:
-        """The draft adapter to choose."""
-        best = self.fastest_adapter
-        if best is None:
-            return []
-        name, gain, option = best.setting.draft, best.tokens_per_forward, f"--draft {best.setting.draft}"
-        if self.stored is not None:
-            option = f"--profile {self.stored}, which was stored"
-        elif best.speed_up.median <= 1:
-            option += "; it is not faster than one-token mode"
-        return [f"fastest draft adapter: {name} ({gain:.2f} tokens/forward); choose it with {option}"]
 
     @property
     def notes(self) -> list[str]:

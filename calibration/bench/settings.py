@@ -18,13 +18,11 @@ WAVES = 4  # rows of a slice, as a multiple of the largest batch; with fewer, a 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Rows at once, a tau (None: exact mode), the masks, and in exact mode the draft adapter (None: the
-    first). Raises MarsError for invalid values."""
+    """Rows at once, a tau (None: exact mode), and the masks. Raises MarsError for invalid values."""
 
     batch: Count
     tau: float | None = 1.0
     masks: Masks = "auto"
-    draft: str | None = None
 
     def __post_init__(self) -> None:
         if wrong := broken(self):
@@ -38,21 +36,17 @@ class Setting:
 
     @property
     def mode(self) -> str:
-        """How tokens are accepted: exact and the draft adapter, or the tau."""
-        exact = "exact" if self.draft is None else f"exact, {self.draft}"
-        return exact if self.tau is None else f"tau {self.tau:g}"
+        """How tokens are accepted: exact, or the tau."""
+        return "exact" if self.tau is None else f"tau {self.tau:g}"
 
     def config(self, max_new_tokens: int) -> GenerationConfig:
-        return GenerationConfig(
-            max_new_tokens=max_new_tokens, tau=self.tau, masks=self.masks, draft=self.draft
-        )
+        return GenerationConfig(max_new_tokens=max_new_tokens, tau=self.tau, masks=self.masks)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """The compared settings: every tau and number of masks at every batch, one-token mode and, with `exact`,
-    exact mode at every number of masks with every one of `drafts`. Raises CalibrationError that lists every
-    bad value.
+    exact mode at every number of masks. Raises CalibrationError that lists every bad value.
     """
 
     taus: tuple[float, ...] = (0.95,)
@@ -63,7 +57,6 @@ class BenchOptions:
         None  # most rows; 16, or four times the largest batch
     )
     exact: bool = True
-    drafts: tuple[str | None, ...] = (None,)  # draft adapters
 
     def __post_init__(self) -> None:
         lists: dict[str, tuple[object, ...]] = {"batch": self.batches, "masks": self.masks}
@@ -84,8 +77,7 @@ class BenchOptions:
         settings: list[Setting] = []
         for batch in self.batches:
             settings.append(Setting(batch))
-            exact = product(self.masks, self.drafts) if self.exact else ()
-            settings += [Setting(batch, None, masks, draft) for masks, draft in exact]
+            settings += [Setting(batch, None, masks) for masks in self.masks if self.exact]
             taus = [Setting(batch, tau, masks) for masks, tau in product(self.masks, self.taus)]
             settings += [setting for setting in taus if not setting.one_token]
         return tuple(dict.fromkeys(settings))

@@ -54,12 +54,10 @@ class CalibrationRequest(TaskRequest):
         """The bundle's session. Raises CalibrationError for a bundle that takes no tau."""
         manifest = open_bundle(self.bundle).manifest
         if manifest.tokens.mask is None:
-            kind = "has draft adapters over a stock model" if manifest.draft else "was exported without masks"
             raise CalibrationError(
-                f"{self.bundle}: no tau can be calibrated: this bundle {kind}, which was never trained to"
-                " accept tokens without verification. Use exact mode, the default, which keeps the stock"
-                f" model's text; to measure it: mars-export bench {self.bundle} --task {self.task}"
-                f"{' --store NAME, which stores the fastest adapter' if manifest.draft else ''}"
+                f"{self.bundle}: no tau can be calibrated: the bundle was exported without masks, for a model"
+                " that was never trained to accept tokens without verification. Use exact mode, the default;"
+                f" to measure it: mars-export bench {self.bundle} --task {self.task}"
             )
         # Settings share the prompts' KV entries.
         memory = (machine.available() or 0) // 4 if self.device == "cpu" else 0

@@ -285,7 +285,6 @@ ApiRequest read_request(Kind kind, const std::string& body, const Limits& limits
     api_request.has_masks = names("masks");
     if (const auto masks = fields.any("masks")) config.masks = masks_of(*masks);
     config.cache_salt = fields.text("cache_salt").value_or("");
-    config.draft = fields.text("draft").value_or("");
     config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
     api_request.profile = fields.text("profile");
@@ -328,7 +327,6 @@ Json models(const mars::Session& session, const std::string& name, std::int64_t 
     Json mars{{"block", info.block},           {"precision", info.precision}, {"context", info.context_length},
               {"profiles", info.profiles},     {"sampling", samples},         {"structured", false},
               {"thinking", info.has_thinking}, {"variant", info.variant},     {"backend", info.backend}};
-    if (!info.draft_adapters.empty()) mars["drafts"] = info.draft_adapters;
     Json list = Json::array();
     std::vector<std::string> names{name};
     for (const std::string& profile : info.profiles) names.push_back(name + ":" + profile);

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
 from ..checkpoint.architecture.stock import Rope
-from ..checkpoint.drafts import Drafts
 from ..checkpoint.tensors import Tensors, chunks
 
 
@@ -23,14 +22,11 @@ def logits(
     tensors: Tensors,
     sequences: Sequence[Sequence[int]],
     progress: Callable[[], None] | None = None,
-    drafts: Drafts | None = None,
 ) -> list[np.ndarray]:
     """fp32 logits [len(sequence), vocab] of each token sequence, with causal attention and without a cache.
 
-    `progress` is called after each layer. With `drafts`, ids beyond the vocabulary are those of draft slots.
+    `progress` is called after each layer.
     """
-    owners = torch.tensor([token // dims.vocab_size for ids in sequences for token in ids])
-    sequences = [[token % dims.vocab_size for token in ids] for ids in sequences]
     lengths = [len(sequence) for sequence in sequences]
     with torch.inference_mode():
         # The sequences are concatenated so that each weight is read once; the mask separates them.
@@ -38,8 +34,7 @@ def logits(
         # Vocabulary tables are read by rows or in parts: in fp32 they may be larger than all else.
         x = embedded(dims, tensors, sequences)
         for i in range(dims.num_layers):
-            added = _added(drafts, i, owners) if drafts is not None else None
-            x = layer(dims, i, layer_weights(tensors, i), x, positions, owner, added=added)
+            x = layer(dims, i, layer_weights(tensors, i), x, positions, owner)
             if progress is not None:
                 progress()
         normed = head_input(dims, tensors, x)
@@ -49,19 +44,6 @@ def logits(
             product = normed @ head.T * dims.quirks.logit_factor
             parts.append(_capped(product, dims.quirks.logit_cap).numpy())
         return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
-
-
-def _added(drafts: Drafts, i: int, owners: torch.Tensor) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """The draft adapters' addition to the output of a Linear map of layer i, for slots of `owners`."""
-
-    def added(part: str, value: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros(())
-        for owner, down, up in drafts.pairs(names.weight(i, part)):
-            low = (value @ torch.from_numpy(down).T) * (owners == owner)[:, None]
-            total = total + low @ torch.from_numpy(up).T
-        return total
-
-    return added
 
 
 def places(lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,20 +93,17 @@ def layer(
     positions: torch.Tensor,
     owner: torch.Tensor,
     watch: Callable[[str, torch.Tensor], None] | None = None,
-    added: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`.
 
-    `watch` is called with the name of each Linear map and its input, [tokens, inputs]. `added` is called
-    with the same; its result is added to the output.
+    `watch` is called with the name of each Linear map and its input, [tokens, inputs].
     """
     quirks = dims.quirks
 
     def linear(part: str, value: torch.Tensor) -> torch.Tensor:
         if watch is not None:
             watch(part, value)
-        made = F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
-        return made if added is None else made + added(part, value)
+        return F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
 
     def norm(part: str | None, value: torch.Tensor) -> torch.Tensor:
         if part is None:

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 
 from ...runtime.bundle.manifest import ParityReport
-from ...runtime.decode.speculation.draft_slots import DraftSlots
 from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
 from ..graph.step import NEVER, GraphSpec
@@ -66,30 +65,17 @@ def check(
     the bounds of the precision.
     """
     mask = checkpoint.vocabulary.mask_token_id
-    masks, drafts = [] if mask is None else [mask] * (spec.options.block - 1), checkpoint.drafts
+    masks = [] if mask is None else [mask] * (spec.options.block - 1)
     prompts = _token_ids(checkpoint, PROMPTS, PROMPT_TOKENS, spec.options.block)
     prompts = prompts or [[checkpoint.vocabulary.eos_token_ids[0]]]
     paragraphs = _token_ids(checkpoint, page.PARAGRAPHS, page.TOKENS, spec.options.block)
-    sequences = [ids + masks for ids in prompts]
-    if drafts is not None:
-        slots = [
-            DraftSlots.of(i, checkpoint.dims.vocab_size, drafts.low, drafts.high)
-            for i in range(len(drafts.names))
-        ]
-        sequences = [
-            [*ids, *slots[i % len(slots)].ids(len(ids), spec.options.block - 1)]
-            for i, ids in enumerate(prompts)
-        ]
-    sequences += paragraphs
-    expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress, drafts)
+    sequences = [*(ids + masks for ids in prompts), *paragraphs]
+    expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress)
     _require_numbers(
         expected, "the checkpoint, computed in fp32,", "Its weights are broken: train or download it again"
     )
-    known = prompts[0] if drafts is not None else sequences[0]  # the reference library has no draft slots
     library = (
-        reference_library.compare(checkpoint, known, expected[0][: len(known)])
-        if with_reference_library
-        else None
+        reference_library.compare(checkpoint, sequences[0], expected[0]) if with_reference_library else None
     )
     graph = widened(graph) if spec.options.dtype == "bfloat16" else graph
     few = segments.layers_at_once(checkpoint.tensors.shapes)

@@ -85,10 +85,8 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
-def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterConfig:
-    """Read `adapter_config.json`, of a draft adapter or one to merge. Raises CheckpointError for settings
-    that this reader does not reproduce.
-    """
+def read_adapter_config(directory: Path) -> AdapterConfig:
+    """Read `adapter_config.json`. Raises CheckpointError for settings that cannot be merged here."""
     path = directory / CONFIG_FILE
     raw: dict[str, Any] = read_json(path)
     kind, init = str(raw.get("peft_type"))[:80], raw.get("init_lora_weights", True)
@@ -99,10 +97,7 @@ def read_adapter_config(directory: Path, *, is_draft: bool = False) -> AdapterCo
         refused.append(f"init_lora_weights={str(init)[:80]}, which changes the base weights too,")
     if kind != "LORA" or refused:
         what = ", ".join(refused) if kind == "LORA" else f"peft_type {kind}"
-        cannot = (
-            "cannot act at draft slots only" if is_draft else f"cannot be merged while streaming; {MERGED}"
-        )
-        raise CheckpointError(f"{path}: {what} {cannot}")
+        raise CheckpointError(f"{path}: {what} cannot be merged while streaming; {MERGED}")
     with reading(path):
         if (rank := int(raw["r"])) < 1:
             raise ValueError(f"`r` is {rank}")

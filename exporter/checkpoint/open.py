@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from ...runtime.errors import CheckpointError, MarsWarning
 from . import adapter, default, sdar
 from .architecture.dims import Dims, check_shapes, dims_from_config, expected_shapes
 from .architecture.names import EMBEDDING, HEAD
-from .drafts import DRAFT_IDS, Drafts, check_merge, open_drafts
 from .formats import autogptq, compressed
 from .tensors import Tensors, open_tensors, read_json, reading, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", sdar.CLASS_FILE]
-DRAFT_FILES = ["*adapter_config.json", "*adapter_model*.safetensors"]
-DRAFT_DIRECTORY = "adapter"  # of a bundle of base and adapter
 DEFAULT_BLOCK = 8
 
 
@@ -44,7 +38,6 @@ class Checkpoint:
     adapter: Path | None = None
     long_context: bool = False
     trained_masks: int | None = None
-    drafts: Drafts | None = None
 
     @property
     def block(self) -> int:
@@ -70,8 +63,6 @@ def open_checkpoint(
     long_context: bool = False,
     masks: bool = True,
     causal: bool = False,
-    draft_adapters: Mapping[str, str] | None = None,
-    draft_ids: str = "mask",
 ) -> Checkpoint:
     """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the default.
 
@@ -79,8 +70,7 @@ def open_checkpoint(
     base model that an adapter names. `tied` says whether lm_head is the embedding, if config.json and the
     weights disagree. `tokenizer` is a directory of tokenizer files that replace the checkpoint's.
     `long_context` selects longrope's frequencies for long texts. Without `masks` the checkpoint needs no mask
-    token, and its MTP layer is left out. `causal`: an `sdar` checkpoint is I-DLM's. `draft_adapters`:
-    locations of draft adapters by their names, whose slots feed the mask token or noise (`draft_ids`).
+    token, and its MTP layer is left out. `causal`: an `sdar` checkpoint is I-DLM's.
     Raises CheckpointError, listing all problems of one kind.
     """
     try:
@@ -95,8 +85,8 @@ def open_checkpoint(
     directory = model = _directory(location, revision, rebuild_tokenizer=tokenizer is None)
     config_of_adapter = None
     if (directory / adapter.CONFIG_FILE).is_file():
+        _refuse_draft_adapter(directory, "automodel_peft_config.json")  # NeMo writes it beside them
         config_of_adapter = adapter.read_adapter_config(directory)
-        check_merge(directory, config_of_adapter)
         base = base or config_of_adapter.base
         if base is None:
             raise CheckpointError(
@@ -105,32 +95,21 @@ def open_checkpoint(
         is_default = base == default.BASE_NAME
         model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
     config = _read_config(model)
-    if not draft_adapters:
-        _refuse_beside(model, config)
+    if config.get("model_type") == "sdar":
+        _refuse_draft_adapter(model, f"adapter/{adapter.CONFIG_FILE}")
     dims, tensors = dims_from_config(config, long_context=long_context), open_tensors(model)
     tensors = _unpacked(model, config, tensors, dims)
-    trained = sdar.trained_masks(model, config, tensors.shapes, causal or bool(draft_adapters))
+    trained = sdar.trained_masks(model, config, tensors.shapes, causal)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
         dims = replace(dims, tied=tensors.tied, vocab_size=_vocab_size(dims, tensors))
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
-    # An MTP layer proposes tokens instead of masks or an adapter, unless another of them is asked for.
-    dims = replace(dims, mtp=dims.mtp and masks and mask_token is None and not draft_adapters)
+    # An MTP layer proposes tokens instead of masks, unless a mask token is named.
+    dims = replace(dims, mtp=dims.mtp and masks and mask_token is None)
     masks = masks and not dims.mtp
-    uses_mask = masks and (not draft_adapters or draft_ids == "mask")
-    vocabulary = read_vocabulary(
-        directories, config, dims.vocab_size, mask_token, location,
-        masks=uses_mask, drafts=bool(draft_adapters),
-    )  # fmt: skip
-    drafts = None
-    if draft_adapters:
-        if draft_ids not in DRAFT_IDS:
-            raise CheckpointError(f"--draft-ids must be one of {', '.join(DRAFT_IDS)}, not {draft_ids}")
-        found = {name: _draft_directory(at) for name, at in draft_adapters.items()}
-        drafts = open_drafts(found, tensors, _draft_range(vocabulary, dims.vocab_size))
-        vocabulary = replace(vocabulary, mask_token_id=None, mask_token=None)
+    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location, masks=masks)
     is_ours = default.is_embedded(directory)
     return Checkpoint(
         source=default.NAME if is_ours else location,
@@ -141,8 +120,7 @@ def open_checkpoint(
         model=model,
         adapter=None if directory == model else directory,
         long_context=long_context,
-        trained_masks=None if drafts else trained if masks else 0,
-        drafts=drafts,
+        trained_masks=trained if masks else 0,
     )
 
 
@@ -159,30 +137,14 @@ def _warn_of_other_loops(location: str) -> None:
         )
 
 
-def _refuse_beside(model: Path, config: dict[str, Any]) -> None:
-    """Raise CheckpointError for a bundle of a base model and a draft adapter, without --draft-adapter."""
-    inside = model / DRAFT_DIRECTORY
-    if config.get("model_type") == "sdar" and (inside / adapter.CONFIG_FILE).is_file():
+def _refuse_draft_adapter(directory: Path, mark: str) -> None:
+    """Raise CheckpointError if the file `mark` shows an adapter that acts at draft slots only."""
+    if (directory / mark).is_file():
         raise CheckpointError(
-            f"{model}: the draft adapter {inside} belongs to this model. Give both: mars-export onnx BASE"
-            f" --draft-adapter {inside}, where BASE is this directory or the stock model"
+            f"{directory}: {mark} belongs to an adapter that acts at draft slots only, which cannot be"
+            " exported; merged into every slot it gives nonsense. Export the base model, or merge an adapter"
+            " that was trained without a gate: `model.merge_and_unload().save_pretrained(path)`"
         )
-
-
-def _draft_directory(location: str) -> Path:
-    """The directory of a draft adapter: `location`, or `adapter` in it."""
-    directory = _directory(location, None, patterns=DRAFT_FILES)
-    for path in (directory, directory / DRAFT_DIRECTORY):
-        if (path / adapter.CONFIG_FILE).is_file():
-            return path
-    raise CheckpointError(f"{location}: no {adapter.CONFIG_FILE}; --draft-adapter needs a PEFT adapter")
-
-
-def _draft_range(vocabulary: Vocabulary, vocab_size: int) -> tuple[int, int]:
-    """The token ids of draft slots: the mask token, or all tokens of the tokenizer but the first."""
-    if vocabulary.mask_token_id is not None:
-        return vocabulary.mask_token_id, vocabulary.mask_token_id + 1
-    return 1, max(2, min(Tokenizer.from_str(vocabulary.tokenizer_json).get_vocab_size(), vocab_size))
 
 
 def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
@@ -238,7 +200,6 @@ def _directory(
     location: str,
     revision: str | None,
     rebuild_tokenizer: bool = True,
-    patterns: Sequence[str] = HUB_FILES,
 ) -> Path:
     path = _path(location)
     if path.is_dir():
@@ -252,10 +213,10 @@ def _directory(
         return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
         raise CheckpointError(f"{location}: not a directory, a .gguf file or a hub id (owner/name)")
-    return _from_hub(location, revision, patterns)
+    return _from_hub(location, revision)
 
 
-def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
+def _from_hub(name: str, revision: str | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -263,7 +224,7 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
             f"{name}: to download from the hub, install the export extra: pip install 'mars-export[export]'"
         ) from error
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

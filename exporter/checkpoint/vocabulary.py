@@ -43,7 +43,6 @@ def read_vocabulary(
     where: str,
     *,
     masks: bool = True,
-    drafts: bool = False,
 ) -> Vocabulary:
     """Read each tokenizer file from the first of `directories` that has it: an adapter's comes before its
     base's.
@@ -51,8 +50,7 @@ def read_vocabulary(
     `mask_token` is a token's text or its id as a decimal number; None means the mask token that the tokenizer
     names, one of `KNOWN_MASKS`, or the `mask_token_id` of `config`. `where` names the checkpoint in
     messages. Raises CheckpointError if there is no mask token although `masks` are used, if tokenizer and
-    config name different ones, and if its id is outside the embedding. With `drafts`, the mask token is the
-    one of a draft adapter over a stock model.
+    config name different ones, and if its id is outside the embedding.
     """
     text = _tokenizer_json(directories)
     with reading(f"{where}: tokenizer.json"):
@@ -60,7 +58,7 @@ def read_vocabulary(
     settings = _merged_settings(directories)
     name, mask_id = None, None
     if masks:
-        name, mask_id = _find_mask(where, tokenizer, settings, config, mask_token, drafts)
+        name, mask_id = _find_mask(where, tokenizer, settings, config, mask_token)
     elif mask_token is not None:
         raise CheckpointError(f"{where}: no step feeds a mask token here; leave --mask-token out")
     if mask_id is not None and not 0 <= mask_id < vocab_size:
@@ -139,7 +137,6 @@ def _find_mask(
     settings: dict[str, Any],
     config: dict[str, Any],
     name: str | None,
-    drafts: bool,
 ) -> tuple[str, int]:
     if name is not None:
         token_id = tokenizer.token_to_id(name)
@@ -161,12 +158,6 @@ def _find_mask(
         )
     if name is not None and token_id is not None:
         return name, token_id
-    if drafts:
-        raise CheckpointError(
-            f"{where}: the tokenizer has no mask token for draft slots. If the draft adapter was trained with"
-            " noise (Uno), give --draft-ids noise; if it was trained with a mask, name the token or its id"
-            " with --mask-token"
-        )
     raise CheckpointError(
         f"{where}: the tokenizer has no mask token, so this is not a MARS checkpoint;"
         " if the model was tuned with some other token as its mask, name it with --mask-token; a model that"

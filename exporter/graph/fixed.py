@@ -10,14 +10,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from .drafts import computed_everywhere
-
 
 def fixed(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     """A copy of `model` with numbers for the named symbols. It refers to the same weights file."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    computed_everywhere(copy)
     graph = copy.graph
     for info in [*graph.input, *graph.output]:
         for dimension in info.type.tensor_type.shape.dim:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
 from ..checkpoint.architecture.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import drafts, fused, mtp, predictions, quantized, scaling
+from . import fused, mtp, predictions, quantized, scaling
 from .attention import appended, batch_invariant, heads, int8, rotary
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
@@ -27,14 +27,11 @@ NEVER = -1e9
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """The settings of a step graph. `draft_owners`: for each product with draft adapters, the owners of its
-    ranks; the other products have no entry. `mtp_drafts`: tokens that the MTP layer proposes in each step.
-    """
+    """The settings of a step graph. `mtp_drafts`: tokens that the MTP layer proposes in each step."""
 
     dims: Dims
     options: ExportOptions
     mask_token_id: int | None
-    draft_owners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     mtp_drafts: int = 0
 
     @property
@@ -67,8 +64,6 @@ def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version
         producer_name="mars-export",
         producer_version=version,
     )
-    if writer.half or writer.is_appended:
-        drafts.computed_everywhere(model)
     helper.set_model_props(
         model,
         {
@@ -108,9 +103,8 @@ class Writer:
             self.half or self.is_appended or self.has_int8_kv
         )
         is_integer = self.quantization is not None and self.quantization.is_integer
-        is_plain = not (self.half or self.is_appended or spec.draft_owners or spec.mtp_drafts)
+        is_plain = not (self.half or self.is_appended or spec.mtp_drafts)
         self.is_fused = is_integer and is_plain and fused.fits(spec.dims)
-        self.has_several_adapters = any(max(owners) > 1 for owners in spec.draft_owners.values())
         self.masks: dict[int | None, str] = {}
 
     def empty(self) -> Writer:
@@ -131,8 +125,6 @@ class Writer:
 
     def embedding(self, ids: str) -> str:
         table = "embed_tokens.weight"
-        if self.spec.draft_owners:
-            ids = drafts.write_owners(self.nodes, self.dims.vocab_size, self.has_several_adapters)
         if self.quantization is None or self.quantization.embedding == "float":
             return self.nodes.add("Gather", table, ids, name="embedding")
         return quantized.embedded(self.nodes, ids, table, ONNX_DTYPES[self.dtype])
@@ -205,8 +197,6 @@ class Writer:
     def attention(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
         packed = self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias)
-        if self.half and self.spec.draft_owners:
-            packed = drafts.without_overflow(nodes, packed, self.kind)
 
         def norm(x: str, module: str, name: str) -> str:
             return self.norm(x, f"layers.{i}.{module}", name)
@@ -276,10 +266,7 @@ class Writer:
         )
         if bias:
             product = self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased")
-        owners = self.spec.draft_owners.get(weight)
-        if owners is None:
-            return product
-        return drafts.add(self.nodes, x, product, weight, owners, self.kind, self.has_several_adapters)
+        return product
 
     def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
         if codec is None:

@@ -16,7 +16,6 @@ from ...runtime.errors import PrecisionError
 from ...runtime.machine import cores
 from ..checkpoint.architecture import names
 from ..checkpoint.architecture.dims import Dims
-from ..checkpoint.drafts import Drafts, products
 from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, first_of, largest
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 
@@ -177,24 +176,6 @@ def write_weights(
             if "embed_tokens" in name
         ]
         placed |= {alias.name: alias for alias in aliases}
-    return placed
-
-
-def write_drafts(file: BinaryIO, drafts: Drafts, dims: Dims, precision: str) -> dict[str, Placed]:
-    """Write A and B of each product with draft adapters, as `{product}.draft_a` and `{product}.draft_b`.
-
-    Raises PrecisionError for numbers beyond the range of `precision`.
-    """
-    placed, dtype = {}, NUMPY_DTYPES[precision]
-    for product, weights in products(dims).items():
-        if not drafts.owners(weights):
-            continue
-        for part, matrix in zip("ab", drafts.matrices(weights), strict=True):
-            name, offset = f"{product}.draft_{part}", _align(file)
-            if (most := largest(matrix)) > _limit(dtype):
-                raise PrecisionError(f"`{name}` reaches {most:.3g}, beyond {precision}; use bf16 or fp32")
-            file.write(matrix.astype(dtype).view(np.uint8).data)
-            placed[name] = Placed(name, precision, matrix.shape, offset, file.tell() - offset)
     return placed
 
 

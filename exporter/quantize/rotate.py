@@ -105,14 +105,6 @@ class RotatedTensors:
             return _array(self._after(layer, part, stored[:, None])[:, 0])
         return _array(self._after(layer, part, self._before(layer, part, stored)))
 
-    def pair(self, weight: str, down: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A [rank, in] and B [out, rank] of an adapter of a Linear weight, for the rotated model."""
-        found = NAME.fullmatch(weight)
-        assert found is not None, weight
-        layer, part = int(found[1]), found[2]
-        before = self._before(layer, part, torch.from_numpy(down))
-        return _array(before), _array(self._after(layer, part, torch.from_numpy(up)))
-
     def _table(self, name: str) -> np.ndarray:
         if not self._turns:
             return self._stored.read(name)
@@ -196,5 +188,4 @@ def rotated_checkpoint(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]
     """The checkpoint in rotated form, smoothed for what token sequences give; without any, not smoothed."""
     factors = smoothing(checkpoint.dims, checkpoint.tensors, sequences) if sequences else None
     tensors = RotatedTensors(checkpoint.tensors, checkpoint.dims, factors)
-    drafts = checkpoint.drafts and replace(checkpoint.drafts, changed=tensors.pair)
-    return replace(checkpoint, dims=tensors.dims, tensors=tensors, drafts=drafts)
+    return replace(checkpoint, dims=tensors.dims, tensors=tensors)

@@ -106,25 +106,6 @@ class TextInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftInfo:
-    """Draft adapters over a stock model: they act at draft slots, which take the place of masks.
-
-    adapters: their names; the first is the default
-    low, high: the token ids that draft slots feed, without `high`
-    """
-
-    adapters: Annotated[tuple[Name, ...], entries(64)]
-    low: int
-    high: int
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        if not self.adapters or len(set(self.adapters)) != len(self.adapters):
-            yield "adapters", "different names are expected, at least one"
-        if not self.low < self.high:
-            yield "high", f"more than low, {self.low}, is expected, not {self.high}"
-
-
-@dataclass(frozen=True, slots=True)
 class TextDrift:
     """A variant beside its checkpoint on a page of text: of `positions` next tokens the checkpoint and the
     variant predict the same for `matches`. Perplexities are of the page's own tokens.
@@ -224,11 +205,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A calibrated tau or draft adapter for one task, valid for the graph and the weights that it was
-    measured on.
+    """A calibrated tau for one task, valid for the graph and the weights that it was measured on.
 
     name: of the task
-    tau: the confidence that a prediction needs; None for a draft adapter, which runs in exact mode
+    tau: the confidence that a prediction needs
     metric: the confidence metric that tau bounds
     variant: the variant it was measured on
     variant_sha256: the hash of the variant's graph
@@ -237,11 +217,10 @@ class Profile:
     precision: of the variant; None if it is unknown
     masks: the most mask slots of a step: "auto", "full" (as many as the block allows) or a number
     accuracy_level: of the variant
-    draft: the draft adapter
     """
 
     name: str
-    tau: float | None
+    tau: float
     metric: Annotated[str, one_of(METRICS)]
     variant: str
     variant_sha256: str
@@ -250,11 +229,6 @@ class Profile:
     precision: str | None = None
     masks: Annotated[int | Literal["auto", "full"], MASKS] = "full"
     accuracy_level: int | None = None
-    draft: str | None = None
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        if (self.tau is None) == (self.draft is None):
-            yield "tau", "a finite number is expected, or null and the name of a draft adapter in `draft`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +258,9 @@ class Manifest:
     text: how text becomes token ids; None for a bundle of token ids only
     variants: executable forms of the model
     files: every file of the bundle but the manifest and its checksum
-    profiles: calibrated taus and draft adapters
+    profiles: calibrated taus
     grammars: automata for structured answers
     masks: the most masks of a step; None for the block's
-    draft: the draft adapters, if it has any
     format_version: of docs/format.md
     """
 
@@ -303,7 +276,6 @@ class Manifest:
     profiles: Annotated[tuple[Profile, ...], entries(10_000)] = ()
     grammars: Annotated[tuple[StoredGrammar, ...], entries(256)] = ()
     masks: Annotated[int | None, integer(0, high=4096)] = None
-    draft: DraftInfo | None = None
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -312,9 +284,7 @@ class Manifest:
 
     @property
     def mask_id(self) -> int:
-        """The input of a slot without a token: the mask, token 0 of a draft slot, or any id without masks."""
-        if self.draft is not None:
-            return self.model.vocab_size + self.draft.low
+        """The input of a slot without a token: the mask, or any id without masks."""
         return self.tokens.pad if self.tokens.mask is None else self.tokens.mask
 
     @property
@@ -371,17 +341,10 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
         used[manifest.text.tokenizer] = "text"
     for path in used.keys() - set(files):
         yield f"{where}: {used[path]} uses `{path[:80]}`, which `files` does not list"
-    adapters = manifest.draft.adapters if manifest.draft is not None else ()
     for profile in manifest.profiles:
         if profile.variant not in variants:
             yield f"{where}: profile `{profile.name}` is for variant `{profile.variant}`, which is not there"
-        if profile.draft is not None and profile.draft not in adapters:
-            known = ", ".join(adapters) or "none"
-            yield (
-                f"{where}: profile `{profile.name}` is for the draft adapter `{profile.draft[:60]}`, which is"
-                f" not there (there are: {known})"
-            )
-    model, tokens, draft = manifest.model, manifest.tokens, manifest.draft
+    model, tokens = manifest.model, manifest.tokens
     if model.num_heads % model.num_kv_heads:
         yield f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
     if not manifest.variants:
@@ -392,9 +355,5 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
             yield f"{where}.tokens.{name}: integers of 0 to {model.vocab_size - 1} are expected"
     if tokens.mask in tokens.eos:
         yield f"{where}.tokens: the mask token cannot end a sequence"
-    if draft is not None and draft.high > model.vocab_size:
-        yield f"{where}.draft.high: at most {model.vocab_size}, the vocabulary, is expected"
-    if draft is not None and masks:
-        yield f"{where}.tokens.mask: null is expected in a bundle with draft adapters"
-    if draft is None and not masks and manifest.masks != 0:
-        yield f"{where}.tokens.mask: null needs draft adapters, or masks 0"
+    if not masks and manifest.masks != 0:
+        yield f"{where}.tokens.mask: null needs masks 0"

@@ -57,9 +57,6 @@ def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[st
 def renewal(bundle: Path, profile: Profile) -> str:
     """The command that measures the profile again. The evidence has the task's file without its folder."""
     task, drop = profile.evidence.get("task", "TASK.jsonl"), profile.evidence.get("max_drop", 0.02)
-    if profile.draft is not None:
-        options = ["--task", str(task), "--store", profile.name]
-        return shlex.join(["mars-export", "bench", str(bundle), *options])
     options = ["--task", str(task), "--max-drop", str(drop), "--name", profile.name]
     return shlex.join(["mars-export", "calibrate", str(bundle), *options])
 
@@ -79,9 +76,8 @@ class ProfileState:
         """Name, setting, metric, variant, rows, bound, date and state, as text."""
         p = self.profile
         evidence = (str(p.evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
-        setting, metric = (f"draft {p.draft}", "-") if p.tau is None else (f"{p.tau:g}", p.metric)
         state = f"stale: {'; '.join(self.stale)}" if self.stale else "good"
-        return (p.name, setting, metric, p.variant, *evidence, state)
+        return (p.name, f"{p.tau:g}", p.metric, p.variant, *evidence, state)
 
 
 def states(path: str | Path) -> list[ProfileState]:

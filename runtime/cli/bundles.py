@@ -59,9 +59,6 @@ def inspect(
     say(f"decoding  block {manifest.block}, {mask}, end ids {', '.join(map(str, tokens.eos))}")
     if model.mtp_drafts:
         say(f"draft     MTP layer: {model.mtp_drafts} draft tokens a step")
-    if (draft := manifest.draft) is not None:
-        ids = draft.low if draft.high == draft.low + 1 else f"{draft.low} to {draft.high - 1}"
-        say(f"draft     {', '.join(draft.adapters)}: at most {manifest.masks} draft slots, ids {ids}")
     table = Table(
         "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
     )
@@ -96,8 +93,7 @@ def inspect(
         files.add_row(entry.path, f"{entry.size / 1e6:.1f}", escape(visible(entry.sha256[:16])))
     out.print(files)
     for profile in manifest.profiles:
-        what = f"tau {profile.tau} ({profile.metric})" if profile.draft is None else f"draft {profile.draft}"
-        say(f"profile   {profile.name}: {what} on {profile.variant}")
+        say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
 
 
 def _codes_of(quantizer: Any) -> str:

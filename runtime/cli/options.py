@@ -45,13 +45,12 @@ class AnswerOptions:
         riskier; the paper uses 0.95; 1 is one token a step.
     metric: Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy
         (nats). The last two need a bundle exported with --metrics.
-    profile: Use tau, metric and masks, or the draft adapter, of this calibrated profile.
+    profile: Use tau, metric and masks of this calibrated profile.
     masks: Most mask slots of a step: auto (the default) tunes it for speed, full is as many as the bundle's
         block allows. In exact mode it never changes the text; with --tau, auto may give other texts in other
         runs.
     prompt_lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them.
         Exact mode only; 0 is off.
-    draft: The draft adapter of the bundle that proposes tokens, by name; the text does not depend on it.
 
     Sampling:
     temperature: 0 is greedy. Above 0 needs a bundle with logits. Also --temp.
@@ -76,7 +75,6 @@ class AnswerOptions:
     profile: Name = None
     masks: Annotated[str | None, typer.Option(metavar="auto|full|N")] = None
     prompt_lookup: Annotated[int, typer.Option(metavar="N", min=0)] = 0
-    draft: Name = None
     temperature: Annotated[float, NotNegative] = 0.0
     top_k: Annotated[int, typer.Option(metavar="K", min=0)] = 0
     top_p: Annotated[float, X] = 1.0
@@ -103,7 +101,6 @@ class AnswerOptions:
             tools=text_of(self.tools), grammar=grammar,
             max_new_tokens=max_new_tokens, masks=_masks_of(self.masks), stop=stop,
             prompt_lookup=self.prompt_lookup,
-            draft=self.draft,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             seed=self.seed or 0, repetition_penalty=self.repetition_penalty, **self._acceptance(),
         )  # fmt: skip

@@ -79,11 +79,7 @@ class Batch:
             tokens = seq.tokens[cursor : cursor + pending]
             if plan.draft_tokens:
                 tokens += seq.draft_tokens.token_ids[: plan.draft_tokens]
-            rest = slots - len(tokens)
-            masks = (
-                seq.draft_slots.ids(cursor + len(tokens), rest) if seq.draft_slots else [self.mask_id] * rest
-            )
-            input_ids.append(tokens + masks)
+            input_ids.append(tokens + [self.mask_id] * (slots - len(tokens)))
             slot_index = list(range(pending - 1 if pending else 0, plan.slots))
             output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)

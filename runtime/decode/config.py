@@ -62,7 +62,6 @@ class GenerationConfig:
     prompt_lookup: propose, too, what followed the last `prompt_lookup` tokens where they occurred before
         (exact mode only); 0 is off.
     min_p: draw from tokens at least this much as likely as the most likely one; 0 is off.
-    draft: the draft adapter that proposes tokens, by its name in the bundle; None for the first.
     cache_salt: only requests with the same salt share KV entries.
     schema: the answer is JSON of this schema, a text or a mapping. It becomes JSON text here.
     regex: the answer matches this regular expression.
@@ -95,7 +94,6 @@ class GenerationConfig:
     prompt_lookup: Annotated[int, integer(0)] = 0
     min_p: Annotated[float, number("a number of 0 to 1", high=1)] = 0.0
     cache_salt: Annotated[str, Rule("a text", lambda value: isinstance(value, str))] = ""
-    draft: Annotated[str | None, Rule("a text", lambda value: isinstance(value, str))] = None
     schema: Json | None = None
     regex: Annotated[str | None, REGEX] = None
     choice: Annotated[Sequence[str] | None, CHOICE] = None
@@ -193,11 +191,8 @@ class GenerationConfig:
         return replace(self, **changes)
 
     def with_profile(self, profile: GenerationConfig) -> GenerationConfig:
-        """A copy with what a profile sets: tau or exact mode, metric, masks, and the draft adapter unless
-        this config has one.
-        """
-        draft = self.draft or profile.draft
-        return self.with_values(tau=profile.tau, metric=profile.metric, masks=profile.masks, draft=draft)
+        """A copy with what a profile sets: tau, metric and masks."""
+        return self.with_values(tau=profile.tau, metric=profile.metric, masks=profile.masks)
 
 
 def repeatable(config: GenerationConfig, *, has_masks: bool, has_seed: bool = False) -> GenerationConfig:

@@ -14,7 +14,6 @@ from .backend import StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
 from .sample import Draws, Penalties, Top, top_of
-from .speculation.draft_slots import DraftSlots
 from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
 from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
 from .speculation.exact_planner import Outlook
@@ -113,7 +112,6 @@ class Sequence:
     prompt_lookup: another source of draft tokens than the sequence's masks.
     prefix_handle: the sequence's connection to the prefix cache.
     penalties: the bias and the penalties of its logits.
-    draft_slots: what its draft slots feed; None if masks feed the mask token.
     mask_limit: the most masks of a step; None for the block's.
     client: whose sequence it is; None for no client.
     on_start: called before each forward of the sequence.
@@ -131,15 +129,13 @@ class Sequence:
         acceptance_rates: AcceptanceRates | None = None,
         prefix_handle: PrefixHandle | None = None,
         *,
-        draft_slots: DraftSlots | None = None,
         mask_limit: int | None = None,
         client: Hashable = None,
         on_start: Callable[[], None] | None = None,
         check: Callable[[GenerationConfig], None] | None = None,
     ) -> None:
         self.index, self.config, self.on_token, self.prefix_handle = index, config, on_token, prefix_handle
-        self.draft_slots, self.mask_limit = draft_slots, mask_limit
-        self.client, self.on_start, self._check = client, on_start, check
+        self.mask_limit, self.client, self.on_start, self._check = mask_limit, client, on_start, check
         self.next_config = config  # of other threads, as is `_end_reason`, until `refresh` takes them
         self._end_reason: FinishReason | None = None
         self.tokens = list(prompt)

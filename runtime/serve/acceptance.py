@@ -67,14 +67,10 @@ class AcceptanceMonitor:
             yield model, profile, average.ratio
 
     def ended(self, admitted: Admitted) -> None:
-        """Count answers that were decoded as in a calibration: greedy, without a grammar, and with the draft
-        adapter of the profile.
-        """
+        """Count answers that were decoded as in a calibration: greedy and without a grammar."""
         config, key = admitted.config, (admitted.model.name, admitted.profile or "")
         average = self._averages.get(key)
         if average is None or config.host_chooses or config.is_structured or config.prompt_lookup:
-            return
-        if config.draft != average.profile.draft:
             return
         for request in admitted.requests:
             if request.stats.forwards:
@@ -87,7 +83,7 @@ class AcceptanceMonitor:
             LOG.warning(
                 "%s: profile %s gives %.2f tokens per forward, its calibration gave %.2f. Likely causes:"
                 " another chat template or system prompt, other prompts than the calibration's, longer"
-                " contexts (YaRN), an updated draft adapter. Calibrate again with prompts of today",
+                " contexts (YaRN). Calibrate again with prompts of today",
                 *key,
                 1 + average.ratio * average.expected,
                 1 + average.expected,

@@ -21,7 +21,6 @@ from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
-from ..decode.speculation.draft_slots import DraftSlots
 from ..decode.speculation.draft_tokens import DraftTokens
 from ..decode.speculation.estimates import AcceptanceRates
 from ..decode.speculation.planner import Planner
@@ -251,21 +250,12 @@ class Session:
             stats,
             self._acceptance_rates,
             self._prefixes.handle(config.cache_salt, marks),
-            draft_slots=self._draft_slots(config.draft),
             mask_limit=self.bundle.manifest.masks,
             client=client,
             on_start=on_start,
             check=self.check,
         )
         return seq, text
-
-    def _draft_slots(self, name: str | None) -> DraftSlots | None:
-        """The draft slots of the adapter with this name, which the bundle has."""
-        manifest, draft = self.bundle.manifest, self.bundle.manifest.draft
-        if draft is None:
-            return None
-        adapter = 0 if name is None else draft.adapters.index(name)
-        return DraftSlots.of(adapter, manifest.model.vocab_size, draft.low, draft.high)
 
     @property
     def prefix_stats(self) -> PrefixStats:
@@ -320,15 +310,13 @@ class Session:
             self._grammar_states.prepare()
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings of a profile of the bundle: tau, metric and masks, or a draft adapter and its masks.
+        """The settings of a profile of the bundle: tau, metric and masks.
 
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights
         or another precision.
         """
         profile = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(
-            tau=profile.tau, metric=profile.metric, masks=profile.masks, draft=profile.draft
-        )
+        config = GenerationConfig(tau=profile.tau, metric=profile.metric, masks=profile.masks)
         self.check(config)
         return config
 

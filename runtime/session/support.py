@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from ..bundle.manifest import Manifest
 from ..decode.config import GenerationConfig
-from ..decode.speculation.draft_slots import check_tau
 from ..errors import SessionError
 
 
@@ -19,19 +18,12 @@ def check_support(config: GenerationConfig, manifest: Manifest, outputs: Collect
     def lacks(what: str, field: str | None) -> NoReturn:
         raise SessionError(what, code="unsupported_by_model", field=field)
 
-    draft = manifest.draft
-    if draft is not None:
-        check_tau(config)
-    elif manifest.tokens.mask is None and not (config.exact or config.one_token):
+    if manifest.tokens.mask is None and not (config.exact or config.one_token):
         lacks(
             "a tau accepts predictions of masks, and this bundle was exported without masks: leave tau"
             " out, which is exact mode, and set prompt_lookup for several tokens a step",
             "tau",
         )
-    names = () if draft is None else draft.adapters
-    if config.draft is not None and config.draft not in names:
-        known = f"it has {', '.join(names)}" if names else "it has none (docs/families.md)"
-        lacks(f"this bundle has no draft adapter {config.draft[:60]!r}; {known}", "draft")
     if config.metric != "probability" and config.metric not in outputs:
         lacks(f"the metric {config.metric} needs a bundle exported with --metrics", "metric")
     if config.needs_logits and "logits" not in outputs:

@@ -1,5 +1,5 @@
-"""Writes accept.json, uniform.json and drafts.json: what runtime/accept.py, runtime/decode/sample.py,
-runtime/decode/speculation/draft_slots.py and their C++ twins must give, exactly.
+"""Writes accept.json and uniform.json: what runtime/accept.py, runtime/decode/sample.py and their C++ twins
+must give, exactly.
 
 `PYTHONPATH=tests python tests/conformance/make.py`, then read the diff. The expected values come from this
 file's own rules, never from ours. A confidence is the decimal form of a float32 (compare it with tau as
@@ -9,7 +9,6 @@ JSON number holds; a uniform number is numerator / 2**53.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from pathlib import Path
@@ -123,28 +122,8 @@ def uniform_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def draft_cases() -> list[dict[str, Any]]:
-    """The inputs of draft slots: a mask of Qwen3, noise of Uno's range, a range of two, the largest ids."""
-    bundles = [
-        {"vocab_size": 151936, "low": 151669, "high": 151670},
-        {"vocab_size": 151936, "low": 1, "high": 151669},
-        {"vocab_size": 64256, "low": 0, "high": 64256},
-        {"vocab_size": 288, "low": 3, "high": 5},
-        {"vocab_size": 2**24, "low": 2**24 - 3, "high": 2**24},
-    ]
-    drawn = splitmix64(0, 2**17 + 8)
-    cases = []
-    for bundle, adapter in itertools.product(bundles, (0, 1, 63)):
-        vocab_size, low, high = bundle.values()
-        for position, count in ((0, 8), (7, 3), (4095, 2), (2**17, 1), (5, 0)):
-            ids = [low + drawn[position + i] % (high - low) for i in range(count)]
-            inputs = [vocab_size * (1 + adapter) + i for i in ids]
-            cases.append({**bundle, "adapter": adapter, "position": position, "count": count, "ids": inputs})
-    return cases
-
-
 def files() -> dict[Path, str]:
-    made = {"accept": accept_cases(), "uniform": uniform_cases(), "drafts": draft_cases()}
+    made = {"accept": accept_cases(), "uniform": uniform_cases()}
     return {CONFORMANCE / f"{name}.json": text_of(cases) for name, cases in made.items()}
 
 

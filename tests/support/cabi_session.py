@@ -120,10 +120,10 @@ class CSession:
         self.library.call("session_forget_prefixes", self.handle)
 
     def profile(self, name: str) -> dict[str, Any]:
-        """tau, metric, masks and draft adapter of a profile."""
+        """tau, metric and masks of a profile."""
         made = self.library.config({})
         self.library.call("config_of_profile", self.handle, name.encode(), c.byref(made))
-        return {name: getattr(made, name) for name in ("tau", "metric", "masks", "draft")}
+        return {name: getattr(made, name) for name in ("tau", "metric", "masks")}
 
     def decode(self, ids: Sequence[int]) -> str:
         given, size = (c.c_int64 * max(1, len(ids)))(*ids), c.c_size_t()

@@ -58,7 +58,6 @@ class Config(c.Structure):
         ("cache_salt", c.c_char_p),
         ("deadline", c.c_double),
         ("grammar", c.c_char_p),
-        ("draft", c.c_char_p),
     )
 
 
@@ -87,8 +86,6 @@ class SessionInfo(c.Structure):
         ("outputs", c.POINTER(c.c_char_p)),
         ("num_outputs", c.c_size_t),
         ("max_rows", c.c_int64),
-        ("draft_adapters", c.POINTER(c.c_char_p)),
-        ("num_draft_adapters", c.c_size_t),
     )
 
 

@@ -23,11 +23,10 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --exact                 several tokens a step, and the text of one token a step: the default
       --tau NUMBER            a confidence bound instead: 1 is one token a step, lower is faster and riskier
       --metric NAME           what tau is compared with: probability, margin or entropy [probability]
-      --profile NAME          the tau, metric and masks, or the draft adapter, of a calibrated profile of the bundle
+      --profile NAME          the tau, metric and masks of a calibrated profile of the bundle
   -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
       --masks auto|full|N    most mask slots of a step; full is as many as the block allows, auto chooses step by step [auto]
       --prompt-lookup N              exact only: propose what followed the last N tokens before; 0 is off [0]
-      --draft NAME            a draft adapter of the bundle [the first]
       --grammar NAME          a grammar of the bundle that the answer must follow (mars-export grammar)
       --temperature NUMBER    0 is greedy; --temp is the same [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
@@ -112,7 +111,6 @@ std::map<std::string, std::function<void(Name, Value)>> settings_of(Options& opt
         {"--max-new-tokens", [&](Name n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
         {"--masks", [&](Name, Value v) { config.masks = masks_of(v); }},
         {"--prompt-lookup", [&](Name n, Value v) { config.prompt_lookup = integer(n, v, 0); }},
-        {"--draft", [&](Name, Value v) { config.draft = v; }},
         {"--grammar", [&](Name, Value v) { config.grammar = v; }},
         {"--temperature", [&](Name n, Value v) { config.temperature = number(n, v); }},
         {"--top-k", [&](Name n, Value v) { config.top_k = integer(n, v, 0); }},

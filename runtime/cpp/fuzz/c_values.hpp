@@ -165,7 +165,6 @@ class Values {
             break;
         default:
             config.grammar = string();
-            config.draft = string();
         }
     }
 

@@ -78,8 +78,9 @@ TEST_CASE("errors name each invalid field") {
     CHECK_FALSE(says(refusal(engine.dump()), "outputs"));
     CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
     CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));
-    CHECK(says(refusal_with("/profiles/0/tau", nullptr),
-               "profiles[0].tau: a finite number is expected, or null and the name of a draft adapter"));
+    CHECK(says(refusal_with("/profiles/0/tau", nullptr), "profiles[0].tau: a finite number is expected"));
+    CHECK(says(refusal_with("/tokens/mask", nullptr), "tokens.mask: null needs masks 0"));
+    CHECK(says(refusal_with("/masks", 4097), "masks: an integer of 0 to 4096"));
     CHECK(says(refusal_with("/text", "words"), "manifest.json.text: an object is expected"));
     for (const char* path : {"../model.onnx", "/etc/passwd", "a/b", ".hidden", "", "a\\b", "C:x", "model.onnx\n"})
         CHECK_MESSAGE(!refusal_with("/files/0/path", path).empty(), path);

@@ -99,8 +99,6 @@ class Model:
             "backend": variant.backend,
             "adaptive": list(opened.levels) if opened is not None else [],
         }
-        if manifest.draft is not None:
-            mars["drafts"] = list(manifest.draft.adapters)
         return {
             "id": name, "object": "model", "created": self._created, "owned_by": "mars-export", "mars": mars,
         }  # fmt: skip

@@ -87,7 +87,7 @@ SHARED: Table = {
     "chat_template_kwargs": Field(a_dict, "template"),
     **settings(
         "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "exact", "tau", "metric", "masks", "prompt_lookup", "draft", "cache_salt", "regex", "choice",
+        "exact", "tau", "metric", "masks", "prompt_lookup", "cache_salt", "regex", "choice",
         "grammar",
     ),
     **no_effect("user", "metadata", "service_tier", "safety_identifier", "request_id", "priority"),

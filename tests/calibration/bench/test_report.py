@@ -14,16 +14,11 @@ from typing import Any
 import pytest
 from support.calibrations import WORDS as ALL
 from support.calibrations import rows, shell
-from support.drafting import NAMES, with_adapters
 from support.paths import ROOT
-from support.tiny import Named
 
 from mars_export import CalibrationError
 from mars_export.calibration.bench.bench import BenchRequest, bench
-from mars_export.calibration.bench.compare import Comparison, compare
 from mars_export.calibration.bench.report import SCHEMA
-from mars_export.calibration.rounds import Rounds
-from mars_export.runtime.bundle.open import open_bundle
 
 WORDS = ALL[:6]
 COMPARED = {
@@ -137,29 +132,3 @@ def test_prompts_that_do_not_fit_are_counted(
     (tmp_path / "words.jsonl").write_text(long)
     with pytest.raises(CalibrationError, match="every prompt is longer than the context of 512"):
         bench(request_for())
-
-
-@pytest.mark.parametrize(("speeds", "stored"), [((1.2, 2.0), "two"), ((0.8, 0.9), None)])
-def test_the_fastest_draft_adapter_becomes_a_profile(
-    request_for: Callable[..., BenchRequest],
-    bundles: Named,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    speeds: tuple[float, float],
-    stored: str | None,
-) -> None:
-    bundle = with_adapters(bundles("llama"), tmp_path / "mine.bundle")
-    ups = dict(zip((None, *NAMES), (1.0, *speeds), strict=True))
-
-    def compared(*given: Any) -> list[Comparison]:
-        return [replace(line, speed_up=Rounds.of([ups[line.setting.draft]])) for line in compare(*given)]
-
-    monkeypatch.setattr("mars_export.calibration.bench.bench.compare", compared)
-    options = replace(request_for().options, taus=(), batches=(1,), rounds=1, drafts=NAMES)
-    report = bench(request_for(bundle=bundle, options=options, store="words"))
-    found = open_bundle(bundle).manifest.profiles
-    assert [(p.name, p.draft) for p in found] == ([("words", stored)] if stored else [])
-    words = "--profile words" if stored else "--draft two; it is not faster than one-token mode"
-    assert any(words in fact for fact in report.facts)
-    with pytest.raises(CalibrationError, match=r"no setting has one; .* mars-export calibrate"):
-        bench(request_for(store="words"))

@@ -27,12 +27,6 @@ def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     assert BenchOptions(taus=()).settings == (Setting(1), Setting(1, None)), "no tau has to be compared"
 
 
-def test_exact_mode_is_compared_with_every_draft_adapter() -> None:
-    options = BenchOptions(taus=(), drafts=("one", "two"))
-    assert [s.mode for s in options.settings] == ["tau 1", "exact, one", "exact, two"]
-    assert [s.config(3).draft for s in options.settings] == [None, "one", "two"]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

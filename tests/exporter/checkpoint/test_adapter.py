@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import gated, tiny
+from support import lora, tiny
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -15,7 +15,7 @@ from mars_export.runtime.errors import CheckpointError
 
 @pytest.fixture
 def adapter(checkpoints: Named, tmp_path: Path) -> Path:
-    return gated.write_adapter(checkpoints("llama"), tmp_path / "adapter", tiny.TINIES["llama"])
+    return lora.write_adapter(checkpoints("llama"), tmp_path / "adapter", tiny.TINIES["llama"])
 
 
 @pytest.mark.parametrize("recorded", ["/moved/away", None])
@@ -42,7 +42,7 @@ def test_a_wrong_base_is_refused(base: str, adapter: Path, checkpoints: Named) -
 
 def test_tensors_without_a_place_in_the_base_are_named(checkpoints: Named, tmp_path: Path) -> None:
     name = "qwen3-mixed"
-    adapter = gated.write_adapter(checkpoints(name), tmp_path / "adapter", tiny.TINIES[name])
+    adapter = lora.write_adapter(checkpoints(name), tmp_path / "adapter", tiny.TINIES[name])
     message = "adapter tensors that do not belong to the base model: .*layers.2.*is this the right base"
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(str(adapter), base=str(checkpoints("a2d-qwen2")))

@@ -1,4 +1,4 @@
-"""Checkpoints of other authors, tiny, through the commands: onnx, generate, serve, calibrate and bench."""
+"""Checkpoints of other authors, tiny, through the commands: onnx, generate and serve."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import gated, tiny
+from support import lora, tiny
 from support.served import serving
 from support.shell import run, succeed
 
-from mars_export import Session
-from mars_export.runtime.bundle.open import open_bundle
+from mars_export import CheckpointError, Session
+from mars_export.exporter.checkpoint.open import open_checkpoint
 
 MADE = tiny.Tiny("idlm", "qwen3", {"head_dim": 20})
 PADDING = "280"  # a row of the embedding that no text has
@@ -21,11 +21,7 @@ IDLM = {"model_type": "sdar", "block_size": 3, "use_regular_causal": True, "mask
 # The adapter's settings if there is one, and the words of `onnx` and `trt` after BASE.
 KINDS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...]]] = {
     "I-DLM": (None, ()),
-    "I-DLM LoRA, merged": ({"rank": 8, "alpha": 16}, ("--mask-token", PADDING, "--block", "4")),
-    "I-DLM LoRA, gated": ({"rank": 8, "alpha": 16}, ("--mask-token", PADDING, "--block", "4")),
-    "Uno, mask": ({"rank": 4, "alpha": 64}, ("--mask-token", PADDING)),
-    "Uno, noise": ({"rank": 4, "alpha": 64}, ("--draft-ids", "noise")),
-    "Uno, scale 64": ({"rank": 4, "alpha": 256}, ("--draft-ids", "noise")),
+    "I-DLM LoRA": ({"rank": 8, "alpha": 16}, ("--mask-token", PADDING, "--block", "4")),
 }
 
 
@@ -38,10 +34,7 @@ def words(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         tiny.change_config(base, **IDLM)
         return [str(base), *options]
     tiny.without_mask(base)
-    lora = str(gated.write_adapter(base, root / "adapter", MADE, **adapter))
-    if "merged" in request.param:
-        return [lora, *options]
-    return [str(base), "--draft-adapter", lora, *options]
+    return [str(lora.write_adapter(base, root / "adapter", MADE, **adapter)), *options]
 
 
 @pytest.fixture(scope="module")
@@ -62,22 +55,18 @@ def test_generate_and_serve(bundle: Path, one_token: str) -> None:
     assert json.loads(done.stdout)["text"] == one_token
     with serving({"tiny": Session.open(bundle, threads=1)}) as server:
         answer = server.chat(messages=[{"role": "user", "content": PROMPT}], max_tokens=NEW)
-        [entry] = server.call("/v1/models").json["data"]
     assert answer.json["choices"][0]["message"]["content"] == one_token
-    draft = open_bundle(bundle).manifest.draft
-    assert entry["mars"].get("drafts", []) == list(draft.adapters if draft else ())
 
 
-@pytest.mark.parametrize("words", [kind for kind in KINDS if "gated" in kind or "Uno" in kind], indirect=True)
-def test_calibrate_is_refused_without_masks_and_bench_compares_exact_mode(
-    bundle: Path, tmp_path: Path
-) -> None:
-    rows = [{"prompt": word, "answer": "", "score": "contains", "max_new_tokens": 4} for word in ("a", "b")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = ("--task", tmp_path / "rows.jsonl")
-    done = run("calibrate", bundle, *task, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no tau can be calibrated" in " ".join(done.stderr.split())
-    done = succeed("bench", bundle, *task, "--rounds", "1", "--json", cwd=tmp_path)
-    settings = [line["setting"] for line in json.loads(done.stdout)["compared"]]
-    assert [setting["tau"] for setting in settings] == [1.0, None]
+@pytest.mark.parametrize("place", ["beside an adapter", "in a checkpoint"])
+def test_an_adapter_of_draft_slots_is_refused(place: str, tmp_path: Path) -> None:
+    base = tiny.write(MADE, tmp_path / "base")
+    if place == "in a checkpoint":
+        tiny.change_config(base, **IDLM)
+        lora.write_adapter(base, base / "adapter", MADE)
+        given = base
+    else:
+        given = lora.write_adapter(base, tmp_path / "adapter", MADE)
+        (given / "automodel_peft_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="acts at draft slots only, which cannot be exported"):
+        open_checkpoint(str(given))

@@ -111,7 +111,7 @@ def test_a_null_mask_needs_masks_0() -> None:
     assert GOOD.masks is None
     for masks in (None, 1):
         text = changed("tokens.mask", None)
-        with pytest.raises(BundleError, match="tokens.mask: null needs draft adapters, or masks 0"):
+        with pytest.raises(BundleError, match="tokens.mask: null needs masks 0"):
             parse_manifest(json.dumps({**json.loads(text), "masks": masks}))
     for masks in (-1, 4097, "0"):
         with pytest.raises(BundleError, match="masks: an integer of 0 to 4096 is expected"):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import onnx
 import pytest
-from support import gated, tiny
-from support.engines import BLOCK, CAPACITY, SMALL, graph_options
+from support.engines import BLOCK, CAPACITY, SMALL
 from support.fixtures import Named
 from support.missing import need
 
@@ -103,20 +101,3 @@ def test_what_tensorrt_cannot_read_is_refused_before_it_is_asked(checkpoints: Na
     export_onnx(opened, tmp_path / "int8", embedded)
     with pytest.raises(ExportError, match="cannot look rows up in an int8 embedding"):
         add_engine(open_bundle(tmp_path / "int8"), tmp_path / "int8", SMALL)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_an_engine_with_draft_adapters(precision: str, checkpoints: Named, tmp_path: Path) -> None:
-    base = checkpoints("llama")
-    adapter = gated.write_adapter(base, tmp_path / "adapter", tiny.TINIES["llama"])
-    opened = open_checkpoint(str(base), draft_adapters={"one": str(adapter), "two": str(adapter)})
-    for number, options in enumerate((SMALL, replace(SMALL, kv_layout="appended"))):
-        target = tmp_path / f"{number}.bundle"
-        outcome = export_engine(opened, target, graph_options(precision), options)
-        assert outcome.variant is not None
-        graph = onnx.load(target / f"{outcome.variant.name}.onnx", load_external_data=False).graph
-        assert not {"NonZero", "ScatterND"} & {node.op_type for node in graph.node}
-        assert {node.op_type for node in graph.node} >= {"Equal", "Where"}
-        manifest = open_bundle(target).manifest
-        assert manifest.draft is not None
-        assert manifest.draft.adapters == ("one", "two")

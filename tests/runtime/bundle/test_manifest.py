@@ -11,7 +11,7 @@ from support.manifests import ENGINE, GOOD, changed
 
 from mars_export import BundleError
 from mars_export.runtime.bundle.files import FileEntry
-from mars_export.runtime.bundle.manifest import FORMAT_VERSION, DraftInfo, parse_manifest
+from mars_export.runtime.bundle.manifest import FORMAT_VERSION, parse_manifest
 from mars_export.runtime.bundle.quantization_info import QuantizerInfo
 
 
@@ -248,37 +248,6 @@ def test_w8a8_has_weights_of_8_bits_or_7_in_older_bundles() -> None:
         assert parse_manifest(given).variants[0].quantization.weight_bits == bits
     with pytest.raises(BundleError, match=r"weight_bits: 7 or 8 is expected.* mars-export onnx CHECKPOINT"):
         parse_manifest(changed("variants.0.quantization", stored, w8a8))
-
-
-DRAFT = DraftInfo(("uno", "idlm"), 1, 268)
-GATED = replace(GOOD, tokens=replace(GOOD.tokens, mask=None), masks=7, draft=DRAFT)
-WRONG_DRAFTS: list[tuple[str, Any, str]] = [
-    ("draft", [1], "draft: an object is expected"),
-    ("draft.adapters", [], "draft.adapters: different names are expected, at least one"),
-    ("draft.adapters", ["a", "a"], "draft.adapters: different names are expected"),
-    ("draft.adapters", [str(i) for i in range(65)], "draft.adapters: a list of at most 64 entries"),
-    ("draft.adapters", ["a/b"], r"draft.adapters\[0\]: a name of letters, digits"),
-    ("draft.low", -1, "draft.low: an integer of 0 to"),
-    ("draft.low", 268, "draft.high: more than low, 268, is expected, not 268"),
-    ("draft.high", 289, "draft.high: at most 288, the vocabulary"),
-    ("draft.high", ..., "draft.high: an integer of 0 to"),
-    ("tokens.mask", 5, "tokens.mask: null is expected in a bundle with draft adapters"),
-    ("draft", None, "tokens.mask: null needs draft adapters, or masks 0"),
-    ("masks", 4097, "masks: an integer of 0 to 4096"),
-]
-
-
-def test_draft_adapters_are_read_as_they_were_written() -> None:
-    assert parse_manifest(GATED.to_json()) == GATED
-    assert GATED.mask_id == 289
-    without_masks = replace(GATED, masks=0, draft=None)
-    assert parse_manifest(without_masks.to_json()).mask_id == GOOD.tokens.pad
-
-
-@pytest.mark.parametrize(("path", "value", "message"), WRONG_DRAFTS, ids=lambda value: str(value)[:40])
-def test_a_wrong_draft_field_is_named(path: str, value: Any, message: str) -> None:
-    with pytest.raises(BundleError, match=message):
-        parse_manifest(changed(path, value, GATED))
 
 
 def test_what_chose_the_codes_may_be_unknown() -> None:

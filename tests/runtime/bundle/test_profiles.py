@@ -4,7 +4,6 @@ writer is killed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.drafting import with_adapters
 from support.tiny import Named
-from typer.testing import CliRunner
 
-from mars_export import BundleError, GenerationConfig, Session, SessionError
-from mars_export.cli import app
+from mars_export import Session, SessionError
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import CHECKSUM_FILE, Bundle, open_bundle
@@ -146,28 +142,3 @@ def test_a_bundle_opens_whenever_the_writer_dies(
     profiles.store(path, profile(path, tau=0.5))
     assert [p.tau for p in open_bundle(path).manifest.profiles] == [0.5]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-def test_a_profile_of_a_draft_adapter(bundles: Named, tmp_path: Path) -> None:
-    path = with_adapters(bundles("llama"), tmp_path / "mine.bundle")
-    profiles.store(path, profile(path, tau=None, accuracy_level=None, masks=2, draft="two"))
-    session = Session.open(path, threads=1, cache_bytes=0)
-    config = session.profile("sums")
-    assert (config.exact, config.masks, config.draft) == (True, 2, "two")
-    prompt = [{"role": "user", "content": "the apple"}]
-    steps = [
-        session.generate(prompt, GenerationConfig(max_new_tokens=20, masks=2, draft=name)).stats.draft_tokens
-        for name in ("one", "two")
-    ]
-    asked = ["generate", str(path), "-p", "the apple", "-n", "20", "--profile", "sums", "--json"]
-    found = [
-        json.loads(CliRunner().invoke(app, [*asked, *more]).output)["stats"]["draft_tokens"]
-        for more in (["--draft", "one"], [])
-    ]
-    assert found == steps and steps[0] != steps[1]
-    with pytest.raises(
-        BundleError, match=r"draft adapter `three`, which is not there \(there are: one, two\)"
-    ):
-        profiles.store(path, profile(path, tau=None, draft="three"))
-    with pytest.raises(BundleError, match="tau: a finite number is expected, or null and the name"):
-        profiles.store(path, profile(path, draft="two"))

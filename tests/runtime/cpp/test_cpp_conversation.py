@@ -181,7 +181,7 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
     with CSession(library, directory, threads=1) as twin:
         wanted = session.profile("quick")
         assert twin.profile("quick") == {
-            "tau": wanted.tau, "metric": 1, "masks": wanted.masks, "draft": None,
+            "tau": wanted.tau, "metric": 1, "masks": wanted.masks,
         }  # fmt: skip
         for name in ("graph", "weights", "precision", "level", "none"):
             with pytest.raises(Exception, match="stale|no profile") as python:

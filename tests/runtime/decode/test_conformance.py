@@ -16,7 +16,6 @@ from mars_export.runtime.accept import accept
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.sample import Penalties, choose, uniform
 from mars_export.runtime.decode.sequence import Sequence
-from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
 
 # Loaded before the tests replace LearnedCost.record.
 PARTS = ("", "_loops", "_planning", "_exact", "_prefix", "_batcher", "_admission")
@@ -45,12 +44,6 @@ def test_accept_gives_exactly_the_conformance_file(case: dict[str, Any]) -> None
 def test_uniform_gives_exactly_the_conformance_file() -> None:
     for case in cases("uniform.json"):
         assert uniform(int(case["seed"]), case["position"]) == case["numerator"] / 2**53
-
-
-def test_draft_slots_feed_exactly_the_conformance_file() -> None:
-    for case in cases("drafts.json"):
-        slots = DraftSlots.of(case["adapter"], case["vocab_size"], case["low"], case["high"])
-        assert slots.ids(case["position"], case["count"]) == case["ids"], case
 
 
 @pytest.mark.parametrize("case", cases("loops.json"), ids=lambda case: case["name"])

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agreement import MAIN
-from support.drafting import profile_of, with_adapters
-from support.fixtures import Named, Sessions
+from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import Paced
 
@@ -25,7 +23,7 @@ from support.served import serving, until  # noqa: E402
 from mars_export import Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
 from mars_export.runtime.bundle.open import Bundle  # noqa: E402
-from mars_export.runtime.bundle.profiles import sha256_of, store  # noqa: E402
+from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.models.adaptive import Adaptive, read_levels  # noqa: E402
 from mars_export.runtime.serve.models.models import Models  # noqa: E402
@@ -152,19 +150,6 @@ def test_a_profile_is_a_model_name(slow: tuple[Session, Paced]) -> None:
         assert server.chat(model="tiny:stale").status == 404
         stale = server.chat(profile="stale")
         assert stale.status == 400 and "calibrate" in stale.json["error"]["message"]
-
-
-def test_a_profile_of_a_draft_adapter(bundles: Named, tmp_path: Path) -> None:
-    path = with_adapters(bundles("llama"), tmp_path / "mine.bundle")
-    store(path, profile_of(path))
-    with serving({"tiny": Session.open(path, threads=1, cache_bytes=0)}) as server:
-        asked = {"messages": [{"role": "user", "content": "the apple"}], "max_tokens": 20}
-        chosen = [server.chat(model="tiny", draft=name, masks=2, **asked) for name in ("one", "two")]
-        proposed = [sum(a.json["usage"]["completion_tokens_details"].values()) for a in chosen]
-        assert proposed[0] != proposed[1]
-        answer = server.chat(model="tiny:words", **asked).json
-        assert sum(answer["usage"]["completion_tokens_details"].values()) == proposed[1]
-        assert (answer["mars"]["profile"], answer["mars"]["exact"]) == ("words", True)
 
 
 def test_the_load_chooses(slow: tuple[Session, Paced], clock: Clock) -> None:

@@ -60,7 +60,6 @@ struct GenerationConfig {
     std::optional<double> deadline = {}; ///< seconds after which the answer ends; above 0
     std::string cache_salt = {};         ///< only requests with the same salt share KV entries
     std::string grammar = {};            ///< name of a grammar of the bundle that the answer follows; empty: none
-    std::string draft = {};              ///< name of the draft adapter of the bundle that proposes tokens; empty: the first
 
     /// Throws SessionError that lists every value out of range.
     MARS_API void check() const;
@@ -84,8 +83,7 @@ struct GenerationConfig {
     /// tau, without masks chosen by the user. Exact mode does not depend on the number of masks.
     MARS_API GenerationConfig repeatable(bool has_masks, bool has_seed) const;
 
-    /// This config with what a profile sets: tau or exact mode, metric, masks, and the draft adapter unless this config
-    /// has one.
+    /// This config with what a profile sets: tau, metric and masks.
     MARS_API GenerationConfig with_profile(const GenerationConfig& profile) const;
 };
 

@@ -103,8 +103,6 @@ typedef struct mars_session_info {
     const char* const* outputs; /* the graph's outputs, such as "logits" */
     size_t num_outputs;
     int64_t max_rows;                  /* most sequences in one forward, if an engine limits them; 0: no limit */
-    const char* const* draft_adapters; /* names for mars_config.draft */
-    size_t num_draft_adapters;
 } mars_session_info;
 
 /* Set the defaults, in this function and in all others with this ending; `struct_size` is sizeof the struct. */
@@ -173,12 +171,10 @@ typedef struct mars_config {
     const char* cache_salt;    /* only requests with the same salt share KV entries; NULL: "" */
     double deadline;           /* seconds after which the answer ends; 0: none */
     const char* grammar;       /* name of a grammar of the bundle that the answer follows; NULL: none */
-    const char* draft;         /* name of the draft adapter of the bundle that proposes tokens; NULL: the first */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
-/* Set tau, metric and masks from a calibrated profile, and its draft adapter if `config` has none (its name lives as
- * long as the session). A stale profile is an error that says how to renew it. */
+/* Set tau, metric and masks from a calibrated profile. A stale profile is an error that says how to renew it. */
 MARS_API mars_status mars_config_of_profile(const mars_session* session, const char* name, mars_config* config, mars_error** error);
 
 /* A prompt: exactly one of text, messages and token_ids is not NULL. */

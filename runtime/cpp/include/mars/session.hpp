@@ -99,7 +99,6 @@ struct SessionInfo {
     bool has_thinking = false;               ///< whether the chat template marks thinking
     bool switches_thinking = false;          ///< whether a prompt of messages can turn it on and off
     std::optional<std::int64_t> max_rows;    ///< most sequences in one forward, if an engine limits them
-    std::vector<std::string> draft_adapters; ///< names for GenerationConfig::draft
 };
 
 /// Version and file of the ONNX Runtime that graphs run on, such as "1.32.0, /usr/lib/libonnxruntime.so.1". Loads it.
@@ -186,7 +185,7 @@ class MARS_API Session {
 
     SessionInfo info() const;
 
-    /// The settings of a profile: tau, metric and masks, or a draft adapter and its masks. Throws SessionError for an
+    /// The settings of a profile: tau, metric and masks. Throws SessionError for an
     /// unknown profile, and for a stale one, which was made for another graph, other weights or another precision.
     GenerationConfig config_of_profile(const std::string& name) const;
 

@@ -28,13 +28,6 @@ struct TokenInfo {
     std::int64_t pad = 0;
 };
 
-/// Draft adapters over a stock model: they act at draft slots, which take the place of masks. The first is the default.
-/// Draft slots feed token ids from `low` up to, but not including, `high`.
-struct DraftInfo {
-    std::vector<std::string> adapters;
-    std::int64_t low = 0, high = 0;
-};
-
 /// The texts around the thinking at the beginning of an answer. `on`, `off`: what follows the last message, by its role,
 /// with `enable_thinking` true and false; no value if the turns do not express it.
 struct ThinkingInfo {
@@ -105,16 +98,15 @@ struct FileEntry {
     std::string sha256;
 };
 
-/// A calibrated tau or draft adapter for a task. `variant_sha256` is the hash of the graph it was measured on.
+/// A calibrated tau for a task. `variant_sha256` is the hash of the graph it was measured on.
 struct Profile {
     std::string name;
-    std::optional<double> tau; ///< no value: `draft` in exact mode
+    double tau = 0;
     Metric metric = Metric::probability;
     std::int64_t masks = all_masks;
     std::string variant, variant_sha256;
     std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; no value: unknown
     std::optional<std::int64_t> accuracy_level = std::nullopt;
-    std::optional<std::string> draft = std::nullopt; ///< the draft adapter
 };
 
 /// A grammar as an automaton over bytes in `file`.
@@ -133,10 +125,9 @@ struct Manifest {
     std::vector<Profile> profiles;
     std::vector<StoredGrammar> grammars = {};
     std::optional<std::int64_t> masks = {}; ///< the most masks of a step; no value for the block's
-    std::optional<DraftInfo> draft = {};
 
-    /// The input of a slot without a token: the mask, token `low` of a draft slot, or any id if no step has masks.
-    std::int64_t mask_id() const { return draft ? model.vocab_size + draft->low : tokens.mask.value_or(tokens.pad); }
+    /// The input of a slot without a token: the mask, or any id if no step has masks.
+    std::int64_t mask_id() const { return tokens.mask.value_or(tokens.pad); }
 };
 
 /// An opened bundle: a directory with a valid manifest and exactly the files it lists.

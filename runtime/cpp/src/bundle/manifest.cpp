@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 
 // Entries of lists (docs/format.md).
 constexpr std::size_t max_outputs_of_range = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256,
-                      most_ranges = 64, most_adapters = 64;
+                      most_ranges = 64;
 constexpr std::int64_t max_extent = std::int64_t{1} << 20;
 
 /// Returns the minor version. Throws BundleError for another major one.
@@ -153,10 +153,7 @@ Variant read_variant(Fields& fields) {
 Profile read_profile(Fields& fields) {
     Profile profile;
     profile.name = fields.text("name");
-    profile.draft = fields.optional_text("draft");
-    if (fields.has("tau")) profile.tau = fields.number("tau");
-    if (fields.has("tau") == profile.draft.has_value())
-        fields.wrong("tau", "a finite number is expected, or null and the name of a draft adapter in `draft`");
+    profile.tau = fields.number("tau");
     const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
     profile.metric = metric == "margin" ? Metric::margin : metric == "entropy" ? Metric::entropy : Metric::probability;
     // Profiles of format 1.1 and older omit the masks if they are all.
@@ -167,15 +164,6 @@ Profile read_profile(Fields& fields) {
     profile.precision = fields.optional_text("precision");
     profile.accuracy_level = fields.optional_integer("accuracy_level");
     return profile;
-}
-
-DraftInfo read_draft(Fields fields, std::int64_t vocab_size) {
-    const DraftInfo draft{fields.texts("adapters", most_adapters), fields.integer("low", 0, vocab_size - 1),
-                          fields.integer("high", 1, vocab_size)};
-    if (draft.adapters.empty()) fields.wrong("adapters", "at least one name is expected");
-    if (draft.low >= draft.high)
-        fields.wrong("high", "more than low, " + std::to_string(draft.low) + ", is expected, not " + std::to_string(draft.high));
-    return draft;
 }
 
 Manifest read_manifest(Fields& top) {
@@ -194,14 +182,13 @@ Manifest read_manifest(Fields& top) {
         for (Fields& fields : top.objects("grammars", most_grammars))
             manifest.grammars.push_back({fields.text("name"), fields.text("file")});
     manifest.masks = top.optional_integer("masks", 0, 4096);
-    if (top.has("draft")) manifest.draft = read_draft(top.object("draft"), manifest.model.vocab_size);
     return manifest;
 }
 
 std::vector<std::string> contradictions(const Manifest& manifest, const std::string& where) {
     std::vector<std::string> problems;
     const auto quoted = [](const std::string& name) { return "`" + name.substr(0, 80) + "`"; };
-    std::set<std::string> listed, adapters;
+    std::set<std::string> listed;
     for (const FileEntry& entry : manifest.files)
         if (!listed.insert(entry.path).second || !is_safe_name(entry.path))
             problems.push_back(where + ".files: " + quoted(entry.path) + " is listed twice, or not a plain file name");
@@ -215,15 +202,9 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
     }
     if (manifest.text) require(manifest.text->tokenizer, "text");
     for (const StoredGrammar& grammar : manifest.grammars) require(grammar.file, "grammar " + grammar.name);
-    if (manifest.draft) adapters.insert(manifest.draft->adapters.begin(), manifest.draft->adapters.end());
-    for (const Profile& profile : manifest.profiles)
-        if (profile.draft && adapters.count(*profile.draft) == 0)
-            problems.push_back(where + ": profile `" + profile.name + "` is for the draft adapter " + quoted(*profile.draft) +
-                               ", which is not there (there are: " + (adapters.empty() ? "none" : joined(adapters)) + ")");
     if (manifest.variants.empty()) problems.push_back(where + ".variants: empty: nothing to run");
     const auto& [mask, eos, pad] = manifest.tokens;
-    if (manifest.draft && mask) problems.push_back(where + ".tokens.mask: null is expected in a bundle with draft adapters");
-    if (!manifest.draft && !mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null needs draft adapters, or masks 0");
+    if (!mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null needs masks 0");
     if (mask && std::count(eos.begin(), eos.end(), *mask) > 0) problems.push_back(where + ".tokens: the mask token cannot end a sequence");
     return problems;
 }

@@ -48,8 +48,7 @@ const Profile& find_profile(const Bundle& bundle, const Variant& variant, const 
         throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) +
                            "` (there are: " + (known.empty() ? "none" : joined(known)) + "); `mars-export calibrate` makes one");
     if (const auto reasons = staleness(bundle.manifest, variant, *match); !reasons.empty())
-        throw SessionError("profile `" + name + "` is stale: " + joined(reasons, "; ") + ". Renew it with `mars-export " +
-                           (match->draft ? "bench --store`" : "calibrate`"));
+        throw SessionError("profile `" + name + "` is stale: " + joined(reasons, "; ") + ". Renew it with `mars-export calibrate`");
     return *match;
 }
 

@@ -85,8 +85,6 @@ mars_status mars_session_describe(const mars_session* session, mars_session_info
         values.outputs = opened.outputs.data();
         values.num_outputs = opened.outputs.size();
         values.max_rows = own.max_rows.value_or(0);
-        values.draft_adapters = opened.draft_adapters.data();
-        values.num_draft_adapters = opened.draft_adapters.size();
         fill(info, values, "info");
     });
 }
@@ -135,9 +133,6 @@ mars_status mars_config_of_profile(const mars_session* session, const char* name
         values.tau = found.is_exact() ? MARS_EXACT : found.bound();
         values.metric = static_cast<int32_t>(found.metric);
         values.masks = found.masks;
-        const auto& own = opened.draft_adapters;
-        if (values.draft == nullptr)
-            if (const auto at = std::find(own.begin(), own.end(), found.draft); at != own.end()) values.draft = *at;
         fill(config, values, "config");
     });
 }

@@ -25,14 +25,13 @@ struct mars_session {
     explicit mars_session(mars::Session opened) : session(std::move(opened)) {
         for (const std::string& each : info.profiles) profiles.push_back(each.c_str());
         for (const std::string& each : info.outputs) outputs.push_back(each.c_str());
-        for (const std::string& each : info.draft_adapters) draft_adapters.push_back(each.c_str());
     }
     mars_session(const mars_session&) = delete; // the lists below point into it
     mars_session& operator=(const mars_session&) = delete;
 
     mars::Session session;
     const mars::SessionInfo info = session.info();
-    std::vector<const char*> profiles, outputs, draft_adapters;
+    std::vector<const char*> profiles, outputs;
 };
 
 struct mars_completion {

@@ -92,7 +92,6 @@ Request request_of(const mars_config* given) {
     if (config.deadline != 0) request.config.deadline = config.deadline;
     if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
     if (config.grammar != nullptr) request.config.grammar = config.grammar;
-    if (config.draft != nullptr) request.config.draft = config.draft;
     request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
     return request;
 }

@@ -103,9 +103,7 @@ void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
         ids.insert(ids.end(), seq.draft_tokens.token_ids.begin(), seq.draft_tokens.token_ids.begin() + plan.draft_tokens);
         const std::int64_t tokens = plan.pending + plan.draft_tokens;
         const auto masks = static_cast<std::size_t>(input_.slots - tokens);
-        const std::vector<std::int64_t> fed =
-            seq.draft_slots ? seq.draft_slots->ids(seq.cursor + tokens, input_.slots - tokens) : std::vector<std::int64_t>(masks, mask_id_);
-        ids.insert(ids.end(), fed.begin(), fed.end());
+        ids.insert(ids.end(), masks, mask_id_);
         for (std::int64_t j = std::max(plan.pending - 1, std::int64_t{0}); j < plan.slots(); ++j) input_.output_index.push_back(j);
         input_.output_index.resize((i + 1) * static_cast<std::size_t>(input_.outputs));
         input_.kv_length.push_back(seq.cursor);

@@ -37,7 +37,6 @@ GenerationConfig GenerationConfig::with_profile(const GenerationConfig& profile)
     set.exact = profile.exact;
     set.metric = profile.metric;
     set.masks = profile.masks;
-    if (draft.empty()) set.draft = profile.draft;
     return set;
 }
 

@@ -213,7 +213,6 @@ Outlook Sequence::outlook(std::int64_t block, std::int64_t room) const {
 
 void Sequence::set_tau(double tau) {
     if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
-    if (draft_slots) check_tau(tau, config_.metric);
     wanted_.store(tau);
 }
 

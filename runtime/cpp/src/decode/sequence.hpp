@@ -14,7 +14,6 @@
 #include <mars/stats.hpp>
 
 #include "decode/backend.hpp"
-#include "decode/draft_slots.hpp"
 #include "decode/draft_tokens.hpp"
 #include "decode/estimates.hpp"
 #include "decode/exact_planner.hpp"
@@ -65,8 +64,7 @@ struct Predictions {
 /// `tokens` is the prompt and everything accepted. `cursor` counts final KV entries; the tokens after it are pending.
 /// `draft_tokens` are guesses, not part of the answer until verified. `on_token` sees each accepted token and returns whether
 /// it completes a stop condition. `acceptance_rates` are shared by the sequences of a session, or the sequence's own. `prefix_handle`: the sequence's
-/// access to the prefix cache, or null. `client`: whose turn the sequence takes in the queue. `draft_slots`: what its draft slots
-/// feed; no value if masks feed the mask token. `mask_limit`: the most masks of a step; no value for the block's.
+/// access to the prefix cache, or null. `client`: whose turn the sequence takes in the queue. `mask_limit`: the most masks of a step; no value for the block's.
 class Sequence {
   public:
     Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -82,7 +80,6 @@ class Sequence {
     DraftTokens draft_tokens;
     std::shared_ptr<PrefixHandle> prefix_handle;
     std::optional<std::string> client;
-    std::optional<DraftSlots> draft_slots;
     std::optional<std::int64_t> mask_limit;
 
     const GenerationConfig& config() const { return config_; }

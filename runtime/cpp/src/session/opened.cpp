@@ -133,14 +133,6 @@ std::int64_t Openings::length(const Text& text, const std::string& system, const
     return num_common(at->second, ids);
 }
 
-std::optional<DraftSlots> Opened::draft_slots(const std::string& name) const {
-    const auto& [model, draft] = std::tie(bundle.manifest.model, bundle.manifest.draft);
-    if (!draft) return std::nullopt;
-    const std::int64_t adapter =
-        name.empty() ? 0 : std::find(draft->adapters.begin(), draft->adapters.end(), name) - draft->adapters.begin();
-    return DraftSlots::of(adapter, model.vocab_size, draft->low, draft->high);
-}
-
 const Text& Opened::needs_text() const {
     if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
     if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
@@ -164,7 +156,6 @@ NewSequence Opened::new_sequence(std::int64_t index, const Prompt& prompt, const
     else
         request.seq =
             std::make_unique<ConstrainedSequence>(index, ids, config, eos, new_grammar_state(config), std::move(stop), acceptance_rates);
-    request.seq->draft_slots = draft_slots(config.draft);
     request.seq->mask_limit = bundle.manifest.masks;
     request.seq->stats.began = began;
     request.seq->prefix_handle = new_prefix_handle(prompt, ids, config.cache_salt, system);
@@ -203,14 +194,9 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
 
 void Opened::check(const GenerationConfig& config) const {
     config.check();
-    const auto& draft = bundle.manifest.draft;
-    if (draft && !config.is_exact()) check_tau(config.bound(), config.metric);
-    if (!draft && !bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
+    if (!bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
         throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
                            "mode, and set prompt_lookup for several tokens a step");
-    if (!config.draft.empty() && (!draft || !is_one_of(config.draft, draft->adapters)))
-        throw SessionError("this bundle has no draft adapter '" + config.draft.substr(0, 60) + "'; it has " +
-                           (draft ? joined(draft->adapters) : "none (docs/families.md)"));
     if (config.metric != Metric::probability && !is_one_of(to_string(config.metric), backend->outputs()))
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
     if (config.needs_logits() && !is_one_of("logits", backend->outputs()))

@@ -69,9 +69,6 @@ struct Opened {
     std::shared_ptr<PrefixHandle> new_prefix_handle(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                                     const std::optional<std::string>& system) const;
 
-    /// The draft slots of the adapter with this name, which the bundle has; no value without adapters.
-    std::optional<DraftSlots> draft_slots(const std::string& name) const;
-
     const Text& needs_text() const;
 
     /// Token ids of a prompt that may have at most `most` tokens and must fit the context.

@@ -69,7 +69,6 @@ SessionInfo Session::info() const {
     info.context_length = opened_->backend->max_capacity();
     info.block = manifest.block;
     info.mask_id = manifest.tokens.mask.value_or(-1);
-    if (manifest.draft) info.draft_adapters = manifest.draft->adapters;
     info.eos_ids = manifest.tokens.eos;
     info.has_text = opened_->text.has_value();
     info.has_thinking = info.has_text && manifest.text->thinking;
@@ -93,7 +92,6 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
     config.tau = profile.tau;
     config.metric = profile.metric;
     config.masks = profile.masks;
-    config.draft = profile.draft.value_or("");
     opened_->check(config);
     return config;
 }

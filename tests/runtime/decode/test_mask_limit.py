@@ -1,70 +1,23 @@
-"""Draft slots in the loop: what they feed and how many there are. The answer does not depend on them."""
+"""The most masks of a step, and the tokens that a number of masks gives."""
 
 from __future__ import annotations
 
 import random
 from functools import cache
 
-import numpy as np
 import pytest
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
 from support.loops import decode
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from mars_export.runtime.decode.sequence import Sequence
-from mars_export.runtime.decode.speculation.draft_slots import DraftSlots
-
-VOCAB, LOW, HIGH = 50, 3, 41
-
-
-class DraftBackend(FakeBackend):
-    """Takes draft slots for masks, after it has checked their ids: `owners` are the adapters of its
-    sequences.
-    """
-
-    def __init__(self, owners: list[int]) -> None:
-        super().__init__(chaotic)
-        self.owners = owners
-        self.fed: list[int] = []
-
-    def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
-        input_ids = inputs.input_ids
-        for i, (ids, start) in enumerate(zip(input_ids, inputs.kv_length.tolist(), strict=True)):
-            slots = DraftSlots.of(self.owners[first + i], VOCAB, LOW, HIGH)
-            is_draft = ids >= VOCAB
-            expected = np.array(slots.ids(start, len(ids)))
-            assert (ids[is_draft] == expected[is_draft]).all()
-            self.fed += (ids[is_draft] % VOCAB).tolist()
-        masked = inputs._replace(input_ids=np.where(input_ids >= VOCAB, MASK, input_ids))
-        return super().step(cache, first, masked, want_logits)
-
-
-def seqs(owners: list[int], config: GenerationConfig, most: int | None = None) -> list[Sequence]:
-    slots = [DraftSlots.of(owner, VOCAB, LOW, HIGH) for owner in owners]
-    return [
-        Sequence(i, [4, 1, 1 + i], config, (), draft_slots=own, mask_limit=most)
-        for i, own in enumerate(slots)
-    ]
-
-
-@pytest.mark.parametrize("owners", [[0], [1, 0, 2]])
-def test_each_row_feeds_its_adapter_s_ids_by_position_and_says_the_one_token_text(owners: list[int]) -> None:
-    plain = seqs(owners, GenerationConfig(tau=1.0, max_new_tokens=30))
-    list(decode(DraftBackend(owners), plain, BLOCK, VOCAB + LOW))
-    backend, drafted = DraftBackend(owners), seqs(owners, GenerationConfig(max_new_tokens=30, masks="full"))
-    list(decode(backend, drafted, BLOCK, VOCAB + LOW))
-    assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
-    assert len(set(backend.fed)) > 10
-    assert LOW <= min(backend.fed) <= max(backend.fed) < HIGH
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, None])
 def test_no_step_has_more_masks_than_the_bundle_says(most: int | None) -> None:
     backend = FakeBackend(chaotic)
-    [seq] = seqs([0], GenerationConfig(max_new_tokens=30, masks="full"), most)
-    seq.draft_slots = None
+    seq = Sequence(0, [4, 1, 1], GenerationConfig(max_new_tokens=30, masks="full"), (), mask_limit=most)
     list(decode(backend, [seq], BLOCK, MASK))
     masks = [int((step.input_ids == MASK).sum()) for step in backend.steps]
     assert max(masks) == (BLOCK + 1 if most is None else most)
