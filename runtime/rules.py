@@ -17,10 +17,13 @@ LARGEST = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A test of a value, and a description of the values that pass it."""
+    """A test of a value, and a description of the values that pass it. `metavar` is that of its option on the
+    command line, which also says how the option's text is read (terminal/options.py).
+    """
 
     words: str
     holds: Callable[[Any], bool]
+    metavar: str | None = None
 
 
 def broken(value: Any) -> dict[str, str]:
@@ -53,14 +56,23 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def integer(low: int, words: str = "", *, high: float = inf) -> Rule:
+def integer(low: int, words: str = "", *, high: float = inf, metavar: str = "N") -> Rule:
     words = words or f"an integer of {low} " + ("or more" if high == inf else f"to {high}")
-    return Rule(words, lambda value: is_integer(value, low) and value <= high)
+    return Rule(words, lambda value: is_integer(value, low) and value <= high, metavar)
 
 
-def number(words: str, low: float = 0, high: float = inf, *, above: bool = False) -> Rule:
+def number(words: str, low: float = 0, high: float = inf, *, above: bool = False, metavar: str = "X") -> Rule:
     """From `low` to `high`; `above` excludes `low` itself."""
-    return Rule(words, lambda v: is_number(v) and low <= v <= high and not (above and v == low))
+    return Rule(words, lambda v: is_number(v) and low <= v <= high and not (above and v == low), metavar)
+
+
+def num_bytes(low: int = 1) -> Rule:
+    return integer(low, "a number of bytes above 0" if low else "a number of bytes", metavar="SIZE")
+
+
+def seconds(*, above: bool = True) -> Rule:
+    words = "a number of seconds above 0" if above else "a number of seconds, 0 or more"
+    return number(words, above=above, metavar="SECONDS")
 
 
 def entries(most: int) -> Rule:

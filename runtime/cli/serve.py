@@ -5,40 +5,29 @@ from __future__ import annotations
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
+from ..decode.limits import Limits
 from ..errors import MarsError, MarsWarning
+from ..serve.options import ServeOptions
 from ..terminal.console import err
-from ..terminal.options import comma_separated, takes_options
+from ..terminal.options import takes_options
 from .options import SessionOptions
 from .serve_options import (
     AccessOptions,
-    LimitOptions,
     ReplicaOptions,
+    ServeCommand,
     ServerOptions,
     in_url,
     is_loopback,
     read_config,
 )
 
-if TYPE_CHECKING:
-    from ..serve import ServeOptions
-
 app = typer.Typer()
 MANIFEST = "manifest.json"
 HUB = "hub:"  # before a repository in place of a bundle's directory
-
-
-class ServeCommand(TyperCommand):
-    """Each option has a variable, MARS_PORT for --port, which the help does not repeat for every one."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        for parameter in self.params:
-            parameter.show_envvar = False  # type: ignore[attr-defined]
 
 
 @app.command(cls=ServeCommand, context_settings={"auto_envvar_prefix": "MARS"})
@@ -65,9 +54,11 @@ def serve(
             " variables, then the file.",
         ),
     ] = None,
+    context: typer.Context,
     server: ServerOptions,
     access: AccessOptions,
-    limits: LimitOptions,
+    limits: Limits,
+    options: ServeOptions,
     model: SessionOptions,
     replicas: ReplicaOptions,
 ) -> None:
@@ -77,7 +68,6 @@ def serve(
 
     Each option can also be set by a variable, such as MARS_PORT for --port, or in the file of --config.
     """
-    from ..serve import ServeOptions
     from ..serve.logs import FORMATS, LEVELS
 
     for name, value, known in (
@@ -87,14 +77,13 @@ def serve(
         if value not in known:
             raise typer.BadParameter(f"one of {', '.join(known)}, not {value!r}", param_hint=name)
     found = [bundle for path in bundles for bundle in _bundles_in(_pulled(path))]
-    names = _names(found, server.served_model_name or [])
-    options = ServeOptions(
-        limits=limits.limits, fits_rows=limits.max_rows is None, max_body=limits.max_body,
-        request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
-        drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
-        max_models=limits.max_models, max_model_bytes=limits.max_model_bytes,
-        hosts=access.hosts(server.host), adaptive=comma_separated(server.adaptive or ""),
-    )  # fmt: skip
+    names = _names(found, server.served_model_name)
+    source = context.get_parameter_source("max_rows")
+    fits_rows = source is not None and source.name == "DEFAULT"
+    origins, hosts = access.cors_origin, access.hosts(server.host)
+    options = replace(
+        options, limits=limits, fits_rows=fits_rows, keys=access.keys, cors_origins=origins, hosts=hosts
+    )
     if not options.keys and not is_loopback(server.host):
         warnings.warn(
             f"anyone who can reach {server.host}:{server.port} can use this server; set --api-key, or"
@@ -155,7 +144,7 @@ def _serve_here(
             return service.keys.replace(access.keys)
 
         run(
-            *(new_server(running, options), listening, service.models, options.drain),
+            *(new_server(running, options), listening, service.models, options.drain_timeout),
             reload=reload if access.api_key_file is not None else None,
         )
 
@@ -203,7 +192,7 @@ def _serve_replicas(
     run(fleet, host, port, address, ready)
 
 
-def _names(bundles: list[Path], served: list[str]) -> dict[str, Path]:
+def _names(bundles: list[Path], served: tuple[str, ...]) -> dict[str, Path]:
     """The bundles by model name: --served-model-name, or the directory's name without .bundle."""
     if served and len(served) != len(bundles):
         raise typer.BadParameter(

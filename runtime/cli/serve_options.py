@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from ..terminal.options import Count, Most, MostBytes, Size
 
-if TYPE_CHECKING:
-    from ..decode.limits import Limits
+class ServeCommand(TyperCommand):
+    """Each option has a variable, MARS_PORT for --port, which the help does not repeat for every one. An
+    empty value is an error: MARS_API_KEY from a variable that is not set would open the server.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            parameter.show_envvar = False  # type: ignore[attr-defined]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            variable, value = f"MARS_{str(parameter.name).upper()}", ctx.params.get(str(parameter.name))
+            if os.environ.get(variable, "-").strip() == "":
+                raise typer.BadParameter(f"the variable {variable} is empty; unset it, or give it a value")
+            if "" in (value if isinstance(value, list | tuple) else (value,)):
+                raise typer.BadParameter("the value is empty", ctx, parameter)  # type: ignore[arg-type]
+        return rest
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -38,18 +56,16 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
             f"{path}: unknown {', '.join(unknown)}; keys are names of options, such as max-rows, outside of"
             " tables"
         )
+    if empty := [key for key, value in values.items() if value in ("", [])]:
+        raise typer.BadParameter(f"{path}: {', '.join(empty)}: the value is empty; leave the key out")
     context.default_map = {known[key].name: _texts(known[key], value) for key, value in values.items()}
     return path
 
 
 def _texts(parameter: Any, value: Any) -> str | list[str]:
     """A value as the command line would have it, so that it is checked in the same way."""
-    if parameter.nargs == -1 or getattr(parameter, "multiple", False):
-        return [str(item) for item in (value if isinstance(value, list) else [value])]
-    return str(value)
-
-
-Seconds = typer.Option(metavar="SECONDS")
+    values = [str(item) for item in (value if isinstance(value, list) else [value])]
+    return values if parameter.nargs == -1 or getattr(parameter, "multiple", False) else ",".join(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +80,10 @@ class AccessOptions:
     allowed_host: Host name of this server, such as its name at a proxy. Repeatable.
     """
 
-    api_key: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
+    api_key: Annotated[tuple[str, ...], typer.Option(metavar="KEY")] = ()
     api_key_file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE")] = None
-    cors_origin: Annotated[list[str] | None, typer.Option(metavar="URL")] = None
-    allowed_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    cors_origin: Annotated[tuple[str, ...], typer.Option(metavar="URL")] = ()
+    allowed_host: Annotated[tuple[str, ...], typer.Option(metavar="NAME")] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -82,52 +98,8 @@ class AccessOptions:
         """
         if not (is_loopback(host) or self.allowed_host):
             return None
-        names = ("localhost", "127.0.0.1", "[::1]", in_url(host), *(self.allowed_host or []))
+        names = ("localhost", "127.0.0.1", "[::1]", in_url(host), *self.allowed_host)
         return frozenset(name.lower() for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class LimitOptions:
-    """How much may be asked of the server at once.
-
-    Limits:
-    max_rows: Requests of each bundle that run at once: 8, or fewer if its engine has fewer rows.
-    max_rows_per_client: Requests that run at once for one API key, or for one address if there are no keys;
-        --max-rows by default.
-    max_waiting: Requests of each bundle that may wait; further ones get status 429.
-    max_prompt_tokens: Maximum tokens of a prompt; the context by default.
-    max_new_tokens: Maximum tokens of an answer; the context by default.
-    kv_bytes: KV memory of each bundle's requests, such as 2G.
-    max_models: Bundles that are open at once; all by default.
-    max_model_bytes: Graphs and weights of the bundles that are open at once, such as 8G.
-    max_body: Largest request body; 4M by default.
-    request_timeout: Maximum seconds per request, including the time in the queue.
-    queue_timeout: Seconds that a request may wait.
-    drain_timeout: Seconds that running requests have to finish after SIGTERM. A second signal exits at once.
-    """
-
-    max_rows: Most = None
-    max_rows_per_client: Most = None
-    max_waiting: Count = 64
-    max_prompt_tokens: Most = None
-    max_new_tokens: Most = None
-    kv_bytes: MostBytes = None
-    max_models: Most = None
-    max_model_bytes: MostBytes = None
-    max_body: Annotated[int, typer.Option(show_default=False, **Size)] = 4 << 20
-    request_timeout: Annotated[float, Seconds] = 600
-    queue_timeout: Annotated[float, Seconds] = 60
-    drain_timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.0)] = 30
-
-    @property
-    def limits(self) -> Limits:
-        from ..decode.limits import Limits
-
-        return Limits(
-            max_rows=self.max_rows or Limits().max_rows, max_waiting=self.max_waiting,
-            max_prompt_tokens=self.max_prompt_tokens, max_new_tokens=self.max_new_tokens,
-            kv_bytes=self.kv_bytes, max_rows_per_client=self.max_rows_per_client,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +127,6 @@ class ServerOptions:
     log_format: text, or json: one object per line.
     traces: Send OpenTelemetry traces by OTLP, as the variables OTEL_* say.
     served_model_name: Model name in the API instead of the directory's name; once for each bundle, in order.
-    adaptive: Profiles for requests that set neither exact nor tau. The server starts with the first and moves
-        on to the next while requests wait too long.
     """
 
     host: str = "127.0.0.1"
@@ -164,8 +134,7 @@ class ServerOptions:
     log_level: str = "info"
     log_format: str = "text"
     traces: bool = False
-    served_model_name: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
-    adaptive: Annotated[str | None, typer.Option(metavar="exact,NAME,...")] = None
+    served_model_name: Annotated[tuple[str, ...], typer.Option(metavar="NAME")] = ()
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..errors import SessionError
-from ..rules import broken, integer, number
+from ..rules import broken, integer, num_bytes, number
 from .config import GenerationConfig
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward when no other requests wait
@@ -19,21 +19,25 @@ Most = Annotated[int | None, integer(1, "1 or more")]
 class Limits:
     """How much runs at once, and how much one request may ask for; None is no limit.
 
-    max_rows: sequences that run at once.
-    max_waiting: requests that may wait, not counting the next ones for free sequences.
-    prefill_tokens: most prompt tokens that are prefilled between two decode steps. With more, a new request
-        answers sooner; with fewer, it disturbs running requests less.
-    max_prompt_tokens: longest prompt.
-    max_new_tokens: longest answer.
-    max_stops: most stop strings, and most eos_ids.
-    kv_bytes: KV memory of all sequences. A request starts as soon as one of max_rows is free and a running
-        batch, or the memory that these batches leave, has room for its prompt and max_new_tokens; at most
-        4 x max_rows requests pass one that waits for memory, then no other starts before it.
-    client_share: the part of all places, running and waiting, that one client may have: above 0, at most 1.
-    max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free
-        sequences.
+    Limits:
+    max_rows: Requests that run at once.
+    max_rows_per_client: Requests that run at once for one client: in `serve` an API key, or an address if
+        there are no keys. Its other requests wait, even for free rows.
+    max_waiting: Requests that may wait, not counting the next ones for free rows; further ones are refused,
+        by `serve` with status 429.
+    max_prompt_tokens: Maximum tokens of a prompt; the context by default.
+    max_new_tokens: Maximum tokens of an answer; the context by default.
+    kv_bytes: KV memory of all requests, such as 2G.
 
-    Raises SessionError for invalid values.
+    Python only:
+    prefill_tokens: Maximum prompt tokens that are prefilled between two decode steps. With more, a new
+        request answers sooner; with fewer, it disturbs running requests less.
+    max_stops: Maximum stop strings, and eos_ids.
+    client_share: The part of all places, running and waiting, that one client may have: above 0, at most 1.
+
+    With kv_bytes, a request starts as soon as one of max_rows is free and a running batch, or the memory that
+    these batches leave, has room for its prompt and max_new_tokens; at most 4 x max_rows requests pass one
+    that waits for memory, then no other starts before it. Raises SessionError for invalid values.
     """
 
     max_rows: Count = 8
@@ -42,7 +46,7 @@ class Limits:
     max_prompt_tokens: Most = None
     max_new_tokens: Most = None
     max_stops: Most = None
-    kv_bytes: Most = None
+    kv_bytes: Annotated[int | None, num_bytes()] = None
     client_share: Annotated[float, number("a number above 0, at most 1", high=1, above=True)] = 1.0
     max_rows_per_client: Most = None
 

@@ -44,7 +44,7 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
         server_header=False,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # it takes any number
-        timeout_graceful_shutdown=int(options.drain) + LAST_WRITES,
+        timeout_graceful_shutdown=int(options.drain_timeout) + LAST_WRITES,
     )
     return Server(config)
 

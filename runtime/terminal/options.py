@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature, getdoc, signature
@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from ..rules import Rule
 from .console import err
 
 MODEL = "Model and device"  # a panel of --help
@@ -115,6 +116,11 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+PARSERS: Mapping[str, Callable[[Any], Any]] = {"SIZE": bytes_of, "NAME,...": comma_separated}
+"""How the text of an option is read, by the metavar of its rule."""
+PYTHON_ONLY = "Python only"  # a panel whose fields are no options
+
+
 def with_default(name: str) -> type[TyperGroup]:
     """A group with a default subcommand: with store, `grammar BUNDLE` means `grammar store BUNDLE`."""
 
@@ -139,7 +145,9 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     fields that are parameters of the command themselves, and those in the annotation's `Without`.
 
     An option's help is the field's description in the docstring of the dataclass, `name: text`; a line such
-    as `Limits:` begins a panel. An Annotated field adds other settings.
+    as `Limits:` begins a panel, and the fields after `Python only:` are no options. An Annotated field adds
+    other settings, or has a Rule, which the dataclass checks. An option that is not given leaves the field's
+    default.
 
     Typer reads signatures, so the command gets a flat one; its values are put back into the dataclasses.
     """
@@ -158,7 +166,9 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         for name, options in groups.items():
-            values[name] = types[name](**{option: values.pop(option) for option in options})
+            given = {option: values.pop(option) for option in options}
+            given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
+            values[name] = types[name](**given)
         command(**values)
 
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
@@ -183,17 +193,29 @@ def _options(hint: Any, taken: Collection[str]) -> dict[str, Parameter]:
             described[match["name"]] = panel, " ".join(match["text"].split())
     hints, options = get_type_hints(group, include_extras=True), dict[str, Parameter]()
     for field in fields(group):
-        if field.name in hidden:
+        panel, text = described.get(field.name, (None, None))
+        if field.name in hidden or panel == PYTHON_ONLY:
             continue
-        hint, info = hints[field.name], typer.Option()
-        if get_origin(hint) is Annotated:
-            hint, settings = get_args(hint)
-            info = copy(settings)
-        elif hint is bool and field.default is False:
-            info = typer.Option(f"--{field.name.replace('_', '-')}")  # without a --no- form
-        if field.name in described:
-            info.rich_help_panel, info.help = described[field.name]
+        hint, info = _option(field.name, hints[field.name], field.default)
+        info.rich_help_panel, info.help = panel or info.rich_help_panel, text or info.help
+        default = None if field.default == () else field.default
         options[field.name] = Parameter(
-            field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[hint, info]
+            field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]
         )
     return options
+
+
+def _option(name: str, hint: Any, default: Any) -> tuple[Any, Any]:
+    """The type of a field on the command line, and its option."""
+    hint, *settings = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    rule = next((each for each in settings if isinstance(each, Rule)), None)
+    if rule is not None:
+        info = typer.Option(metavar=rule.metavar)
+    elif settings:
+        info = copy(settings[0])
+    else:  # a flag has no --no- form
+        info = typer.Option(*([f"--{name.replace('_', '-')}"] if hint is bool and default is False else []))
+    if (parser := PARSERS.get(info.metavar or "")) is not None:
+        hint, info.parser = str | None, parser
+        info.show_default = default is None  # the help text has it, such as 4M
+    return list[str] | None if hint == tuple[str, ...] else hint, info

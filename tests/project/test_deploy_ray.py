@@ -58,7 +58,7 @@ def test_a_worker_holds_a_replica_and_outlives_its_drain() -> None:
     [inside] = spec["containers"]
     for kind in ("requests", "limits"):
         assert inside["resources"][kind]["cpu"] == str(fleet().threads)
-    assert spec["terminationGracePeriodSeconds"] > fleet().options.drain + LAST_WORDS
+    assert spec["terminationGracePeriodSeconds"] > fleet().options.drain_timeout + LAST_WORDS
     assert [mount["mountPath"] for mount in inside["volumeMounts"]] == [path]
     assert {volume["name"] for volume in spec["volumes"]} == {m["name"] for m in inside["volumeMounts"]}
     head = cluster["headGroupSpec"]
@@ -137,7 +137,7 @@ def test_arguments_of_each_part() -> None:
         ({"log_level": "loud"}, "log_level must be"),
         ({"log_format": "yaml"}, "log_format must be"),
         ({"max_rows": 0}, "max_rows must be"),
-        ({"drain": -1}, "drain must be"),
+        ({"drain_timeout": -1}, "drain_timeout must be"),
         ({"keys": ["secret"]}, "unknown 'keys'"),
     ],
 )

@@ -103,7 +103,7 @@ def application(fleet: Fleet) -> Application:
         autoscaling_config=autoscaling if most > least else None,
         ray_actor_options={"num_cpus": fleet.threads, "num_gpus": fleet.gpus},
         max_ongoing_requests=MAX_CONNECTIONS,  # the replica refuses what its own queue has no place for
-        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WRITES,
+        graceful_shutdown_timeout_s=fleet.options.drain_timeout + LAST_WRITES,
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=HEALTH_PERIOD,
         health_check_timeout_s=HEALTH_TIMEOUT,

@@ -68,8 +68,8 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
         if address is None:
             while not stop.wait(1.0):
                 pass
-            LOG.info("closing: running answers get %g s", fleet.options.drain)
-            _drain(serve, fleet.options.drain)
+            LOG.info("closing: running answers get %g s", fleet.options.drain_timeout)
+            _drain(serve, fleet.options.drain_timeout)
     except (RuntimeError, TimeoutError, RayError) as error:
         raise MarsError(f"the replicas could not be started: {error}") from error
     finally:

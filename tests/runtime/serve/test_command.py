@@ -173,6 +173,8 @@ def test_options_come_from_the_command_line_then_variables_then_the_file(
         ("safe = 'perhaps'", "Invalid value for '--safe"),
         ("kv-bytes = '4X'", "not '4X'"),
         ("log-level = {}", "--log-level"),
+        ("api-key = []", "api-key: the value is empty"),
+        ("cors-origin = ['']", "Invalid value for '--cors-origin': the value is empty"),
         ("port 80", "not a TOML file"),
         ("\udcff", "not a TOML file"),
     ],
@@ -183,6 +185,23 @@ def test_mistakes_in_the_file_are_told(text: str, words: str, tmp_path: Path) ->
     done = run("serve", tmp_path / "none", "--config", file)
     assert done.returncode == 2
     assert words in " ".join(done.stderr.replace("│", " ").split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("API_KEY", " "), ("API_KEY_FILE", ""), ("CORS_ORIGIN", " "), ("PORT", "")]
+)
+def test_an_empty_variable_is_an_error(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MARS_API_KEY=${UNSET} would open the server to everybody."""
+    monkeypatch.setenv(f"MARS_{name}", value)
+    done = run("serve", "none")
+    assert done.returncode == 2 and f"the variable MARS_{name} is empty" in done.stderr
+
+
+def test_levels_may_be_a_list_in_the_file(bundles: Named, tmp_path: Path) -> None:
+    file = tmp_path / "mars.toml"
+    file.write_text("adaptive = ['exact', 'none']\n")
+    done = run("serve", bundles(MAIN), "--port", "0", "--config", file)
+    assert "--adaptive none: " in done.stderr and "no profile `none`" in done.stderr
 
 
 def test_a_second_signal_is_the_end(bundles: Named) -> None:
