@@ -17,12 +17,8 @@ from .fields import Reader, parse
 from .files import MANIFEST_FILE, FileEntry
 from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
-from .upgrade import upgrade
 
-FORMAT_VERSION = "1.5"
-OLD_W8A8 = (
-    "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8"
-)
+FORMAT_VERSION = "1.0"
 NOT_BATCH_INVARIANT = (
     "not batch-invariant: exact mode gives the text of one token a step, except where two tokens are almost"
     " equally likely (docs/decoding.md)"
@@ -125,7 +121,7 @@ class ParityReport:
     `acceptance_flips`: for some taus, how many predictions pass in one of the two and not in the other.
     `reference_library`: the library that the checkpoint's logits were compared with, such as "transformers
     5.23.0"; None if the exporter's own forward is the only reference.
-    `text`: the same comparison on a page of text; None in bundles of earlier releases.
+    `text`: the same comparison on a page of text.
     """
 
     positions: int
@@ -198,9 +194,6 @@ class Variant:
         is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
         if self.kv_dtype == "int8" and not is_plain:
             yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
-        bits = None if self.quantization is None else self.quantization.weight_bits
-        if self.precision == "w8a8" and bits not in (7, 8):
-            yield "quantization.weight_bits", OLD_W8A8
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +293,7 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
         value = parse(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
-    if _check_version(value.get("format_version") if isinstance(value, dict) else None, where) < 4:
-        upgrade(value)
-        value["format_version"] = FORMAT_VERSION  # what is stored in the bundle later has the new names
+    _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
     reader = Reader()
     manifest: Manifest = reader.read(Manifest, value, where)
     problems = reader.problems or list(_contradictions(manifest, where))
@@ -311,8 +302,8 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
     return manifest
 
 
-def _check_version(version: Any, where: str) -> int:
-    """The minor version. Raises BundleError for another major one."""
+def _check_version(version: Any, where: str) -> None:
+    """Raise BundleError for another major version."""
     match = VERSION.match(version) if isinstance(version, str) else None
     supported = int(FORMAT_VERSION.split(".")[0])
     if match is None:
@@ -322,7 +313,6 @@ def _check_version(version: Any, where: str) -> int:
         what = f"{where}: bundle format {version[:20]}, this runtime reads {supported}.x"
         again = "export the bundle again with this mars-export"
         raise BundleError(f"{what}: {'update mars-export' if major > supported else again}")
-    return int(match[2] or 0)
 
 
 def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ class QuantizationInfo:
     """How the weights of a variant are stored.
 
     `group_size` inputs share a scale; None means one scale for each output channel. `weight_bits` is the
-    width of the codes of Linear weights; older w8a8 bundles have 7. `quantizer` is None if it is unknown.
+    width of the codes of Linear weights. `quantizer` is None if it is unknown.
     """
 
     group_size: Annotated[int | None, integer(1, high=2**53)]

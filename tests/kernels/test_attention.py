@@ -20,7 +20,6 @@ from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.attention.int8 import ATTENTION
 from mars_export.runtime.device.ort import kernels
-from mars_export.runtime.errors import MarsWarning
 
 SIZES = (
     Heads(9, 3, 64),
@@ -112,8 +111,5 @@ def test_a_bundle_has_the_same_steps_with_and_without(
         return completion.token_ids, completion.confidences
 
     found = answer()
-    monkeypatch.delattr("mars_export_kernels.OPERATORS")  # as in packages older than the operator
-    with pytest.warns(MarsWarning, match=r"older than int8 KV entries.*pip install --upgrade"):
-        assert found == answer()
     monkeypatch.setenv(kernels.VARIABLE, kernels.OFF)
     assert found == answer()

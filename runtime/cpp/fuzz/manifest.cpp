@@ -41,7 +41,6 @@ void use(const mars::Manifest& manifest) {
 
 std::vector<std::string> seeds() {
     nlohmann::json rich = valid();
-    rich["format_version"] = "1.4";
     rich["text"]["chat"] = {{"sequence", {{{"text", "a"}}}}};
     rich["profiles"][0]["masks"] = "auto";
     rich["profiles"][0]["weights_sha256"] = "b";

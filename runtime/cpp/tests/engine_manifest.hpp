@@ -55,7 +55,7 @@ inline nlohmann::json engine_variant(const EngineShape& s, const std::string& ba
 
 /// A whole manifest whose files are not on disk.
 inline nlohmann::json engine_manifest(const EngineShape& s, const std::string& backend = "tensorrt_rtx") {
-    return {{"format_version", "1.1"},
+    return {{"format_version", "1.0"},
             {"producer", "a test"},
             {"source", "nowhere"},
             {"block", s.block},

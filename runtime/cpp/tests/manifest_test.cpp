@@ -44,17 +44,6 @@ TEST_CASE("a complete manifest") {
     CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
 }
 
-TEST_CASE("w8a8 needs weights of 8 bits, or 7 in older bundles") {
-    Json manifest = valid();
-    Json& variant = manifest["variants"][0];
-    variant["precision"] = "w8a8";
-    CHECK(says(refusal(manifest.dump()), "quantization.weight_bits: 7 or 8 is expected for w8a8"));
-    variant["quantization"] = {{"group_size", nullptr}, {"symmetric", true}, {"head", "int8"}, {"embedding", "int8"}, {"weight_bits", 7}};
-    CHECK(refusal(manifest.dump()).empty());
-    variant["quantization"]["weight_bits"] = 8;
-    CHECK(refusal(manifest.dump()).empty());
-}
-
 TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal_with("/model/vocab_size", 0), "manifest.json.model.vocab_size: an integer of 1 to 16777216 is expected, not 0"));
     CHECK(says(refusal_with("/model/vocab_size", 20.0), "vocab_size: an integer"));
@@ -99,7 +88,7 @@ TEST_CASE("lists and objects have a maximum size, and names are unique") {
     CHECK(says(refusal(twice), "the name `mask` is given twice"));
 }
 
-TEST_CASE("a profile's number of masks is auto, full or a number; full in older bundles without one") {
+TEST_CASE("a profile's number of masks is auto, full or a number; full without one") {
     const auto masks = [](const Json& value) {
         Json manifest = valid();
         manifest["profiles"][0]["masks"] = value;
@@ -113,30 +102,6 @@ TEST_CASE("a profile's number of masks is auto, full or a number; full in older 
     CHECK(masks(7) == 7);
     for (const Json& odd : {Json(-1), Json("wide"), Json(""), Json(2.0), Json(true), Json("7"), Json::array({1})})
         CHECK(says(refusal_with("/profiles/0/masks", odd), "profiles[0].masks: auto, full or an integer of 0 or more is expected"));
-}
-
-TEST_CASE("the names of format 1.0 to 1.3 are read") {
-    Json old = valid();
-    for (const char* version : {"1", "1.0", "1.3"})
-        for (const bool in_place : {true, false}) {
-            old["format_version"] = version;
-            old["variants"][0]["kv_layout"] = in_place ? "static" : "delta";
-            const auto masks = [&](const Json& window) {
-                old["profiles"][0]["window"] = window;
-                return mars::parse_manifest(old.dump()).profiles.at(0).masks;
-            };
-            CHECK(mars::parse_manifest(old.dump()).variants.at(0).kv_layout == (in_place ? "in-place" : "appended"));
-            CHECK(masks(1) == 0);
-            CHECK(masks(8) == 7);
-            CHECK(masks("auto") == mars::auto_masks);
-            CHECK(masks("full") == mars::all_masks);
-            CHECK(masks(nullptr) == mars::all_masks);
-            old["profiles"][0]["window"] = 0;
-            CHECK(says(refusal(old.dump()), "profiles[0].masks: auto, full or an integer of 0 or more is expected"));
-            old["profiles"][0].erase("window");
-        }
-    old["format_version"] = "1.4";
-    CHECK(says(refusal(old.dump()), "kv_layout"));
 }
 
 TEST_CASE("format versions") {

@@ -96,8 +96,6 @@ class OrtBackend:
         package = kernels.used(variant.precision, name.kind)
         if variant.precision == "w8a8" and not is_gpu and package is None:
             entries |= exact_entries(ort, entries)
-        if variant.kv_dtype == "int8" and package is not None:
-            kernels.warn_without_attention(package)
         entries |= {
             library.LEVEL: str(accuracy_level),
             "session.record_ep_graph_assignment_info": str(int(is_gpu)),

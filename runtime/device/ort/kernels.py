@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from ...errors import MarsWarning, SessionError
+from ...errors import SessionError
 
 # "0" turns the package off; the name of an instruction set, such as "avx2", asks for that one.
 VARIABLE = "MARS_EXPORT_KERNELS"
@@ -26,24 +25,11 @@ class Kernels:
     version: str
     instructions: str
     library: Path
-    has_attention: bool = True
 
 
 def used(precision: str, device: str) -> Kernels | None:
     """The package for a variant of `precision` on a device: w8a8 on "cpu", if `installed`."""
     return installed() if precision == PRECISION and device == "cpu" else None
-
-
-def warn_without_attention(package: Kernels) -> None:
-    """Warn if a package is older than its operator for int8 KV entries."""
-    if not package.has_attention:
-        warnings.warn(
-            f"mars-export-kernels {package.version} ({package.library.parent}) is older than int8 KV entries:"
-            " attention runs as standard nodes, several times slower in long texts. Update it (pip"
-            " install --upgrade mars-export-kernels), or export with --kv float",
-            MarsWarning,
-            stacklevel=2,
-        )
 
 
 def installed() -> Kernels | None:
@@ -76,8 +62,7 @@ def installed() -> Kernels | None:
     # The portable code is slower than ONNX Runtime's own products; it is for tests.
     if name == package.PORTABLE and name != wanted:
         return None
-    has_attention = "Attention" in getattr(package, "OPERATORS", ())  # the first packages had no such list
-    return Kernels(package.__version__, name, package.LIBRARY, has_attention)
+    return Kernels(package.__version__, name, package.LIBRARY)
 
 
 def _require_whole(library: Path) -> None:

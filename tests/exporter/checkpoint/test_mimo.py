@@ -288,7 +288,7 @@ def test_a_checkpoint_of_another_form_is_refused_by_name(
 
 
 def test_a_reader_that_does_not_know_of_the_layer_refuses_the_graph(opened: Open, tmp_path: Path) -> None:
-    """A reader of format 1.4 ignores `mtp_drafts`; it must not take the layer's tokens for the model's."""
+    """Another reader may ignore `mtp_drafts`; it must not take the layer's tokens for the model's."""
     bundle = opened(1).bundle
     for path in bundle.path.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -25,36 +25,6 @@ def test_unknown_fields_are_for_later_minor_versions() -> None:
     assert newer.format_version == "1.7"
 
 
-@pytest.mark.parametrize("version", ["1", "1.0", "1.3"])
-def test_the_names_of_older_versions_are_read(version: str) -> None:
-    old = json.loads(GOOD.to_json())
-    old["format_version"] = version
-    for variant in old["variants"]:
-        variant["kv_layout"] = {"in-place": "static", "appended": "delta"}[variant["kv_layout"]]
-    old["variants"][0]["drift"]["yardstick"] = "transformers 5.1"
-    del old["variants"][0]["drift"]["reference_library"]
-    for window, masks in ((1, 0), (8, 7), ("auto", "auto"), ("full", "full"), (None, "full"), (..., "full")):
-        profile = old["profiles"][0]
-        profile.pop("masks", None)
-        profile.pop("window", None)
-        if window is not ...:
-            profile["window"] = window
-        found = parse_manifest(json.dumps(old))
-        assert found.profiles[0].masks == masks
-        assert [v.kv_layout for v in found.variants] == [v.kv_layout for v in GOOD.variants]
-        assert found.variants[0].drift is not None
-        assert found.variants[0].drift.reference_library == "transformers 5.1"
-        assert found.format_version == FORMAT_VERSION, "written with the new names from now on"
-    old["profiles"][0]["window"] = 0
-    with pytest.raises(BundleError, match=r"profiles\[0\].masks: .* an integer of 0 or more"):
-        parse_manifest(json.dumps(old))
-
-
-def test_a_manifest_of_1_4_has_no_older_names() -> None:
-    with pytest.raises(BundleError, match="kv_layout: one of in-place, appended"):
-        parse_manifest(changed("variants.0.kv_layout", "static"))
-
-
 @pytest.mark.parametrize(
     ("version", "side"),
     [
@@ -238,16 +208,6 @@ def test_a_wrong_engine_field_is_named(path: str, value: Any, message: str) -> N
 )
 def test_the_masks_of_a_profile(given: Any, meaning: Any) -> None:
     assert parse_manifest(changed("profiles.0.masks", given)).profiles[0].masks == meaning
-
-
-def test_w8a8_has_weights_of_8_bits_or_7_in_older_bundles() -> None:
-    stored = {"group_size": None, "symmetric": True, "head": "int8", "embedding": "int8"}
-    w8a8 = replace(GOOD, variants=(replace(GOOD.variants[0], precision="w8a8"), *GOOD.variants[1:]))
-    for bits in (7, 8):
-        given = changed("variants.0.quantization", stored | {"weight_bits": bits}, w8a8)
-        assert parse_manifest(given).variants[0].quantization.weight_bits == bits
-    with pytest.raises(BundleError, match=r"weight_bits: 7 or 8 is expected.* mars-export onnx CHECKPOINT"):
-        parse_manifest(changed("variants.0.quantization", stored, w8a8))
 
 
 def test_what_chose_the_codes_may_be_unknown() -> None:

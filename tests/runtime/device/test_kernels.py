@@ -50,7 +50,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_whole_package_is_used(package: Path) -> None:
-    assert kernels.installed() == kernels.Kernels("0.1.0", "avx2", package / "lib.so", has_attention=False)
+    assert kernels.installed() == kernels.Kernels("0.1.0", "avx2", package / "lib.so")
 
 
 @pytest.mark.parametrize("data", [LIBRARY[:500], b"", LIBRARY.replace(b"a", b"b")])

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Incremented when programs built against an older header would no longer work. */
-#define MARS_ABI_VERSION 4
+#define MARS_ABI_VERSION 1
 
 /* MARS_ABI_VERSION of the running library, and its version such as "0.1.0". */
 MARS_API uint32_t mars_abi_version(void);

@@ -1,6 +1,5 @@
 // runtime/bundle/manifest.py: reads and checks manifest.json.
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <set>
 
@@ -22,47 +21,17 @@ constexpr std::size_t max_outputs_of_range = 16, most_variants = 64, most_files 
                       most_ranges = 64;
 constexpr std::int64_t max_extent = std::int64_t{1} << 20;
 
-/// Returns the minor version. Throws BundleError for another major one.
-std::int64_t check_version(const Json& top, const std::string& where) {
+/// Throws BundleError for another major version.
+void check_version(const Json& top, const std::string& where) {
     const auto at = top.is_object() ? top.find("format_version") : top.end();
     const std::string version = top.is_object() && at != top.end() && at->is_string() ? at->get<std::string>() : "";
     std::string major = version.substr(0, version.find('.'));
     if (major.empty() || major.find_first_not_of("0123456789") != std::string::npos)
         throw BundleError(where + ": no `format_version`; this is not a mars-export bundle");
     major.erase(0, std::min(major.find_first_not_of('0'), major.size() - 1));
-    if (major == "1") {
-        std::int64_t minor = 0;
-        if (const auto dot = version.find('.'); dot != std::string::npos)
-            std::from_chars(version.data() + dot + 1, version.data() + version.size(), minor);
-        return minor;
-    }
+    if (major == "1") return;
     const std::string side = major == "0" ? "export the bundle again with this mars-export" : "update mars-export";
     throw BundleError(where + ": bundle format " + version.substr(0, 60) + ", this runtime reads 1.x: " + side);
-}
-
-/// Give a manifest of format 1.0 to 1.3 the names of 1.4 (runtime/bundle/upgrade.py). Wrong values stay as they are.
-void upgrade(Json& top) {
-    const auto each = [&](const char* list, const auto& change) {
-        if (const auto found = top.find(list); found != top.end() && found->is_array())
-            for (Json& entry : *found)
-                if (entry.is_object()) change(entry);
-    };
-    each("variants", [](Json& variant) {
-        const auto layout = variant.find("kv_layout");
-        if (layout == variant.end()) return;
-        if (*layout == "static")
-            *layout = "in-place";
-        else if (*layout == "delta")
-            *layout = "appended";
-    });
-    each("profiles", [](Json& profile) {
-        const auto window = profile.find("window");
-        if (window == profile.end()) return;
-        // It counted the predictions of a step, one more than its masks.
-        const bool is_number = window->is_number_integer() && *window > std::numeric_limits<std::int64_t>::min();
-        profile["masks"] = is_number ? Json(window->get<std::int64_t>() - 1) : *window;
-        profile.erase("window");
-    });
 }
 
 ModelInfo read_model(Fields fields) {
@@ -139,12 +108,6 @@ Variant read_variant(Fields& fields) {
     variant.capacity = fields.optional_integer("capacity", 1);
     const bool is_plain = variant.backend == "onnx" && variant.precision == "w8a8" && variant.kv_layout == "in-place";
     if (variant.kv_dtype == "int8" && !is_plain) fields.wrong("kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout");
-    if (variant.precision == "w8a8") {
-        const auto bits = fields.has("quantization") ? fields.object("quantization").optional_integer("weight_bits") : std::nullopt;
-        if (bits != 7 && bits != 8)
-            fields.wrong("quantization.weight_bits",
-                         "7 or 8 is expected for w8a8; export the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8");
-    }
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
     variant.accuracy_level = fields.optional_integer("accuracy_level");
     return variant;
@@ -156,7 +119,6 @@ Profile read_profile(Fields& fields) {
     profile.tau = fields.number("tau");
     const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
     profile.metric = metric == "margin" ? Metric::margin : metric == "entropy" ? Metric::entropy : Metric::probability;
-    // Profiles of format 1.1 and older omit the masks if they are all.
     if (fields.has("masks")) profile.masks = fields.masks("masks");
     profile.variant = fields.text("variant");
     profile.variant_sha256 = fields.text("variant_sha256");
@@ -213,7 +175,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
     Json value = parse_json(text, where, true);
-    if (check_version(value, where) < 4) upgrade(value);
+    check_version(value, where);
     std::vector<std::string> problems;
     Fields top(&value, where, problems);
     Manifest manifest = read_manifest(top);
