@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -140,8 +141,8 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. With --json, errors are also"
-    f' printed on standard output, as {{"error": {{"kind", "message"}}}}. {TERMS}'
+    epilog="Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted, 143 SIGTERM. With --json, errors"
+    f' are also printed on standard output, as {{"error": {{"kind", "message"}}}}. {TERMS}'
 )
 def describe(version: Version = False) -> None:
     """Export MARS multi-token language models, run and serve them."""
@@ -151,6 +152,10 @@ def main() -> None:
     """Entry point. MarsError and OSError end with a message and exit code 1, not with a traceback."""
     if sys.stdin is None:  # the caller closed it
         sys.stdin = io.StringIO()
+    for name in ("SIGTERM", "SIGHUP"):  # they clean up as Ctrl-C does; `serve` has its own
+        number = getattr(signal, name, None)  # Windows has no SIGHUP, nohup ignores it
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     with warnings.catch_warnings():
         warnings.showwarning = _print_warnings(warnings.showwarning)
         try:

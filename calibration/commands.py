@@ -215,16 +215,16 @@ def bench(
 
 @contextmanager
 def _progress(folder: Path) -> Iterator[Any]:
-    """Progress bars. After Ctrl-C, say where the state is kept and how to continue."""
+    """Progress bars. After Ctrl-C or SIGTERM, say where the state is kept and how to continue."""
     try:
         with progress_bars() as bars:
             yield advance(bars)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
         err.print(
             f"stopped; finished work is kept in {folder}: continue with the same command and --resume",
             markup=False,
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(getattr(stop, "code", 130)) from None
 
 
 def numbers(name: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:

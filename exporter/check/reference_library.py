@@ -56,7 +56,7 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
             f" {gap:.3g} of {size:.3g}, and {same} of {len(sequence)} predictions are the same. Nothing was"
             " written. This exporter ignores or misreads a setting in config.json or adapter_config.json:"
             " please report it. Saving the checkpoint again with transformers (an adapter after"
-            " merge_and_unload) may help; --no-reference exports without this comparison"
+            " merge_and_unload) may help"
         )
     return libraries
 

@@ -14,9 +14,9 @@ from .architecture.dims import Dims, check_shapes, dims_from_config, expected_sh
 from .architecture.names import EMBEDDING, HEAD
 from .formats import autogptq, compressed
 from .tensors import Tensors, open_tensors, read_json, reading, same_numbers, shown
-from .vocabulary import Vocabulary, read_vocabulary
+from .vocabulary import VOCABULARIES, Vocabulary, read_vocabulary
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", sdar.CLASS_FILE]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt", sdar.CLASS_FILE]
 DEFAULT_BLOCK = 8
 
 
@@ -97,7 +97,8 @@ def open_checkpoint(
     config = _read_config(model)
     if config.get("model_type") == "sdar":
         _refuse_draft_adapter(model, f"adapter/{adapter.CONFIG_FILE}")
-    dims, tensors = dims_from_config(config, long_context=long_context), open_tensors(model)
+    dims = dims_from_config(config, long_context=long_context)
+    tensors = open_tensors(model, config.get("transformers_weights"))
     tensors = _unpacked(model, config, tensors, dims)
     trained = sdar.trained_masks(model, config, tensors.shapes, causal)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
@@ -191,7 +192,7 @@ def _path(location: str) -> Path:
 
 def _tokenizer_directory(location: str) -> Path:
     path = _path(location)
-    if not (path / "tokenizer.json").is_file():
+    if not any((path / name).is_file() for name in VOCABULARIES):
         raise CheckpointError(f"{location}: not a directory with a tokenizer.json, which --tokenizer needs")
     return path
 

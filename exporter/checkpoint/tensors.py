@@ -64,17 +64,19 @@ class StoredTensors:
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
-def open_tensors(directory: Path) -> Tensors:
-    """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+def open_tensors(directory: Path, name: object = None) -> Tensors:
+    """Open what transformers reads: the file or index that config.json names (`transformers_weights`), else
+    `model.safetensors`, else the shards that `model.safetensors.index.json` lists.
 
     Raises CheckpointError for a directory without safetensors or with pickle files only, a missing shard, an
     index that names tensors its shards lack, and a truncated file.
     """
-    if (directory / INDEX_FILE).is_file():
-        return _open_sharded(directory)
-    single = directory / SINGLE_FILE
-    if single.is_file():
-        return StoredTensors(read_header(single))
+    if name is not None and name != Path(str(name)).name:
+        raise CheckpointError(f"config.json: `transformers_weights` must be a file name, not {shown(name)}")
+    names = (SINGLE_FILE, INDEX_FILE) if name is None else (str(name),)
+    path = next((directory / each for each in names if (directory / each).is_file()), None)
+    if path is not None:
+        return _open_sharded(path) if path.suffix == ".json" else StoredTensors(read_header(path))
     pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
     if pickles:
         raise CheckpointError(
@@ -82,25 +84,22 @@ def open_tensors(directory: Path) -> Tensors:
             " opened; save the model again with `model.save_pretrained(path, safe_serialization=True)`"
         )
     raise CheckpointError(
-        f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there;"
-        " was the download complete?"
+        f"{directory}: no weights: there is no {' or '.join(names)}; was the download complete?"
     )
 
 
-def _open_sharded(directory: Path) -> Tensors:
-    index = read_json(directory / INDEX_FILE)
+def _open_sharded(path: Path) -> Tensors:
+    directory, index = path.parent, read_json(path)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-        raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
+        raise CheckpointError(f"{path}: no `weight_map`; download the file again")
     names = sorted(set(weight_map.values()))
     if unsafe := [shown(n) for n in names if Path(n).name != n or len(n.encode()) > MAX_NAME]:
-        raise CheckpointError(
-            f"{directory / INDEX_FILE}: shard names must be plain file names, not {first_of(unsafe)}"
-        )
+        raise CheckpointError(f"{path}: shard names must be plain file names, not {first_of(unsafe)}")
     if missing := [name for name in names if not (directory / name).is_file()]:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(names)} shards are missing: {first_of(missing)};"
-            " download them again"
+            f"{directory}: {len(missing)} of {len(names)} shards of {path.name} are missing:"
+            f" {first_of(missing)}; download them again, or remove the index if it is not this model's"
         )
     shards = {name: read_header(directory / name) for name in names}
     absent = [f"{tensor} ({shard})" for tensor, shard in weight_map.items() if tensor not in shards[shard]]
@@ -113,11 +112,14 @@ def _open_sharded(directory: Path) -> Tensors:
 
 def read_text(path: Path) -> str:
     """The text of a file of at most TEXT_LIMIT bytes. Raises OSError or ValueError."""
-    with path.open("rb") as file:
-        content = file.read(TEXT_LIMIT + 1)
-    if len(content) > TEXT_LIMIT:
+    check_size(path)
+    return path.read_text(encoding="utf-8")
+
+
+def check_size(path: Path) -> None:
+    """Raise ValueError for a file of more than TEXT_LIMIT bytes."""
+    if path.stat().st_size > TEXT_LIMIT:
         raise ValueError(f"more than {TEXT_LIMIT} bytes")
-    return content.decode("utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:

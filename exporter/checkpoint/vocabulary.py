@@ -11,11 +11,24 @@ from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .tensors import read_json, read_text, reading, shown
+from .architecture.dims import MOST
+from .architecture.stock import ALIASES, silence
+from .tensors import check_size, read_json, read_text, reading, shown
 
 # The mask tokens of published checkpoints whose tokenizers do not name one: of MARS, and of MTP-LM (arXiv
 # 2602.06019), whose tokenizers have 32 such tokens and whose models are trained with the first.
 KNOWN_MASKS = ("<|mask|>", "<|mtp_special_token_0|>")
+# The files that a tokenizer may be stored in, beside merges.txt. The first is read as it is.
+VOCABULARIES = "tokenizer.json", "vocab.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt"
+TEXTS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+)  # that transformers reads
+SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+ADDED_TOKENS = ("added_tokens_decoder", "extra_special_tokens", "additional_special_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +57,19 @@ def read_vocabulary(
     *,
     masks: bool = True,
 ) -> Vocabulary:
-    """Read each tokenizer file from the first of `directories` that has it: an adapter's comes before its
-    base's.
+    """Read the tokenizer as transformers does, from the first of `directories` that has a vocabulary, and
+    other files from the first that has them: an adapter's come before its base's.
 
     `mask_token` is a token's text or its id as a decimal number; None means the mask token that the tokenizer
     names, one of `KNOWN_MASKS`, or the `mask_token_id` of `config`. `where` names the checkpoint in
     messages. Raises CheckpointError if there is no mask token although `masks` are used, if tokenizer and
     config name different ones, and if its id is outside the embedding.
     """
-    text = _tokenizer_json(directories)
-    with reading(f"{where}: tokenizer.json"):
-        tokenizer = Tokenizer.from_str(text)
-    settings = _merged_settings(directories)
+    loaded = _load_tokenizer(directories, config)
+    tokenizer: Tokenizer = loaded.backend_tokenizer
     name, mask_id = None, None
     if masks:
-        name, mask_id = _find_mask(where, tokenizer, settings, config, mask_token)
+        name, mask_id = _find_mask(where, tokenizer, loaded.mask_token, config, mask_token)
     elif mask_token is not None:
         raise CheckpointError(f"{where}: no step feeds a mask token here; leave --mask-token out")
     if mask_id is not None and not 0 <= mask_id < vocab_size:
@@ -66,24 +77,24 @@ def read_vocabulary(
             f"{where}: the mask token `{name}` has id {mask_id}, outside the embedding of {vocab_size} rows;"
             " resize the embedding when fine-tuning, or name another token with --mask-token"
         )
-    eos = _eos_ids(where, directories, config, tokenizer, settings, mask_id)
+    eos = _eos_ids(where, directories, config, loaded.eos_token_id, mask_id)
     outside = [shown(i) for i in eos if not 0 <= i < vocab_size]
     if outside:
         raise CheckpointError(
             f"{where}: end-of-sequence ids outside the embedding of {vocab_size} rows: {', '.join(outside)};"
             " correct generation_config.json or config.json"
         )
-    pad = tokenizer.token_to_id(_content(settings, "pad_token") or "")
+    pad = loaded.pad_token_id
     return Vocabulary(
-        tokenizer_json=text,
+        tokenizer_json=tokenizer.to_str(),
         mask_token_id=mask_id,
         mask_token=name,
         eos_token_ids=tuple(eos),
         pad_token_id=pad if pad is not None and pad < vocab_size else eos[0],
-        bos_token=_content(settings, "bos_token"),
-        eos_token=_content(settings, "eos_token"),
+        bos_token=loaded.bos_token,
+        eos_token=loaded.eos_token,
         chat_template=_chat_template(directories),
-        named_mask=_own_mask(tokenizer, settings)[0],
+        named_mask=_own_mask(tokenizer, loaded.mask_token)[0],
     )
 
 
@@ -96,29 +107,50 @@ def _read_text(path: Path) -> str:
         return read_text(path)
 
 
-def _tokenizer_json(directories: Sequence[Path]) -> str:
-    path = _first(directories, "tokenizer.json")
-    if path is not None:
-        return _read_text(path)
-    older = _first(directories, "vocab.json") or _first(directories, "tokenizer.model")
-    if older is None:
+def _load_tokenizer(directories: Sequence[Path], config: dict[str, Any]) -> Any:
+    """transformers' tokenizer: tokenizer.json or an older vocabulary, with the tokens that
+    tokenizer_config.json and added_tokens.json add, and without the truncation and padding of its training.
+    """
+    vocabularies = ((d, name) for d in directories for name in VOCABULARIES if (d / name).is_file())
+    directory, name = next(vocabularies, (None, ""))
+    if directory is None:
         raise CheckpointError(
             f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights:"
             " `tokenizer.save_pretrained(path)`"
         )
-    from transformers import AutoTokenizer
+    for path in (path for pattern in TEXTS for path in directory.glob(pattern)):
+        with reading(path):
+            check_size(path)
+    settings = _merged_settings(directories)
+    special = {n: _content(settings, n) for n in SPECIAL_TOKENS if n in settings}
+    # An adapter without a vocabulary adds its tokens to those of the base.
+    own = _merged_settings(directories[: directories.index(directory) + 1])
+    added = {n: own[n] for n in ADDED_TOKENS if n in own}
+    with reading(f"{directory / name} and the other files of the tokenizer"), silence():
+        from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
-    with reading(f"{older.parent}: its tokenizer files (a tokenizer.json would be read as it is)"):
-        tokenizer = AutoTokenizer.from_pretrained(older.parent, trust_remote_code=False)
-        return str(tokenizer.backend_tokenizer.to_str())
+        if name == "tokenizer.json":  # as it is, whatever class transformers would build of it
+            loaded = PreTrainedTokenizerFast.from_pretrained(directory, **special, **added)
+        else:
+            kind = AutoConfig.for_model(ALIASES.get(config["model_type"], config["model_type"]))
+            loaded = AutoTokenizer.from_pretrained(
+                directory, config=kind, trust_remote_code=False, **special, **added
+            )
+        if max(loaded.get_vocab().values(), default=0) >= MOST:  # it could not be written again
+            raise CheckpointError(f"{directory / name}: token ids beyond {MOST}; save the tokenizer again")
+        loaded.backend_tokenizer.no_truncation()
+        loaded.backend_tokenizer.no_padding()
+        return loaded
 
 
 def _merged_settings(directories: Sequence[Path]) -> dict[str, Any]:
+    """tokenizer_config.json, and what special_tokens_map.json says if the former has no added tokens."""
     merged: dict[str, Any] = {}
     for directory in reversed(directories):
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            if (directory / name).is_file():
-                merged |= {k: v for k, v in read_json(directory / name).items() if v is not None}
+        files = [directory / name for name in ("tokenizer_config.json", "special_tokens_map.json")]
+        config, older = (read_json(path) if path.is_file() else {} for path in files)
+        older = {} if "added_tokens_decoder" in config else older
+        merged |= {name: value for name, value in (config | older).items() if value is not None}
     return merged
 
 
@@ -134,7 +166,7 @@ def _content(settings: dict[str, Any], name: str) -> str | None:
 def _find_mask(
     where: str,
     tokenizer: Tokenizer,
-    settings: dict[str, Any],
+    named: str | None,
     config: dict[str, Any],
     name: str | None,
 ) -> tuple[str, int]:
@@ -148,7 +180,7 @@ def _find_mask(
                 " tokens or an id"
             )
         return name, token_id
-    (name, token_id), declared = _own_mask(tokenizer, settings), config.get("mask_token_id")
+    (name, token_id), declared = _own_mask(tokenizer, named), config.get("mask_token_id")
     if token_id is None and is_integer(declared, 0) and declared < 2**31:
         return tokenizer.id_to_token(declared) or str(declared), declared
     if token_id is not None and declared not in (None, token_id):
@@ -165,8 +197,8 @@ def _find_mask(
     )
 
 
-def _own_mask(tokenizer: Tokenizer, settings: dict[str, Any]) -> tuple[str | None, int | None]:
-    for name in (_content(settings, "mask_token"), *KNOWN_MASKS):
+def _own_mask(tokenizer: Tokenizer, named: str | None) -> tuple[str | None, int | None]:
+    for name in (named, *KNOWN_MASKS):
         if name is not None and (token_id := tokenizer.token_to_id(name)) is not None:
             return name, token_id
     return None, None
@@ -176,8 +208,7 @@ def _eos_ids(
     where: str,
     directories: Sequence[Path],
     config: dict[str, Any],
-    tokenizer: Tokenizer,
-    settings: dict[str, Any],
+    named: int | None,
     mask_id: int | None,
 ) -> list[int]:
     """The end-of-sequence ids of generation_config.json, the tokenizer (the end of a chat turn) and
@@ -187,7 +218,7 @@ def _eos_ids(
     path = _first(directories, "generation_config.json")
     for value in (
         read_json(path).get("eos_token_id") if path else None,
-        tokenizer.token_to_id(_content(settings, "eos_token") or ""),
+        named,
         config.get("eos_token_id"),
     ):
         values = value if isinstance(value, list) else [value]

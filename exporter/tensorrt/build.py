@@ -220,7 +220,7 @@ def _monitor(trt: Any, report: BuildProgress) -> Any:
 
 @contextmanager
 def _interruptible(monitor: Any) -> Iterator[None]:
-    """Let Ctrl-C stop the build at its next step instead of raising inside TensorRT."""
+    """Let Ctrl-C and SIGTERM stop the build at its next step instead of raising inside TensorRT."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -228,8 +228,9 @@ def _interruptible(monitor: Any) -> Iterator[None]:
     def interrupt(*_: object) -> None:
         monitor.stop = KeyboardInterrupt()
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -75,6 +75,8 @@ class Text:
         file = bundle.path / info.tokenizer
         with no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
             tokenizer = Tokenizer.from_buffer(read_small(file, TOKENIZER_LIMIT, links=True))
+        tokenizer.no_truncation()  # of the training that it was saved after
+        tokenizer.no_padding()
         most = most_characters(bundle.manifest.model.context_length)
         names = (info.chat_template, info.bos_token, info.eos_token)
         return cls(tokenizer, *names, info.chat, most, safe=safe, parse_special=parse_special)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 from support.shell import run, run_process
 from support.tiny import Named
 
@@ -40,14 +41,19 @@ def test_the_program_itself(plain: Path, tmp_path: Path) -> None:
     assert run_process("generate", plain, "--no-such-option").returncode == 2
 
 
-def test_ctrl_c_is_130(plain: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "prompt")
-    command = [sys.executable, "-m", "mars_export.cli", "generate", plain, "-f", tmp_path / "prompt"]
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_writer_and_leave_nothing(
+    number: signal.Signals, code: int, checkpoints: Named, tmp_path: Path
+) -> None:
+    options = ("--precision", "fp32", "-o", tmp_path / "out" / "b")
+    command = [sys.executable, "-m", "mars_export.cli", "onnx", checkpoints("qwen2"), *options]
+    (tmp_path / "out").mkdir()
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with (tmp_path / "prompt").open("w"):  # opens when the program reads its prompt
-        program.send_signal(signal.SIGINT)
-        said = program.communicate(timeout=60)
-    assert (program.returncode, "Traceback" in said[1]) == (130, False)
+    while not list(tmp_path.glob("out/.b.partial/new/weights.bin")) and program.poll() is None:
+        time.sleep(0.001)
+    program.send_signal(number)
+    said = program.communicate(timeout=60)
+    assert (program.returncode, "Traceback" in said[1], [*(tmp_path / "out").iterdir()]) == (code, False, [])
 
 
 def test_what_is_no_bundle_is_named(checkpoints: Named, tmp_path: Path) -> None:

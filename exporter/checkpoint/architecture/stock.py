@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ....runtime.errors import CheckpointError
-from ..tensors import reading
+from ....runtime.rules import is_integer
+from ..tensors import reading, shown
 
 # MiMo is a Qwen2 with an MTP layer, which transformers ignores.
 # The MARS authors' A2D classes and I-DLM's have stock weights under stock names, inference is plainly causal,
@@ -68,7 +69,17 @@ def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> An
     with reading("config.json"), silence():
         from transformers import AutoConfig
 
+        if not (window := settings.get("sliding_window")) and window is not None:  # 0 is no window
+            settings["sliding_window"] = None
         config = AutoConfig.for_model(ALIASES.get(declared, declared), **settings)
+        kinds = getattr(config, "layer_types", None) or []
+        if other := [kind for kind in kinds if kind not in (SLIDING, FULL)]:
+            raise CheckpointError(
+                f"config.json: `layer_types` has {shown(other[0])}, which is not supported (known: {FULL},"
+                f" {SLIDING}); the model would be another one without it"
+            )
+        if kinds and getattr(config, "sliding_window", None) is None:
+            config.layer_types = [FULL] * len(kinds)
         if long_context:
             params = config.rope_parameters
             if params["rope_type"] != "longrope":
@@ -113,6 +124,11 @@ def windows(config: Any, typed: bool) -> tuple[int | None, ...]:
     names as sliding if they are `typed`, else of all.
     """
     window, num_layers = getattr(config, "sliding_window", None), config.num_hidden_layers
+    if window is not None and not is_integer(window, 1):
+        raise CheckpointError(
+            f"config.json: `sliding_window` must be a number of tokens, or null or 0 for no window, not"
+            f" {shown(window)}"
+        )
     kinds = config.layer_types if typed else [SLIDING] * num_layers
     return tuple(window if kind == SLIDING else None for kind in kinds)
 

@@ -35,7 +35,8 @@ LAYER_NAMES = {
 }
 GLOBAL_NAMES = {"token_embd": names.EMBEDDING, "output_norm": names.FINAL_NORM, "output": names.HEAD}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# Fields of an architecture that are read here or change nothing; any other could change the result.
+# Fields of an architecture, of the tokenizer and of a file in parts that are read here or change nothing; any
+# other of these could change the result.
 KNOWN_FIELDS = {
     "embedding_length",
     "feed_forward_length",
@@ -52,7 +53,11 @@ KNOWN_FIELDS = {
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
     "tensor_data_layout",
+    *(f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "scores", "merges")),
+    *("tokenizer.ggml.add_bos_token", "tokenizer.ggml.token_type_count"),
+    *("split.no", "split.tensors.count"),
 }
+KNOWN_NAMES = re.compile(r"tokenizer\.(chat_template.*|huggingface\.json|ggml\.\w+_token_id)")
 SCALES = ("scale", "factor", "linear")  # last words of the names of fields that have no effect if they are 1
 
 
@@ -73,7 +78,7 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
         ) from error
     with reading(path):
         fields = Fields(path, reader)
-        config = _config(fields, [tensor.name for tensor in reader.tensors])
+        config = _config(fields, [tensor.name for tensor in reader.tensors], with_tokenizer)
         directory.mkdir(parents=True, exist_ok=True)
         tensors = _tensors(path, reader, config)
         config["tie_word_embeddings"] = names.HEAD not in tensors
@@ -83,7 +88,7 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
             write_tokenizer(fields, directory)
 
 
-def _config(fields: Fields, tensors: Sequence[str]) -> dict[str, Any]:
+def _config(fields: Fields, tensors: Sequence[str], with_tokenizer: bool) -> dict[str, Any]:
     path, arch = fields.path, fields.need("general.architecture", str)
     if arch not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -93,7 +98,7 @@ def _config(fields: Fields, tensors: Sequence[str]) -> dict[str, Any]:
     hidden = fields.count(f"{arch}.embedding_length")
     heads = fields.count(f"{arch}.attention.head_count")
     head_dim = fields.count(f"{arch}.attention.key_length", hidden // heads)
-    problems = _unknown_features(fields, arch)
+    problems = _unknown_features(fields, arch, ("split.", "tokenizer.") if with_tokenizer else ("split.",))
     for name in ("rope.dimension_count", "attention.value_length"):
         if (size := fields.count(f"{arch}.{name}", head_dim)) != head_dim:
             problems.append(f"{name} {size}, with heads of {head_dim}")
@@ -113,24 +118,29 @@ def _config(fields: Fields, tensors: Sequence[str]) -> dict[str, Any]:
         "rope_theta": fields.need(f"{arch}.rope.freq_base", float, 10000.0),
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         "vocab_size": len(fields.need("tokenizer.ggml.tokens", list)),
-        "bos_token_id": fields.need("tokenizer.ggml.bos_token_id", int, 0),
-        "eos_token_id": fields.need("tokenizer.ggml.eos_token_id", int, 0),
+        "bos_token_id": fields.token_id("bos"),
+        # the ends of the text, of a turn, and of a message that calls a tool
+        "eos_token_id": [i for i in map(fields.token_id, ("eos", "eot", "eom")) if i is not None],
         "torch_dtype": "float32",
     }
 
 
-def _unknown_features(fields: Fields, arch: str) -> list[str]:
+def _unknown_features(fields: Fields, arch: str, groups: tuple[str, ...]) -> list[str]:
     """Fields that this converter does not read, unless their value means that a feature is off."""
     problems = []
     for name in fields.names():
         part = name.removeprefix(f"{arch}.")
-        if part == name or part in KNOWN_FIELDS:
+        if (
+            (part == name and not name.startswith(groups))
+            or part in KNOWN_FIELDS
+            or KNOWN_NAMES.fullmatch(part)
+        ):
             continue
         value = fields.get(name)
         is_scale = part.replace("_", ".").split(".")[-1] in SCALES
         if (
             value not in (0, False, "none", "", [])
-            and not (is_scale and value == 1)
+            and not ((is_scale or part == "split.count") and value == 1)
             and not (part == "attention.causal" and value is True)
         ):
             problems.append(f"{part[:80]} {shown(value)}")

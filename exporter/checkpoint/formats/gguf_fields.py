@@ -37,6 +37,16 @@ class Fields:
             )
         return value
 
+    def token_id(self, name: str) -> int | None:
+        """The id of a special token. Raises CheckpointError if it is not that of a token."""
+        name = f"tokenizer.ggml.{name}_token_id"
+        if name not in self._fields:
+            return None
+        value: int = self.need(name, int)
+        if not 0 <= value < len(self.need("tokenizer.ggml.tokens", list)):
+            raise CheckpointError(f"{self.path}: the GGUF field `{name}` cannot be {value}; {ORIGINAL}")
+        return value
+
     def count(self, name: str, default: int | None = None) -> int:
         """A positive integer."""
         value: int = self.need(name, int, default)

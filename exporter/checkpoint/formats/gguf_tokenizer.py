@@ -8,7 +8,7 @@ from typing import Any
 
 from ....runtime.errors import CheckpointError
 from ..tensors import reading
-from .gguf_fields import Fields
+from .gguf_fields import ORIGINAL, Fields
 
 # Published with the models: how a text is split before its parts become tokens.
 WORDS = (
@@ -35,27 +35,33 @@ def write_tokenizer(fields: Fields, directory: Path) -> None:
     tokens, types, merges = (
         fields.need(f"tokenizer.ggml.{name}", list) for name in ("tokens", "token_type", "merges")
     )
-    eos = fields.need("tokenizer.ggml.eos_token_id", int)
-    bos = fields.need("tokenizer.ggml.bos_token_id", int, eos)
+    ids = {name: fields.token_id(name) for name in ("bos", "eos", "padding", "mask")}
+    named = {name: tokens[i] for name, i in ids.items() if i is not None}
+    adds_bos = fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")
+    if "eos" not in named or (adds_bos and "bos" not in named):
+        raise CheckpointError(
+            f"{fields.path}: no `tokenizer.ggml.eos_token_id`, or no `bos_token_id` to begin with; {ORIGINAL}"
+        )
     with reading(f"{fields.path}: its tokenizer"):
-        tokenizer = _tokenizer(pre, tokens, types, merges, tokens[bos])
+        tokenizer = _tokenizer(pre, tokens, types, merges, named["bos"] if adds_bos else None)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": tokens[eos],
-        "pad_token": tokens[eos],
+        "pad_token": named.pop("padding", named["eos"]),
         "clean_up_tokenization_spaces": False,
+        **{f"{name}_token": token for name, token in named.items()},
     }
-    if pre == "llama-bpe":
-        config["bos_token"] = tokens[bos]
     template = fields.get("tokenizer.chat_template")
+    others = fields.get("tokenizer.chat_templates", [])
     if isinstance(template, str):
-        config["chat_template"] = template
+        forms = [(name, fields.get(f"tokenizer.chat_template.{name}")) for name in others]
+        named_forms = [{"name": name, "template": form} for name, form in [("default", template), *forms]]
+        config["chat_template"] = named_forms if others else template
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _tokenizer(pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str) -> Any:
+def _tokenizer(pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str | None) -> Any:
     from tokenizers import (
         AddedToken,
         Regex,
@@ -81,7 +87,7 @@ def _tokenizer(pre: str, tokens: list[str], types: list[int], merges: list[str],
     tokenizer.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    if is_llama:
+    if bos is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
         )

@@ -42,7 +42,7 @@ def test_no_such_place(tmp_path: Path) -> None:
     ("file", "message"),
     [
         ("config.json", "no config.json"),
-        ("model.safetensors", "no weights: neither model.safetensors nor model.safetensors.index.json"),
+        ("model.safetensors", "no weights: there is no model.safetensors or model.safetensors.index.json"),
         ("tokenizer.json", "no tokenizer.json; save the tokenizer beside the weights"),
     ],
 )
@@ -95,7 +95,11 @@ def test_missing_shards_are_all_named(copied: Named) -> None:
     shards = sorted(directory.glob("model-*.safetensors"))
     for shard in shards[1:3]:
         shard.unlink()
-    refused(directory, f"2 of {len(shards)} shards are missing: {shards[1].name}, {shards[2].name}")
+    refused(
+        directory,
+        f"2 of {len(shards)} shards of model.safetensors.index.json are missing: {shards[1].name},"
+        f" {shards[2].name}",
+    )
 
 
 INDEXES: list[tuple[object, str]] = [

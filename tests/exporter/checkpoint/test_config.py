@@ -92,7 +92,20 @@ def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Pa
         ({"head_dim": -12}, "config.json"),
         ({"rms_norm_eps": "small"}, "config.json"),
         ({"rope_parameters": "default"}, "config.json"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "has 'chunked_attention', which is not"),
     ],
 )
 def test_a_senseless_config(changes: dict[str, Any], message: str, copied: Callable[[str], Path]) -> None:
     refused(copied("llama"), message, **changes)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2-mha", "qwen3-mixed"])
+def test_a_window_of_0_is_none(name: str, copied: Callable[[str], Path]) -> None:
+    directory = copied(name)
+    tiny.change_config(directory, sliding_window=0)
+    assert not any(open_checkpoint(str(directory)).dims.windows)
+    refused(
+        directory,
+        "`sliding_window` must be a number of tokens, or null or 0 for no window",
+        sliding_window=-1,
+    )

@@ -44,7 +44,7 @@ def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, cache: Path) -> None:
     original = write_gguf(LLAMA, tmp_path / "model.gguf")
     for _ in range(2):  # the second time from the cache
         checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
-    assert list(cache.iterdir()) == list(cache.glob("gguf-*-v2"))
+    assert list(cache.iterdir()) == list(cache.glob("gguf-*-v3"))
     assert checkpoint.vocabulary.mask_token_id == tiny.MASK
     assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END,)
     assert checkpoint.vocabulary.chat_template == tiny.CHAT_TEMPLATE
@@ -129,6 +129,11 @@ def test_a_damaged_file_is_refused_and_leaves_nothing(share: float, tmp_path: Pa
         (lambda w: w.add_logit_scale(0.5), "logit_scale 0.5"),
         (lambda w: w.add_residual_scale(0.2), "residual_scale"),
         (lambda w: w.add_expert_count(8), "expert_count 8"),
+        (lambda w: w.add_add_eos_token(True), "tokenizer.ggml.add_eos_token True"),
+        (lambda w: w.add_add_space_prefix(True), "tokenizer.ggml.add_space_prefix True"),
+        (lambda w: w.add_uint16("split.count", 3), "split.count 3"),
+        (lambda w: w.add_add_eos_token(False), None),
+        (lambda w: w.add_uint16("split.count", 1), None),
         (lambda w: w.add_bool("llama.attention.causal", True), None),
         (lambda w: w.add_string("llama.rope.scaling.type", "none"), None),
         (lambda w: w.add_rope_scaling_factor(1.0), None),
@@ -147,6 +152,27 @@ def test_what_would_change_the_model_is_refused(
         return
     with pytest.raises(CheckpointError, match=f"not supported in a GGUF file: {what}"):
         convert(tmp_path / "model.gguf", tmp_path / "model")
+
+
+@pytest.mark.parametrize(("pre", "flag"), [("smollm", True), ("llama-bpe", False), ("qwen2", None)])
+def test_special_tokens_of_the_metadata(pre: str, flag: bool | None, tmp_path: Path) -> None:
+    """Ends of the text, of a turn and of a tool message; whether prompts begin with the first token."""
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_eot_token_id(tiny.IM_START)
+        writer.add_eom_token_id(7)
+        writer.add_pad_token_id(8)
+        writer.add_mask_token_id(9)
+        if flag is not None:
+            writer.add_add_bos_token(flag)
+
+    write_gguf(LLAMA, tmp_path / "model.gguf", change, pre=pre)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    found = open_checkpoint(str(tmp_path / "model")).vocabulary
+    assert (found.eos_token_ids, found.pad_token_id) == ((tiny.IM_END, tiny.IM_START, 7), 8)
+    assert (found.mask_token_id, found.bos_token) == (9, "<|endoftext|>")
+    ids = Tokenizer.from_str(found.tokenizer_json).encode("a").ids
+    assert ids == [*([tiny.ENDOFTEXT] if flag else []), *tiny.tokenizer().encode("a").ids]
 
 
 WORDS = (
@@ -193,6 +219,9 @@ def test_another_tokenizer_can_be_named(tmp_path: Path) -> None:
     ):
         open_checkpoint(str(tmp_path / "model.gguf"))
     checkpoint = open_checkpoint(str(tmp_path / "model.gguf"), tokenizer=str(tmp_path / "words"))
-    assert checkpoint.vocabulary.tokenizer_json == (tmp_path / "words" / "tokenizer.json").read_text()
+    assert (
+        json.loads(checkpoint.vocabulary.tokenizer_json)["model"]
+        == json.loads(tiny.tokenizer().to_str())["model"]
+    )
     with pytest.raises(CheckpointError, match="not a directory with a tokenizer.json"):
         open_checkpoint(str(tmp_path / "model.gguf"), tokenizer=str(tmp_path))

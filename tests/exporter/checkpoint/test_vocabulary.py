@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from support import tiny
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.vocabulary import Vocabulary
@@ -119,3 +121,75 @@ def test_a_chat_template_that_is_none(directory: Path) -> None:
     settings(directory, chat_template=5)
     with pytest.raises(CheckpointError, match="chat_template is int, a string is expected"):
         vocabulary(directory)
+
+
+PLAIN = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+ADDED = [
+    {
+        "added_tokens_decoder": {
+            str(269 + i): {"content": f"<{i}>", "special": i > 1, **PLAIN} for i in range(4)
+        }
+    },
+    {"extra_special_tokens": ["<0>", "<1>"]},
+    {"additional_special_tokens": ["<1>", {"content": "<0>", "__type": "AddedToken", **PLAIN}]},
+    {"extra_special_tokens": {"image_token": "<0>"}, "unk_token": "<1>"},
+    {"bos_token": {"content": "<0>", **PLAIN}, "mask_token": "<1>"},
+]
+TRUNCATION = {"direction": "Right", "max_length": 3, "stride": 0, "strategy": "LongestFirst"}
+PADDING = {"strategy": {"Fixed": 40}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 1}
+FILES = [
+    {"added_tokens.json": {"<1>": 269, "<0>": 270}},
+    {"special_tokens_map.json": {"mask_token": "<0>", "cls_token": {"content": "<1>", **PLAIN}}},
+    {"tokenizer.json": {"truncation": TRUNCATION}},
+    {"tokenizer.json": {"padding": {**PADDING, "pad_type_id": 0, "pad_token": "<0>"}}},
+]
+WORDS = "<|im_start|>a <0>b<1> <2><3> the inner<|mask|>"
+
+
+def same_as_transformers(directory: Path) -> None:
+    """Ids and special tokens of the export are those of transformers, which truncates only if asked."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    found = vocabulary(directory)
+    ours = Tokenizer.from_str(found.tokenizer_json)
+    assert ours.encode(WORDS, add_special_tokens=False).ids == tokenizer.encode(
+        WORDS, add_special_tokens=False
+    )
+    assert found.bos_token == tokenizer.bos_token
+    assert found.pad_token_id == tokenizer.pad_token_id
+
+
+@pytest.mark.parametrize("added", ADDED, ids=lambda added: next(iter(added)))
+def test_tokens_that_the_config_adds(added: dict[str, object], directory: Path) -> None:
+    if isinstance(added.get("bos_token"), dict):  # older files, which transformers 5 refuses
+        settings(directory, **added)
+        found = vocabulary(directory)
+        assert (found.bos_token, found.mask_token_id) == ("<0>", 270)
+        return
+    settings(directory, **added)
+    same_as_transformers(directory)
+
+
+@pytest.mark.parametrize("files", FILES, ids=str)
+def test_other_files_of_a_tokenizer(files: dict[str, dict[str, object]], directory: Path) -> None:
+    for name, values in files.items():
+        if not (directory / name).exists():
+            (directory / name).write_text("{}")
+        tiny.change_config(directory, name, **values)
+    same_as_transformers(directory)
+
+
+def test_an_older_vocabulary_of_an_adapter_comes_before_its_base_s(directory: Path, tmp_path: Path) -> None:
+    """vocab.json and merges.txt beside added_tokens.json, as slow tokenizers are saved."""
+    older = tmp_path / "older"
+    older.mkdir()
+    raw = json.loads(tiny.tokenizer().to_str())["model"]
+    (older / "vocab.json").write_text(json.dumps(raw["vocab"]))
+    (older / "merges.txt").write_text("\n".join(" ".join(pair) for pair in raw["merges"]))
+    specials = {token: 265 + i for i, token in enumerate((*tiny.SPECIALS[:3], "<0>", "<|mask|>"))}
+    (older / "added_tokens.json").write_text(json.dumps(specials))
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>", "mask_token": "<|mask|>"}
+    (older / "tokenizer_config.json").write_text(json.dumps(config))
+    found = open_checkpoint(str(directory), tokenizer=str(older)).vocabulary
+    ids = Tokenizer.from_str(found.tokenizer_json).encode(WORDS, add_special_tokens=False).ids
+    assert ids == AutoTokenizer.from_pretrained(older).encode(WORDS, add_special_tokens=False)
+    assert found.mask_token_id == 269

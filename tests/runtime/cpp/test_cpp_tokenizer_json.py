@@ -31,8 +31,6 @@ SPACES = "normalizer: with byte fallback, only Prepend and Replace"
 DECODERS = "decoder: with byte fallback, only Replace, ByteFallback, Fuse"
 REFUSED: list[tuple[str, str, Any, str]] = [
     ("smollm", "version", "2.0", "version: `2.0` is not one of 1.0"),
-    ("smollm", "truncation", {"max_length": 3}, "truncation: would change every prompt"),
-    ("smollm", "padding", {"strategy": "BatchLongest"}, "padding: would change every prompt"),
     ("smollm", "model.type", "WordPiece", "only BPE is supported, not `WordPiece`"),
     ("smollm", "model.byte_fallback", True, "256 of the tokens <0x00> to <0xFF> are missing"),
     ("smollm", "model.byte_fallback", 1, "model.byte_fallback: not supported: 1"),

@@ -31,8 +31,6 @@ class Reader {
 
     std::shared_ptr<const Tokenizer::State> read() {
         top_.text("version", {"1.0"});
-        for (const char* name : {"truncation", "padding"})
-            if (top_.has(name)) top_.wrong(name, "would change every prompt; save the tokenizer without it");
         Fields model = top_.object("model");
         check_model(model);
         vocabulary(model);
