@@ -69,7 +69,7 @@ def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> An
     with reading("config.json"), silence():
         from transformers import AutoConfig
 
-        if not (window := settings.get("sliding_window")) and window is not None:  # 0 is no window
+        if not (window := settings.get("sliding_window")) and window is not None:  # 0 turns windows off
             settings["sliding_window"] = None
         config = AutoConfig.for_model(ALIASES.get(declared, declared), **settings)
         kinds = getattr(config, "layer_types", None) or []
