@@ -226,6 +226,16 @@ def ran(case: dict[str, Any], stored: Stored) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def lines(value: dict[str, Any]) -> str:
+    """JSON with one file or answer a line."""
+
+    def text(part: Any) -> str:
+        is_list = isinstance(part, list) and isinstance(part[0], dict)
+        return "[\n" + ",\n".join(map(json.dumps, part)) + "\n]" if is_list else json.dumps(part)
+
+    return "{\n" + ",\n".join(f'"{name}": {text(part)}' for name, part in value.items()) + "\n}\n"
+
+
 def main() -> None:
     made = tokenizer()
     vocab_size = made.get_vocab_size() + 4  # padded beyond the tokenizer
@@ -262,7 +272,7 @@ def main() -> None:
         "mask": MASK, "end": END, "prompt": PROMPT, "vocab_size": vocab_size,
         "tokenizer": made.to_str(), "files": files, "answers": answers,
     }  # fmt: skip
-    (HERE / "grammar.json").write_text(json.dumps(value, ensure_ascii=True, indent=1) + "\n")
+    (HERE / "grammar.json").write_text(lines(value))
 
 
 if __name__ == "__main__":
