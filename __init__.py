@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .runtime.session.answer import Event as Event
     from .runtime.session.answer import Stream as Stream
     from .runtime.session.conversation import Conversation as Conversation
-    from .runtime.session.session import Commit as Commit
     from .runtime.session.session import Session as Session
 
 __version__ = "0.1.0"
@@ -34,7 +33,6 @@ __version__ = "0.1.0"
 # Imported on first use: `mars-export --help` needs neither numpy nor the tokenizer.
 _LAZY = {
     "Batcher": "batcher.batcher",
-    "Commit": "session.session",
     "Completion": "session.answer",
     "Conversation": "session.conversation",
     "Counts": "batcher.admission_queue",
@@ -53,7 +51,6 @@ __all__ = [
     "BundleError",
     "CalibrationError",
     "CheckpointError",
-    "Commit",
     "Completion",
     "Conversation",
     "Counts",

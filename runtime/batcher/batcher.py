@@ -336,8 +336,8 @@ class Batcher:
     def _run(self) -> None:
         try:
             while self._next():
-                self._iterate()
-            self._schedule.iterate()  # all sequences have ended: frees the KV memory
+                self._step()
+            list(self._schedule.step())  # all sequences have ended: frees the KV memory
         except BaseException as error:  # a bug, or a library's panic: no reader may wait forever
             LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:
@@ -357,13 +357,14 @@ class Batcher:
                     self._conclude(request, "deadline")
             return not self._stopped
 
-    def _iterate(self) -> None:
+    def _step(self) -> None:
         schedule, lost = self._schedule, None
         room = schedule.num_rows - schedule.num_waiting
         self._step_began = perf_counter()
         try:
-            for step in schedule.steps():
-                for accepted in step:  # at once: first tokens of a prompt do not wait for the others' forward
+            for outcomes in schedule.step():
+                # At once: the first tokens of a prompt do not wait for the others' forward.
+                for accepted in outcomes:
                     self._deliver(accepted)
                     lost = accepted.error if isinstance(accepted.error, DeviceLost) else lost
         finally:

@@ -190,15 +190,14 @@ class OnceOptions:
     """Settings of an answer that a conversation does not have.
 
     Decoding:
-    commit: Cache loop: cursor, or block (of the paper).
-    cache_block: Tokens of a cache block, with --commit block.
+    cache_block: With a tau, tokens whose KV entries become final together: 1 is cursor commit, more the
+        paper's block commit.
 
     Structured answers:
     grammar: The answer follows this grammar of the bundle (`mars-export grammar`).
     """
 
-    commit: Annotated[str, typer.Option(metavar="cursor|block")] = "cursor"
-    cache_block: Count = 32
+    cache_block: Count = 1
     grammar: Annotated[str | None, typer.Option(metavar="NAME")] = None
 
 
@@ -220,15 +219,13 @@ def generate(
 
     With --n and --json, each answer is a JSON object on its own line.
     """
-    from ..session.session import Commit
-
     if context.args:
         words = quote(" ".join(context.args))
         raise typer.BadParameter(f"give the prompt with -p: mars-export generate {bundle} -p {words}")
     config = answers.config(max_new_tokens, tuple(ask.stop or ()), once.grammar)
     if ask.number > 1 and config.is_greedy:
         raise MarsError(f"--n {ask.number}: greedy answers are all equal; add --temp")
-    loop, text = Commit(once.commit, once.cache_block), ask.text
+    text, cache_block = ask.text, once.cache_block
     session = model.open(bundle)
     config = answers.with_profile(session, config)
     prompt: Any = text
@@ -237,7 +234,7 @@ def generate(
         prompt = [*system, {"role": "user", "content": text}]
     if ask.number > 1:
         configs = [config.with_values(seed=(config.seed + i) % 2**64) for i in range(ask.number)]
-        completions = session.generate_batch([prompt] * ask.number, configs, commit=loop)
+        completions = session.generate_batch([prompt] * ask.number, configs, cache_block=cache_block)
         for completion, config in zip(completions, configs, strict=True):
             if as_json:
                 print_json({"seed": config.seed} | completion_json(session, completion, config))
@@ -246,7 +243,8 @@ def generate(
             if not printed.quiet:
                 print_summary(completion, f"seed {config.seed}: ")
         return
-    completion = show(session.stream(prompt, config, commit=loop), runs=printed.runs, quiet=as_json)
+    stream = session.stream(prompt, config, cache_block=cache_block)
+    completion = show(stream, runs=printed.runs, quiet=as_json)
     if as_json:
         print_json(completion_json(session, completion, config))
     elif not printed.quiet:

@@ -28,7 +28,7 @@ class StepPlan:
 
     @property
     def outputs(self) -> int:
-        return min(self.pending, 1) + self.draft_tokens + self.masks
+        return 1 + self.draft_tokens + self.masks
 
 
 class StepInput(NamedTuple):

@@ -44,7 +44,7 @@ class Batch:
         self.cache = backend.new_cache(num_rows)
         self.active: list[Sequence] = []
         self.num_decoding = 0
-        self.step_seconds = 0.0  # of the last step
+        self.step_seconds, self.step_slots = 0.0, 0  # of the last step
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -64,13 +64,12 @@ class Batch:
         """Run one step on neighbouring active sequences with these plans.
 
         Output 0 of a sequence belongs to its last pending token; then come its draft tokens and its masks.
-        The output of a slot predicts the token at the next position. Only the block loop (blocks.py) has
-        sequences without pending tokens: their outputs are those of their masks.
+        The output of a slot predicts the token at the next position.
         """
         for seq in seqs:
             seq.start()
         slots = max([plan.slots for plan in plans])
-        outputs = max(1, *[plan.outputs for plan in plans])
+        outputs = max([plan.outputs for plan in plans])
         # Lists, and one array of each at the end: after a forward the processor's caches are cold, and each
         # call of numpy costs microseconds.
         input_ids, output_index, cursors = [], [], []
@@ -80,7 +79,7 @@ class Batch:
             if plan.draft_tokens:
                 tokens += seq.draft_tokens.token_ids[: plan.draft_tokens]
             input_ids.append(tokens + [self.mask_id] * (slots - len(tokens)))
-            slot_index = list(range(pending - 1 if pending else 0, plan.slots))
+            slot_index = list(range(pending - 1, plan.slots))
             output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)
         self.cache.reserve(max(cursors) + slots, self.lengths)
@@ -88,7 +87,7 @@ class Batch:
         inputs = StepInput(*(np.array(v, np.int64) for v in (input_ids, cursors, output_index)))
         first, begun = self.active.index(seqs[0]), perf_counter()
         output = self.backend.step(self.cache, first, inputs, want_logits)
-        self.step_seconds = perf_counter() - begun
+        self.step_seconds, self.step_slots = perf_counter() - begun, slots
         return output
 
     def room(self, seq: Sequence) -> int:

@@ -90,17 +90,13 @@ class Lanes:
         """
         self.waiting.add(seq)
 
-    def steps(self) -> Iterator[list[Accepted]]:
-        """The steps of one iteration of each batch, each as it is run."""
+    def step(self) -> Iterator[list[Accepted]]:
+        """One step of each batch; yields the outcomes of each forward."""
         self.waiting.drop_finished()
         self._start_rows()
         for lane in self._lanes:
-            yield from lane.schedule.steps()
+            yield from lane.schedule.step()
         self._lanes = [lane for lane in self._lanes if not lane.schedule.is_idle]  # frees their memory
-
-    def iterate(self) -> list[Accepted]:
-        """One whole iteration."""
-        return [each for accepted in self.steps() for each in accepted]
 
     def _start_rows(self) -> None:
         """Give a place to each waiting sequence that has one, in the order of their turns."""

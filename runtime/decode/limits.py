@@ -28,6 +28,8 @@ class Limits:
     max_prompt_tokens: Maximum tokens of a prompt; the context by default.
     max_new_tokens: Maximum tokens of an answer; the context by default.
     kv_bytes: KV memory of all requests, such as 2G.
+    cache_block: With a tau, tokens whose KV entries become final together: 1 is cursor commit, more the
+        paper's block commit.
 
     Python only:
     prefill_tokens: Maximum prompt tokens that are prefilled between two decode steps. With more, a new
@@ -49,6 +51,7 @@ class Limits:
     kv_bytes: Annotated[int | None, num_bytes()] = None
     client_share: Annotated[float, number("a number above 0, at most 1", high=1, above=True)] = 1.0
     max_rows_per_client: Most = None
+    cache_block: Count = 1
 
     def __post_init__(self) -> None:
         problems = list(broken(self).values())
@@ -80,6 +83,6 @@ class Limits:
             raise SessionError("; ".join(problems.values()), code="limit_exceeded", field=field)
 
     @classmethod
-    def of_rows(cls, num_rows: int) -> Limits:
+    def of_rows(cls, num_rows: int, cache_block: int = 1) -> Limits:
         """For sequences that no other request waits for."""
-        return cls(num_rows, prefill_tokens=PREFILL_CHUNK)
+        return cls(num_rows, prefill_tokens=PREFILL_CHUNK, cache_block=cache_block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from .batch import Batch, KvBudget, error_boundary
+from .batch import Batch, KvBudget
 from .limits import Limits
 from .queue import Queue
 from .sequence import Accepted, Sequence
@@ -21,44 +21,19 @@ class Prefill:
         self.batch, self.waiting, self.limits, self.budget = batch, waiting, limits, budget
         most = limits.prefill_tokens
         self.chunk = min(most, batch.backend.max_slots or most)
-        most = max(most, 2 * block)  # tokens of an answer that a step feeds at once
-        self._max_pending = min(most, batch.backend.max_slots or most, budget.max_slots or most)
-        self._left: int | None = self.chunk  # prompt tokens of this iteration; None after them
-        self._num_chunks = 0  # that were read so far: prompts take turns
+        most = max(most, 2 * block, limits.cache_block)  # tokens of an answer that a step feeds at once
+        self.max_pending = min(most, batch.backend.max_slots or most, budget.max_slots or most)
+        self.num_chunks = 0  # that were read so far: prompts take turns
 
-    def next(self, accepted: list[Accepted]) -> Sequence | None:
-        """The sequence that feeds a chunk next; None, once in an iteration, if all others decode."""
-        if self._left is not None:
-            self.admit(accepted)
-            seq = self._reader()
-            if seq is not None and self._chunk_of(seq) <= self._left:
-                return seq
-            self._left = None
-            if (seq := next(filter(self.is_behind, self.batch.decoding), None)) is not None:
-                return seq
-        self._left = self.chunk
-        return None
-
-    def begin(self, seq: Sequence, accepted: list[Accepted]) -> bool:
-        """Append the tokens that are known without a prediction; whether there were any."""
-        before = len(accepted)
-        with error_boundary([seq], accepted):
-            if (each := seq.begin(self.batch.backend.max_capacity)) is not None:
-                accepted.append(each)
-        return len(accepted) > before
-
-    def next_chunk(self, seq: Sequence) -> int:
-        """Take the next chunk of a sequence from the tokens of this iteration; returns its length."""
-        if self._left is None:
-            return self._max_pending  # of a sequence with too many pending tokens
-        chunk = self._chunk_of(seq)
-        self._left -= chunk
-        self._num_chunks += 1
-        return chunk
+    def next(self, left: int, accepted: list[Accepted]) -> Sequence | None:
+        """The sequence whose prompt is read next; None if its chunk has more than `left` tokens."""
+        self.admit(accepted)
+        seq = self._reader()
+        return seq if seq is not None and self.chunk_of(seq) <= left else None
 
     def is_behind(self, seq: Sequence) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
-        return seq.num_pending > self._max_pending and self.batch.fits(seq)
+        return seq.num_pending > self.max_pending and self.batch.fits(seq)
 
     def admit(self, accepted: list[Accepted]) -> None:
         """Start a waiting sequence, before the others whose prompts are being read, if there is room."""
@@ -102,10 +77,10 @@ class Prefill:
         readers = self.batch.readers
         if not readers:
             return None
-        is_lasts_turn = self._num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
+        is_lasts_turn = self.num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
         return readers[-1] if is_lasts_turn else readers[0]
 
-    def _chunk_of(self, seq: Sequence) -> int:
+    def chunk_of(self, seq: Sequence) -> int:
         """Tokens up to the next multiple of the chunk size, also for a sequence that began with saved
         entries.
         """

@@ -90,13 +90,6 @@ class Predictions:
         k = self.mtp_drafts
         return DraftTokens(tuple(self.token_ids[-k:].tolist()), tuple(self.probabilities[-k:].tolist()))
 
-    def then(self, later: Predictions) -> Predictions:
-        """These predictions followed by `later` ones, without top-k."""
-        names = ("token_ids", "confidences", "probabilities", "logits")
-        pairs = [(getattr(self, name), getattr(later, name)) for name in names]
-        joined = [None if one is None else np.concatenate([one, two]) for one, two in pairs]
-        return Predictions(*joined)  # type: ignore[arg-type]
-
 
 class Sequence:
     """A sequence that is being decoded.
@@ -104,6 +97,7 @@ class Sequence:
     index: its number, also in its `Accepted`.
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
+    cache_block: with a tau the cursor moves when this many tokens are pending; the schedule sets it.
     draft_tokens: predicted next tokens that are not verified yet.
     config, finish_reason: of the current step; `change` and `end` in other threads apply from the next one.
     on_token: called with each accepted token, which also makes the text grow; True if the token completes a
@@ -140,7 +134,7 @@ class Sequence:
         self._end_reason: FinishReason | None = None
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
-        self.cursor = 0
+        self.cursor, self.cache_block = 0, 1
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)
@@ -219,8 +213,20 @@ class Sequence:
         end = next((i for i in range(len(self.draft_tokens)) if self.ends_at(i)), len(self.draft_tokens))
         return max(0, min(end, self.remaining - 1))
 
+    @property
+    def commits_blocks(self) -> bool:
+        """Whether the cursor waits for a whole cache block: with a tau. Draft tokens need it to move."""
+        return self.cache_block > 1 and not self.feeds_draft_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the pending tokens become final in the next step."""
+        return self.is_reading or not self.commits_blocks or self.num_pending >= self.cache_block
+
     def max_masks(self, block: int) -> int:
-        """Most masks that the next step may feed without draft tokens; no more than can be used."""
+        """Most masks that the next step may feed without draft tokens; no more than can be used, and none
+        after the end of the cache block.
+        """
         config = self.config
         if config.one_token:
             return 0
@@ -230,6 +236,8 @@ class Sequence:
             most = min(config.masks, most)
         if self.mask_limit is not None:
             most = min(self.mask_limit, most)
+        if self.commits_blocks:
+            most = min(most, self.cache_block - 1 - (0 if self.is_full else self.num_pending))
         return max(0, min(most, self.usable_masks()))
 
     def usable_masks(self, draft_tokens: int = 0) -> int:
@@ -292,11 +300,13 @@ class Sequence:
             self.stats.forwards += 1
 
     def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
-        """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now.
+        """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now if
+        the cache block is full.
 
         None, only for a sequence with a grammar, if nothing can be accepted; the next step tries again.
         """
-        self.cursor += plan.pending
+        if self.is_full:
+            self.cursor += plan.pending
         self.stats.forwards += 1
         return self.accept(Predictions.of(output, i, plan.outputs, self.config), plan.draft_tokens)
 

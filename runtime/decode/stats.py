@@ -14,7 +14,7 @@ class Stats:
     prompt_tokens: tokens of the prompt.
     cached_tokens: prompt tokens whose KV entries came from the prefix cache.
     tokens: generated tokens.
-    forwards: steps from the last prefill chunk on, commits of the block loop included.
+    forwards: steps from the last prefill chunk on.
     prefill_forwards: the prefill chunks before the last.
     queue_time: from `began` to the first forward.
     prefill_time: from there to the first token.

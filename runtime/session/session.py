@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
 from ..decode.backend import Backend
 from ..decode.batch import KvBudget
-from ..decode.blocks import BlockSchedule, check_blocks
 from ..decode.config import GenerationConfig
 from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
@@ -44,24 +42,6 @@ from .prefix_file import PrefixFormat
 from .support import check_support
 
 MAX_MARK = 32  # tokens of a mark with white space around it
-COMMITS = ("cursor", "block")
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The cache loop: "cursor", or "block" with blocks of `cache_block` tokens (the paper's loop)."""
-
-    kind: str = "cursor"
-    cache_block: int = 32
-
-    def __post_init__(self) -> None:
-        if self.kind not in COMMITS:
-            raise SessionError(f"commit must be one of {', '.join(COMMITS)}, not {self.kind!r}")
-        if self.cache_block < 1:
-            raise SessionError(f"cache_block must be 1 or more, not {self.cache_block}")
-
-
-CURSOR = Commit()
 
 
 class Session:
@@ -157,20 +137,23 @@ class Session:
         return session
 
     def generate(
-        self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
+        self, prompt: Prompt, config: GenerationConfig | None = None, *, cache_block: int = 1
     ) -> Completion:
-        """Answer one prompt: a text without the chat template, chat messages, or token ids."""
-        return self.generate_batch([prompt], config, commit=commit)[0]
+        """Answer one prompt: a text without the chat template, chat messages, or token ids.
+
+        cache_block: as in `Limits`.
+        """
+        return self.generate_batch([prompt], config, cache_block=cache_block)[0]
 
     def generate_batch(
         self,
         prompts: abc.Sequence[Prompt],
         config: GenerationConfig | abc.Sequence[GenerationConfig] | None = None,
         *,
-        commit: Commit = CURSOR,
+        cache_block: int = 1,
     ) -> list[Completion]:
         """Answer several prompts as sequences of one batch; `config` may be a sequence with one for each."""
-        return list(self._answers(self._new_sequences(prompts, config), max(1, len(prompts)), commit))
+        return list(self._answers(self._new_sequences(prompts, config), max(1, len(prompts)), cache_block))
 
     def generate_each(
         self,
@@ -189,14 +172,14 @@ class Session:
         for (seq, _), ids in zip(answers, drafts, strict=False):
             tokens = self.encode(list(ids)) if ids else ()
             seq.draft_tokens = DraftTokens(tuple(tokens), (1.0,) * len(tokens), "prompt_lookup")
-        return self._answers(answers, batch, CURSOR)
+        return self._answers(answers, batch)
 
     def stream(
-        self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
+        self, prompt: Prompt, config: GenerationConfig | None = None, *, cache_block: int = 1
     ) -> Stream:
         """Answer one prompt step by step."""
         [(seq, text)] = self._new_sequences([prompt], config)
-        return Stream(seq, text, run(self._schedule([seq], 1, commit), [seq]))
+        return Stream(seq, text, run(self._schedule(1, cache_block), [seq]))
 
     def encode(
         self,
@@ -278,7 +261,7 @@ class Session:
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
             self.check(config)
             seq, text = self.new_sequence(0, ids, config, system=system)
-            return Stream(seq, text, run(self._schedule([seq], 1, CURSOR), [seq]))
+            return Stream(seq, text, run(self._schedule(1), [seq]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
@@ -369,20 +352,17 @@ class Session:
             for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
 
-    def _schedule(self, seqs: abc.Sequence[Sequence], num_rows: int, commit: Commit) -> Schedule:
-        """The loop for `seqs`, at most `num_rows` at a time."""
-        manifest, limits = self.bundle.manifest, Limits.of_rows(num_rows)
-        if commit.kind == "block":
-            check_blocks(self.backend, seqs, commit.cache_block)
-            return BlockSchedule(self.backend, manifest.block, manifest.mask_id, limits, commit.cache_block)
+    def _schedule(self, num_rows: int, cache_block: int = 1) -> Schedule:
+        """A loop of at most `num_rows` sequences at a time."""
+        manifest, limits = self.bundle.manifest, Limits.of_rows(num_rows, cache_block)
         return Schedule(self.backend, manifest.block, manifest.mask_id, limits, self.planner())
 
     def _answers(
-        self, streams: abc.Sequence[tuple[Sequence, TextStream | None]], num_rows: int, commit: Commit
+        self, streams: abc.Sequence[tuple[Sequence, TextStream | None]], num_rows: int, cache_block: int = 1
     ) -> Iterator[Completion]:
         """Completions in the order of `streams`. The error of one sequence is raised."""
         seqs = [seq for seq, _ in streams]
-        steps = run(self._schedule(seqs, num_rows, commit), seqs)
+        steps = run(self._schedule(num_rows, cache_block), seqs)
         events: list[list[Event]] = [[] for _ in streams]
         for (seq, text), mine in zip(streams, events, strict=True):
             # By its last event: a sequence that fails has its finish_reason before.

@@ -29,7 +29,7 @@ def alone(case: dict[str, Any], row: dict[str, Any]) -> tuple[list[list[int]], s
     else:
         masks = None if row["masks"] == "full" else row["masks"]
         found = loops.Simulation(
-            {**limits, "commit": "cursor"}, {**row, "taus": [row["tau"]], "masks": masks}
+            {**limits, "cache_block": 1}, {**row, "taus": [row["tau"]], "masks": masks}
         ).result()
     return found["runs"], found["finish_reason"]
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.loops import outcomes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 HERE = Path(__file__).parent
@@ -208,7 +209,7 @@ def ran(case: dict[str, Any], stored: Stored) -> dict[str, Any]:
     schedule.add(row)
     runs, error = [], None
     while not schedule.is_idle:
-        for event in schedule.iterate():
+        for event in outcomes(schedule):
             error = error or event.error
             if event.error is None:
                 runs.append(list(event.token_ids))

@@ -36,7 +36,7 @@ CPP_ONLY: dict[str, str] = {
     "Outlook.num_draft_tokens Sequence.num_tokens ThinkingStream.size Vocabulary.text": "an expression",
     "Error DeviceError MemoryError": "Python has built-in exceptions of this kind",
     "Choice cost_file built_in_cost event_of": "arguments, a tuple, or a function of a class",
-    "Saved Backend.free_memory Backend.max_entries Batch.step_rows Batch.step_slots": "a step may be split",
+    "Saved Backend.free_memory Backend.max_entries Batch.step_rows": "a step may be split",
     "Batch.num_active Schedule.has_read PrefixCache.held": "Python reads the attribute",
     "Lanes.num_entries Schedule.num_entries Schedule.num_rows_of": "Python sums over `running`",
     "Run": "the generator `run`",
@@ -50,6 +50,10 @@ CPP_ONLY: dict[str, str] = {
     "Session.config_of_profile Session.decode Session.text_stream Session.warm_up": "Python: profile, text",
     "Stream.next Request.next Request.failed": "Python iterates",
     "Automaton Matcher Walk leaves_a_choice read_automaton": "Python has llguidance",
+    "Schedule.admit Schedule.plan Schedule.forward Schedule.accept": "until C++ has a cache block",
+    "Schedule.finish": "the same",
+    "Schedule.decoding Schedule.decode_plans Schedule.first_plan Schedule.commit_and_accept": "the same",
+    "Schedule.steps Lanes.steps Prefill.begin Prefill.next_chunk Predictions.then Commit": "the same",
 }
 PYTHON_ONLY: dict[str, str] = {
     "Penalties Occurrences Draws top_of": "logit_bias, other penalties and logprobs are in Python only",
@@ -60,7 +64,7 @@ PYTHON_ONLY: dict[str, str] = {
     "GenerationConfig.passes GenerationConfig.with_values": "structs are copied and changed",
     "Limits.max_of_client Limits.of_rows Stats.copy Stats.to_dict Sequence.start": "inline in C++",
     "Schedule.num_rows Schedule.running Lanes.running Lane run": "C++ has counts and `Run`",
-    "Schedule.iterate Lanes.iterate": "C++ has `steps`",
+    "Sequence.is_full Sequence.commits_blocks Lanes.step": "until C++ has Limits::cache_block",
     "Outlook.all_accepted": "a function of exact_planner.cpp",
     "Sequence.change Sequence.is_over": "C++ has set_tau and set_exact; its streams know when they end",
 }
@@ -166,5 +170,5 @@ def test_python_s_loop_has_no_other_names_than_cpp() -> None:
 
 def test_a_name_that_changes_in_python_only_is_found() -> None:
     path = "runtime/decode/schedule.py"
-    changed = of_python((ROOT / path).read_text("utf-8").replace("def admit(", "def welcome("))
+    changed = of_python((ROOT / path).read_text("utf-8").replace("def add(", "def welcome("))
     assert cpp_only(python_names() | {path: changed}) - listed(CPP_ONLY)

@@ -7,22 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from mars_export import Commit, Completion, GenerationConfig, Session
+from mars_export import Completion, GenerationConfig, Session
 from support.oracle import Answer, Oracle, generate
 
 NEW = 24
 PROMPTS = ([5, 17, 99], [77], list(range(30, 50)), [100, 3, 200, 41, 80, 120, 8, 9], list(range(60, 74)))
-LOOPS = {
-    "cursor": Commit(),
-    "block-4": Commit("block", 4),
-    "block-8": Commit("block", 8),
-    "block-20": Commit("block", 20),
-}
+LOOPS = {"cursor": 1, "block-4": 4, "block-8": 8, "block-20": 20}
 MAIN = "a2d-qwen2"
-
-
-def cache_block_of(commit: Commit) -> int | None:
-    return commit.cache_block if commit.kind == "block" else None
 
 
 def agrees(completion: Completion, answer: Answer) -> None:
@@ -38,14 +29,14 @@ def follow(
     oracle: Oracle,
     tau: float,
     metric: str = "probability",
-    commit: Commit = LOOPS["cursor"],
+    cache_block: int = 1,
     prompts: Sequence[Sequence[int]] = PROMPTS,
 ) -> list[Completion]:
     """Assert that answers, alone and in a batch, are the oracle's; those alone."""
-    settings, block = config(tau, metric), cache_block_of(commit)
-    answers = [generate(oracle, prompt, tau, metric, NEW, cache_block=block) for prompt in prompts]
-    alone = [session.generate(prompt, settings, commit=commit) for prompt in prompts]
-    for made in (alone, session.generate_batch(prompts, settings, commit=commit)):
+    settings = config(tau, metric)
+    answers = [generate(oracle, prompt, tau, metric, NEW, cache_block=cache_block) for prompt in prompts]
+    alone = [session.generate(prompt, settings, cache_block=cache_block) for prompt in prompts]
+    for made in (alone, session.generate_batch(prompts, settings, cache_block=cache_block)):
         for completion, answer in zip(made, answers, strict=True):
             agrees(completion, answer)
     return alone

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mars_export import Commit, GenerationConfig
+from mars_export import GenerationConfig
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.device.trt.backend import TrtBackend
 from support.fake import MASK
 from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
-from support.loops import decode, decode_blocks
+from support.loops import decode
 
 BLOCK, CAPACITY, PREFILL = 4, 64, 16
 
@@ -32,18 +32,15 @@ def build(
     return backend, engine, device
 
 
-def answers(backend: Backend, prompts: list[list[int]], commit: Commit, new: int = 20) -> list[list[int]]:
+def answers(
+    backend: Backend, prompts: list[list[int]], cache_block: int = 1, new: int = 20
+) -> list[list[int]]:
     """The tokens of each prompt; every one gets one token less than the one before it."""
     rows = [
         Sequence(i, p, GenerationConfig(tau=0.9, max_new_tokens=new - i, eos_ids=()), ())
         for i, p in enumerate(prompts)
     ]
-    steps = (
-        decode(backend, rows, BLOCK, MASK)
-        if commit.kind == "cursor"
-        else decode_blocks(backend, rows, BLOCK, MASK, commit.cache_block)
-    )
-    for _ in steps:
+    for _ in decode(backend, rows, BLOCK, MASK, cache_block=cache_block):
         pass
     return [row.tokens for row in rows]
 

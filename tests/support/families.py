@@ -12,7 +12,7 @@ import numpy as np
 
 from mars_export import Session
 from support import tiny
-from support.agreement import LOOPS, NEW, PROMPTS, cache_block_of, config
+from support.agreement import LOOPS, NEW, PROMPTS, config
 from support.exports import export
 from support.graphs import KEPT, TOKENS, forward
 from support.oracle import Oracle, generate
@@ -201,14 +201,11 @@ def compare(session: Session, oracle: Oracle, loops: tuple[str, ...] = ("cursor"
         error = max(error, float(np.abs(found - expected)[:, KEPT].max()))
     equal = answers = 0
     for name in loops:
-        commit = LOOPS[name]
+        cache_block = LOOPS[name]
         settings = config(0.3, masks="full")
-        texts = [
-            generate(oracle, prompt, 0.3, max_new=NEW, cache_block=cache_block_of(commit))
-            for prompt in PROMPTS
-        ]
+        texts = [generate(oracle, prompt, 0.3, max_new=NEW, cache_block=cache_block) for prompt in PROMPTS]
         for completion, text in zip(
-            session.generate_batch(PROMPTS, settings, commit=commit), texts, strict=True
+            session.generate_batch(PROMPTS, settings, cache_block=cache_block), texts, strict=True
         ):
             answers += 1
             equal += list(completion.token_ids) == text.tokens

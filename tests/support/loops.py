@@ -1,4 +1,4 @@
-"""Both loops over given sequences: events of each forward, until all sequences have ended."""
+"""The loop over given sequences: events of each forward, until all sequences have ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import abc
 from collections.abc import Iterator
 
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.blocks import BlockSchedule, check_blocks
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Accepted, Sequence
@@ -14,15 +13,17 @@ from mars_export.runtime.decode.speculation.planner import Planner
 
 
 def decode(
-    backend: Backend, seqs: abc.Sequence[Sequence], block: int, mask_id: int, planner: Planner | None = None
+    backend: Backend,
+    seqs: abc.Sequence[Sequence],
+    block: int,
+    mask_id: int,
+    planner: Planner | None = None,
+    cache_block: int = 1,
 ) -> Iterator[list[Accepted]]:
-    limits = Limits.of_rows(max(1, len(seqs)))
+    limits = Limits.of_rows(max(1, len(seqs)), cache_block)
     yield from run(Schedule(backend, block, mask_id, limits, planner), seqs)
 
 
-def decode_blocks(
-    backend: Backend, seqs: abc.Sequence[Sequence], block: int, mask_id: int, cache_block: int
-) -> Iterator[list[Accepted]]:
-    check_blocks(backend, seqs, cache_block)
-    limits = Limits.of_rows(max(1, len(seqs)))
-    yield from run(BlockSchedule(backend, block, mask_id, limits, cache_block), seqs)
+def outcomes(schedule: Schedule) -> list[Accepted]:
+    """What one step gives."""
+    return [each for accepted in schedule.step() for each in accepted]

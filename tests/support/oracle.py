@@ -81,15 +81,14 @@ def generate(
     metric: str = "probability",
     max_new: int = 24,
     eos: Collection[int] = (),
-    cache_block: int | None = None,
+    cache_block: int = 1,
     capacity: int = 10**9,
     width: int | None = None,
 ) -> Answer:
-    """Decode `prompt`. `cache_block` None looks `block` ahead; a number never looks past its block's end.
+    """Decode `prompt`. With `cache_block` 1 it looks `block` ahead, with more never past its block's end.
 
     `capacity`: a context of so many entries holds the tokens that are fed, so the last prediction is for
     position `capacity`.
-    A cache block ends where the context does; that last prediction is then a step of its own.
     """
     answer = Answer()
     while True:
@@ -102,9 +101,8 @@ def generate(
         ahead = 1 if one_at_a_time(tau, metric) else min(width or oracle.block, oracle.block)
         ahead = min(ahead, max_new - len(answer.tokens))
         ahead = min(ahead, capacity - len(prompt) - len(answer.tokens) + 1)
-        if cache_block is not None:
-            left = cache_block - len(answer.tokens) % cache_block
-            ahead = min(ahead, left, max(1, capacity - len(prompt) - len(answer.tokens)))
+        if cache_block > 1:
+            ahead = min(ahead, cache_block - len(answer.tokens) % cache_block)
         predictions = oracle.predictions([*prompt, *answer.tokens], ahead)
         run = 0
         for prediction in predictions:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mars_export import Commit, GenerationConfig
+from mars_export import GenerationConfig
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.blocks import BlockSchedule
 from mars_export.runtime.decode.limits import Limits as Bounds
 from mars_export.runtime.decode.prefix import PrefixCache, Saved
 from mars_export.runtime.decode.schedule import Schedule, run
@@ -75,7 +74,7 @@ def spoken(
     *,
     piece: int = 8,
     max_rows: int = 4,
-    commit: Commit | None = None,
+    cache_block: int = 1,
     marks: abc.Sequence[int] = (),
 ) -> list[Sequence]:
     seqs = [
@@ -88,12 +87,8 @@ def spoken(
         )
         for i, (ids, config) in enumerate(jobs)
     ]
-    limits = Bounds(max_rows, prefill_tokens=piece)
-    schedule = (
-        Schedule(backend, BLOCK, MASK, limits, Planner(lambda: Cost(((1, 1.0),))))
-        if commit is None
-        else BlockSchedule(backend, BLOCK, MASK, limits, commit.cache_block)
-    )
+    limits = Bounds(max_rows, prefill_tokens=piece, cache_block=cache_block)
+    schedule = Schedule(backend, BLOCK, MASK, limits, Planner(lambda: Cost(((1, 1.0),))))
     for events in run(schedule, seqs):
         for event in events:
             assert event.error is None, event.error

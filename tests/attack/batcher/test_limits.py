@@ -34,7 +34,7 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
     lengths = [5, 200, 5, 5, 330, 5, 90, 5, 300, 5, 5]
     most = 0
     with Batcher(session, Limits(max_rows=4, kv_bytes=budget)) as batcher:
-        steps = batcher._schedule.steps
+        steps = batcher._schedule.step
 
         def watched() -> Any:
             nonlocal most
@@ -43,7 +43,7 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
                 most = max(most, sum(cache.num_rows * cache.capacity * entry for cache in open_now))
                 yield accepted
 
-        monkeypatch.setattr(batcher._schedule, "steps", watched)
+        monkeypatch.setattr(batcher._schedule, "step", watched)
         config = GenerationConfig(max_new_tokens=30, eos_ids=())
         requests = [batcher.submit([7] * n, config) for n in lengths]
         for request, n in zip(requests, lengths, strict=True):

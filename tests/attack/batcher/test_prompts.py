@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.batchers import LONG, SHORT, SOON
 from support.fake import MASK, FakeBackend
-from support.loops import decode
+from support.loops import decode, outcomes
 from support.stalling import Stalling
 from support.unsure import predict
 
@@ -72,7 +72,7 @@ def schedule_of(lengths: list[int], limits: Limits) -> tuple[list[Sequence], lis
         schedule.add(row)
     order: list[int] = []
     while not schedule.is_idle:
-        order += [event.seq for event in schedule.iterate() if event.seq not in order]
+        order += [event.seq for event in outcomes(schedule) if event.seq not in order]
     return rows, order, backend
 
 
@@ -100,6 +100,6 @@ def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
     steps = 0
     while not long.stats.tokens:
         schedule.add(Sequence(1 + steps, [2, 3], SHORT, ()))
-        schedule.iterate()
+        outcomes(schedule)
         steps += 1
     assert steps <= 21

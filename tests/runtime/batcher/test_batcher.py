@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
-from support.loops import decode
+from support.loops import decode, outcomes
 from support.stalling import Paced, behind_a_gate
 from support.unsure import predict
 
@@ -73,7 +73,7 @@ def test_rows_get_what_they_get_alone_whenever_they_arrive(
                 schedule.add(seq)
             if i in cancelled and now == at + 2 and seq.finish_reason is None:
                 seq.finish_reason = "cancelled"
-        accepted = schedule.iterate()
+        accepted = outcomes(schedule)
         assert all(event.error is None for event in accepted)
         for event in accepted:
             events[event.seq] += event.token_ids
@@ -94,7 +94,7 @@ def test_memory_of_a_long_row_is_given_back_when_nothing_runs() -> None:
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
     schedule.add(Sequence(0, [1] * 300, GenerationConfig(max_new_tokens=2, eos_ids=()), ()))
     while not schedule.is_idle:
-        schedule.iterate()
+        outcomes(schedule)
     assert len(backend.caches) == 2
     assert backend.caches[-1].capacity == 0
 
@@ -110,7 +110,7 @@ def test_a_row_that_fails_takes_nobody_with_it() -> None:
         schedule.add(seq)
     failed = []
     while not schedule.is_idle:
-        failed += [event for event in schedule.iterate() if event.error]
+        failed += [event for event in outcomes(schedule) if event.error]
     assert [(f.seq, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
     for seq, seed in zip(good, (11, 12), strict=True):
         assert seq.tokens == alone(seed)[0]
@@ -128,14 +128,14 @@ def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
     backend = Flaky(predict)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
     schedule.add(Sequence(0, [1, 2], GenerationConfig(max_new_tokens=50, eos_ids=()), ()))
-    schedule.iterate()
+    outcomes(schedule)
     backend.broken = True
-    assert [f.seq for f in schedule.iterate() if f.error] == [0]
+    assert [f.seq for f in outcomes(schedule) if f.error] == [0]
     backend.broken = False
     seq = new_sequence(1, 77)
     schedule.add(seq)
     while not schedule.is_idle:
-        assert not any(event.error for event in schedule.iterate())
+        assert not any(event.error for event in outcomes(schedule))
     assert seq.tokens == alone(77)[0]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.fake import MASK, FakeBackend
+from support.loops import outcomes
 from support.makers import cases, maker
 
 from mars_export.runtime.decode.config import GenerationConfig
@@ -50,7 +51,7 @@ def test_every_row_gets_its_tokens_in_the_step_that_is_written(case: dict[str, A
                 schedule.add(row)
             if wanted["cancelled"] == step and row.finish_reason is None:
                 row.finish_reason = "cancelled"
-        for event in schedule.iterate():
+        for event in outcomes(schedule):
             assert event.error is None
             commits[event.seq].append([step, list(event.token_ids)])
     assert schedule.is_idle

@@ -14,10 +14,15 @@ from support.cabi_session import CSession
 from support.fixtures import Named, Sessions
 from support.twins import PROMPT, SAMPLINGS
 
-from mars_export import Commit, GenerationConfig
+from mars_export import GenerationConfig
 
 BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)
+
+
+def blocks(commit: str, size: int) -> int:
+    """Python's `cache_block` for libmars' loop."""
+    return size if commit == "block" else 1
 
 
 @pytest.mark.parametrize(("commit", "tau"), list(product(("cursor", "block"), TAUS)))
@@ -27,7 +32,7 @@ def test_tokens_are_those_of_python(
 ) -> None:
     for metric, prompt in product(("probability", "margin", "entropy"), (PROMPT, list(range(1, 40)))):
         asked = {"tau": tau, "metric": metric, "max_new_tokens": 24, "eos_ids": (), **sampling}
-        wanted = sessions("llama").generate(prompt, GenerationConfig(**asked), commit=Commit(commit, 7))
+        wanted = sessions("llama").generate(prompt, GenerationConfig(**asked), cache_block=blocks(commit, 7))
         made = twin.generate(prompt, commit=commit, cache_block=7, **asked)
         assert made.token_ids == wanted.token_ids
         assert made.finish_reason == wanted.finish_reason
@@ -59,7 +64,9 @@ def test_long_prompts_and_full_contexts(
         for length, commit in product((255, 257, 505, 512), ("cursor", "block")):
             prompt = [draw.randrange(tiny.NUM_BYTES) for _ in range(length)]
             wanted = sessions(name).generate(
-                prompt, GenerationConfig(tau=0.3, max_new_tokens=20, eos_ids=()), commit=Commit(commit)
+                prompt,
+                GenerationConfig(tau=0.3, max_new_tokens=20, eos_ids=()),
+                cache_block=blocks(commit, 32),
             )
             made = twin.generate(prompt, commit=commit, tau=0.3, max_new_tokens=20, eos_ids=())
             assert (made.token_ids, made.finish_reason) == (wanted.token_ids, wanted.finish_reason)
@@ -77,7 +84,7 @@ def test_rows_of_one_batch(commit: str, twin: CSession, sessions: Sessions) -> N
         for t, n, h in ((0.4, 30, 0), (1, 9, 0), (0, 50, 1), (0.6, 1, 0))
     ]
     wanted = sessions("llama").generate_batch(
-        prompts, [GenerationConfig(**s) for s in settings], commit=Commit(commit)
+        prompts, [GenerationConfig(**s) for s in settings], cache_block=blocks(commit, 32)
     )  # type: ignore[arg-type]
     made = twin.generate_batch(prompts, [{**s, "commit": commit} for s in settings])
     assert [m.token_ids for m in made] == [w.token_ids for w in wanted]

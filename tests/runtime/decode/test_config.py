@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mars_export import Commit, GenerationConfig, SessionError
+from mars_export import GenerationConfig, SessionError
 
 WRONG: dict[str, tuple[Any, ...]] = {
     "tau": (-0.1, math.nan, math.inf, "0.9", True), "metric": ("certainty",), "max_new_tokens": (0, 1.5),
@@ -63,10 +63,3 @@ def test_a_changed_copy_is_checked_too() -> None:
 )
 def test_which_tau_means_one_token(tau: float, metric: str, expected: bool) -> None:
     assert GenerationConfig(tau=tau, metric=metric).one_token is expected
-
-
-def test_commit_is_checked() -> None:
-    with pytest.raises(SessionError, match="commit must be one of cursor, block, not 'row'"):
-        Commit("row")
-    with pytest.raises(SessionError, match="cache_block must be 1 or more"):
-        Commit("block", 0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake import MASK, FakeBackend
-from support.loops import decode, decode_blocks
+from support.loops import decode
 from support.makers import cases, maker
 
 from mars_export.runtime.accept import accept
@@ -47,15 +47,13 @@ def test_uniform_gives_exactly_the_conformance_file() -> None:
 
 
 @pytest.mark.parametrize("case", cases("loops.json"), ids=lambda case: case["name"])
-def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> None:
+def test_the_loop_gives_exactly_the_conformance_file(case: dict[str, Any]) -> None:
     predict = maker("make_loops").predict
     backend = FakeBackend(
         lambda known, masks: predict(list(known), masks), case["max_capacity"], case["max_slots"]
     )
     rows = [row_of(i, wanted, tau=wanted["taus"][0]) for i, wanted in enumerate(case["rows"])]
-    loop = decode(backend, rows, case["block"], MASK)
-    if case["commit"] == "block":
-        loop = decode_blocks(backend, rows, case["block"], MASK, case["cache_block"])
+    loop = decode(backend, rows, case["block"], MASK, cache_block=case["cache_block"])
     runs: list[list[list[int]]] = [[] for _ in rows]
     for accepted in loop:
         for event in accepted:

@@ -38,7 +38,7 @@ def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(
     monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 8, 14, 15, 50)]
-    alone = follow(sessions(name), oracles(name), 0.6, commit=LOOPS[loop], prompts=prompts)
+    alone = follow(sessions(name), oracles(name), 0.6, cache_block=LOOPS[loop], prompts=prompts)
     assert [done.stats.prefill_forwards for done in alone] == [(len(prompt) - 1) // 7 for prompt in prompts]
 
 
@@ -68,7 +68,7 @@ def test_tau_1_is_greedy_generation_of_transformers(
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[
             0, len(prompt) :
         ].tolist()
-        got = sessions(name).generate(prompt, config(1.0), commit=LOOPS[loop])
+        got = sessions(name).generate(prompt, config(1.0), cache_block=LOOPS[loop])
         assert list(got.token_ids) == expected
         assert got.stats.forwards == NEW, "one-token mode: one forward a token"
         assert got.stats.accepted == {1: NEW}

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
-from support.loops import decode
+from support.loops import decode, outcomes
 
 from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.config import GenerationConfig
@@ -44,7 +44,7 @@ def until(schedule: Lanes, over: Callable[[], bool]) -> int:
     for n in range(40_000):
         if over():
             return n
-        schedule.iterate()
+        outcomes(schedule)
         assert schedule.num_running <= ROWS
         assert reserved(schedule) <= ENTRIES
     raise AssertionError("waits for ever")
@@ -53,11 +53,11 @@ def until(schedule: Lanes, over: Callable[[], bool]) -> int:
 def test_short_requests_flow_beside_a_long_one() -> None:
     schedule, long = lanes(), row(0, 1400)
     schedule.add(long)
-    schedule.iterate()
+    outcomes(schedule)
     short = [row(i, 100) for i in range(1, 41)]
     for each in short:
         schedule.add(each)
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.num_running == ROWS, "the long one, and seven beside it"
     until(schedule, lambda: all(each.finish_reason for each in short))
     assert long.finish_reason is None
@@ -69,9 +69,9 @@ def test_a_long_request_joins_short_ones_that_run() -> None:
     schedule, long = lanes(), row(99, 1200)
     for i in range(ROWS - 1):
         schedule.add(row(i, 100))
-    schedule.iterate()
+    outcomes(schedule)
     schedule.add(long)
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.num_running == ROWS and long in schedule.running
 
 
@@ -79,12 +79,12 @@ def test_short_requests_flow_while_a_long_one_waits_but_it_is_not_passed_for_eve
     """The long one needs nearly all memory. Others pass it, and then it is next."""
     schedule, long = lanes(), row(0, 3000)
     schedule.add(row(1, 100))
-    schedule.iterate()
+    outcomes(schedule)
     schedule.add(long)
     short = [row(i, 100) for i in range(2, 100)]
     for each in short:
         schedule.add(each)
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.num_running == ROWS, "those behind it pass"
     assert long not in schedule.running
     until(schedule, lambda: long in schedule.running)
@@ -96,12 +96,12 @@ def test_short_requests_flow_while_a_long_one_waits_but_it_is_not_passed_for_eve
 def test_a_long_request_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
     schedule, long = lanes(), row(0, 3000)
     schedule.add(row(1, 100))
-    schedule.iterate()
+    outcomes(schedule)
     schedule.add(long)
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.num_rows == 1, "a row waits for memory"
     long.finish_reason = "cancelled"
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.num_rows == ROWS
     assert schedule.num_waiting == 0
 
@@ -110,7 +110,7 @@ def test_a_client_has_no_more_rows_than_it_may() -> None:
     schedule = lanes(max_rows_per_client=2)
     for i in range(6):
         schedule.add(row(i, 100 + 400 * (i % 2), client="a" if i < 4 else "b"))
-    schedule.iterate()
+    outcomes(schedule)
     assert sorted(str(each.client) for each in schedule.running) == ["a", "a", "b", "b"]
     until(schedule, lambda: schedule.is_idle)
 
@@ -121,7 +121,7 @@ def test_requests_without_max_tokens_leave_half_of_the_memory() -> None:
     assert tokens is not None and tokens > 100
     for i in range(ROWS):
         schedule.add(row(i, tokens // 2, prompt=tokens // 2))
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.num_running + schedule.num_waiting == ROWS
     assert len(schedule._lanes) == 1 and reserved(schedule) <= ENTRIES // 2
 
@@ -135,7 +135,7 @@ def test_any_mix_ends_with_the_tokens_of_each_row_alone(seed: int) -> None:
     for each in rows:
         schedule.add(each)
         if draw.random() < 0.5:
-            schedule.iterate()
+            outcomes(schedule)
             assert reserved(schedule) <= ENTRIES
     until(schedule, lambda: schedule.is_idle)
     for each, tokens in zip(rows, sizes, strict=True):

@@ -14,11 +14,11 @@ from support.exports import export
 from support.fixtures import Oracles, Sessions
 from support.oracle import Answer, Oracle, generate
 
-from mars_export import Commit, GenerationConfig, Session, SessionError
+from mars_export import GenerationConfig, Session, SessionError
 
 NEW = 24
 MAIN = "a2d-qwen2"
-LOOPS = {"cursor": Commit(), "block": Commit("block", 20)}
+LOOPS = {"cursor": 1, "block": 20}
 CONTEXT = 32
 Prompt = list[int]
 
@@ -27,7 +27,7 @@ def config(tau: float = 0.3, **changes: object) -> GenerationConfig:
     return GenerationConfig(tau=tau, max_new_tokens=NEW, eos_ids=()).with_values(**changes)
 
 
-def answers(oracle: Oracle, commit: Commit) -> list[tuple[Prompt, Answer]]:
+def answers(oracle: Oracle, cache_block: int) -> list[tuple[Prompt, Answer]]:
     prompts = [[seed, seed + 40] for seed in range(0, 200, 10)]
     return [
         (
@@ -37,7 +37,7 @@ def answers(oracle: Oracle, commit: Commit) -> list[tuple[Prompt, Answer]]:
                 p,
                 0.3,
                 max_new=NEW,
-                cache_block=commit.cache_block if commit.kind == "block" else None,
+                cache_block=cache_block,
             ),
         )
         for p in prompts
@@ -56,7 +56,7 @@ def inside_runs(answer: Answer) -> list[int]:
 def test_the_model_s_own_eos_is_the_default(loop: str, sessions: Sessions, oracles: Oracles) -> None:
     assert sessions(MAIN).bundle.manifest.tokens.eos == (tiny.IM_END,)
     for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
-        completion = sessions(MAIN).generate(prompt, config(eos_ids=None), commit=LOOPS[loop])
+        completion = sessions(MAIN).generate(prompt, config(eos_ids=None), cache_block=LOOPS[loop])
         cut = answer.tokens.index(tiny.IM_END) + 1 if tiny.IM_END in answer.tokens else NEW
         assert list(completion.token_ids) == answer.tokens[:cut]
 
@@ -77,7 +77,7 @@ def test_a_stop_string_inside_a_run_cuts_tokens_and_text(
             )
             if not first or not second or not stop.isascii() or whole != before + stop or stop in whole[:-1]:
                 continue
-            completion = session.generate(prompt, config(stop=(stop,)), commit=LOOPS[loop])
+            completion = session.generate(prompt, config(stop=(stop,)), cache_block=LOOPS[loop])
             assert completion.text == before
             assert list(completion.token_ids) == answer.tokens[: at + 1]
             assert len(completion.confidences) == at + 1
@@ -98,14 +98,14 @@ def short_context(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Or
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.7, 0.2])
-@pytest.mark.parametrize("commit", [Commit(), Commit("block", 4), Commit("block", 7), Commit("block", 50)])
+@pytest.mark.parametrize("cache_block", [1, 4, 7, 50])
 def test_a_full_context_ends_its_row_only(
-    tau: float, commit: Commit, short_context: tuple[Session, Oracle]
+    tau: float, cache_block: int, short_context: tuple[Session, Oracle]
 ) -> None:
     session, oracle = short_context
     prompts = [list(range(20)), [7, 8], list(range(50, 50 + CONTEXT)), list(range(100, 131)), [9]]
-    rule = {"cache_block": commit.cache_block if commit.kind == "block" else None, "capacity": CONTEXT}
-    completions = session.generate_batch(prompts, config(tau), commit=commit)
+    rule = {"cache_block": cache_block, "capacity": CONTEXT}
+    completions = session.generate_batch(prompts, config(tau), cache_block=cache_block)
     for prompt, completion in zip(prompts, completions, strict=True):
         answer = generate(oracle, prompt, tau, max_new=NEW, **rule)
         assert list(completion.token_ids) == answer.tokens
@@ -171,7 +171,7 @@ def test_the_mask_is_never_emitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_cancelled_stream_ends_and_keeps_its_text(loop: str, sessions: Sessions) -> None:
-    stream = sessions(MAIN).stream([30, 70], config(0.9), commit=LOOPS[loop])
+    stream = sessions(MAIN).stream([30, 70], config(0.9), cache_block=LOOPS[loop])
     seen = []
     for event in stream:
         seen.append(event)

@@ -1,5 +1,5 @@
-"""The two cache loops on a backend without a model: cursors, masks, sequences that leave, and what a stale
-entry would do.
+"""The loop, with any cache block, on a backend without a model: cursors, masks, sequences that leave, and
+what a stale entry would do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK, ChaoticOracle, chaotic, rows_of
 from support.fake import MASK, FakeBackend, FakeCache, scripted
-from support.loops import decode, decode_blocks
+from support.loops import decode
 from support.oracle import generate
 
 from mars_export.runtime.decode.config import GenerationConfig
@@ -22,12 +22,8 @@ from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.errors import SessionError
 
 
-def run(
-    backend: FakeBackend, seqs: abc.Sequence[Sequence], cache_block: int | None = None
-) -> list[list[Accepted]]:
-    if cache_block is None:
-        return list(decode(backend, seqs, BLOCK, MASK))
-    return list(decode_blocks(backend, seqs, BLOCK, MASK, cache_block))
+def run(backend: FakeBackend, seqs: abc.Sequence[Sequence], cache_block: int = 1) -> list[list[Accepted]]:
+    return list(decode(backend, seqs, BLOCK, MASK, cache_block=cache_block))
 
 
 ROWS = st.lists(
@@ -49,12 +45,12 @@ ROWS = st.lists(
 @settings(max_examples=300)
 @given(
     seqs=ROWS,
-    cache_block=st.none() | st.integers(1, 9),
+    cache_block=st.just(1) | st.integers(1, 9),
     capacity=st.integers(12, 40),
     chunk=st.integers(1, 6),
 )
 def test_any_batch_decodes_as_each_row_alone(
-    seqs: list[tuple[list[int], GenerationConfig]], cache_block: int | None, capacity: int, chunk: int
+    seqs: list[tuple[list[int], GenerationConfig]], cache_block: int, capacity: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", chunk)
@@ -107,7 +103,7 @@ def test_a_copy_that_fails_ends_its_row_and_no_other(nth: int) -> None:
 
 
 def test_no_mask_is_fed_for_a_token_that_may_not_be_generated() -> None:
-    for cache_block in (None, 10):
+    for cache_block in (1, 10):
         backend = FakeBackend(scripted([11, 12, 13, 14, 15, 16], [1.0, 1.0, 1.0, 0.1, 0.1, 0.1], 1))
         run(backend, rows_of([[1]], [GenerationConfig(tau=0.5, max_new_tokens=5)]), cache_block)
         assert [
@@ -122,28 +118,21 @@ def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
     events = run(backend, [seq], cache_block=3)
     fed = [(step.kv_length.tolist(), step.input_ids[0].tolist()) for step in backend.steps]
     assert fed == [
-        ([0], [1, 2]),  # the prompt; predicts 11
-        ([2], [0, 0]),  # 12 is not sure enough
+        ([0], [1, 2, 0, 0]),  # the prompt; 12 is not sure enough
         ([2], [11, 0]),  # accepts 12 13: the block is full
-        ([2], [11, 12, 13]),  # commit; predicts 14
-        ([5], [0, 0]),  # accepts 14 15 16
+        ([2], [11, 12, 13, 0, 0]),  # accepts 14 15 16
     ]
     assert [event.token_ids for step in events for event in step] == [(11,), (12, 13), (14, 15, 16)]
-    assert seq.stats.forwards == 5
+    assert seq.stats.forwards == 3
 
 
 def test_a_row_ended_from_outside_takes_part_in_no_further_step() -> None:
-    for cache_block in (None, 4):
+    for cache_block in (1, 4):
         backend = FakeBackend(chaotic)
         seqs = rows_of([[1], [2]], [GenerationConfig(tau=1.0, max_new_tokens=8)] * 2)
-        steps = (
-            decode(backend, seqs, BLOCK, MASK)
-            if cache_block is None
-            else decode_blocks(backend, seqs, BLOCK, MASK, cache_block)
-        )
-        for n, _ in enumerate(steps):
+        for n, _ in enumerate(decode(backend, seqs, BLOCK, MASK, cache_block=cache_block)):
             if n == 3:
-                seqs[0].finish_reason = "cancelled"
+                seqs[0].end("cancelled")
                 before = len(backend.steps)
         assert len(seqs[0].tokens) < 1 + 8
         assert len(seqs[1].tokens) == 1 + 8
@@ -154,4 +143,23 @@ def test_a_cache_block_beyond_the_slots_is_refused() -> None:
     backend = FakeBackend(chaotic, 60, max_slots=8)
     seqs = [Sequence(0, [1, 2, 3], GenerationConfig(max_new_tokens=4), ())]
     with pytest.raises(SessionError, match="a cache block of 9 tokens does not fit"):
-        list(decode_blocks(backend, seqs, BLOCK, MASK, 9))
+        run(backend, seqs, cache_block=9)
+
+
+@settings(max_examples=100)
+@given(seqs=ROWS, cache_block=st.integers(2, 20), seed=st.integers(0, 9), has_slots=st.booleans())
+def test_rows_of_blocks_in_a_busy_batch_have_their_text_and_exact_rows_theirs(
+    seqs: list[tuple[list[int], GenerationConfig]], cache_block: int, seed: int, has_slots: bool
+) -> None:
+    """Fewer rows than sequences, chunks, an engine's slots, and neighbours in exact mode."""
+    backend = FakeBackend(chaotic, 60, max_slots=cache_block + BLOCK if has_slots else None)
+    configs = [c if i % 2 == seed % 2 else c.with_values(exact=True) for i, (_, c) in enumerate(seqs)]
+    batch = rows_of([prompt for prompt, _ in seqs], configs)
+    limits = Limits(1 + seed % 3, prefill_tokens=3, cache_block=cache_block)
+    list(run_schedule(Schedule(backend, BLOCK, MASK, limits), batch))
+    for seq, (prompt, _), config in zip(batch, seqs, configs, strict=True):
+        width = 1 if config.exact else None if config.masks == "full" else config.masks + 1
+        tau, size = (1.0, 1) if config.exact else (config.tau, cache_block)
+        rule = {"max_new": config.max_new_tokens, "eos": config.eos_ids or (), "width": width}
+        answer = generate(ChaoticOracle(), prompt, tau, cache_block=size, **rule)
+        assert (seq.tokens[len(prompt) :], seq.finish_reason) == (answer.tokens, answer.reason)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
+from support.loops import outcomes
 from support.prefixes import PLENTY, SYSTEM, Strict, found, greedy, put, spoken
 
 from mars_export import SessionError
@@ -29,9 +30,9 @@ def test_a_cancelled_row_leaves_what_is_final(reproducible_slots: int | None) ->
     row = Sequence(0, SYSTEM, greedy(50), (), prefix_handle=store.handle())
     schedule.add(row)
     for _ in range(3):
-        schedule.iterate()  # in the middle of its prompt
+        outcomes(schedule)  # in the middle of its prompt
     row.finish_reason = "cancelled"
-    schedule.iterate()
+    outcomes(schedule)
     [again] = spoken(backend, store, [(SYSTEM, greedy(30))])
     [alone] = spoken(Strict(reproducible_slots), None, [(SYSTEM, greedy(30))])
     assert again.stats.cached_tokens == 24
@@ -154,12 +155,12 @@ def test_a_row_that_ends_while_another_is_copied_stores_only_its_own_entries() -
     for seq in rows:  # their prompts are stored without an end
         seq.prefix_handle, handle = None, seq.prefix_handle
         schedule.add(seq)
-        schedule.iterate()
+        outcomes(schedule)
         seq.prefix_handle = handle
         assert handle is not None
         handle._group, handle.num_reproducible = ("", 1), seq.cursor
     while not schedule.is_idle:
-        schedule.iterate()
+        outcomes(schedule)
     assert len(ended) == 2
     for entry in store.entries:
         ids = np.frombuffer(entry.key, ">u4").tolist()

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
+from support.loops import outcomes
 from support.prefixes import PLENTY, SYSTEM, Strict, greedy, spoken
 
-from mars_export import Commit, GenerationConfig
+from mars_export import GenerationConfig
 from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.limits import Limits as Bounds
 from mars_export.runtime.decode.prefix import PrefixCache
@@ -40,7 +41,7 @@ TURNS = st.lists(
     max_rows=st.integers(1, 4),
     budget=st.sampled_from([200, 600, PLENTY]),
     batch=st.integers(1, 3),
-    block=st.sampled_from([None, None, 1, 5]),
+    cache_block=st.sampled_from([1, 1, 2, 5]),
 )
 def test_conversations_say_the_same_with_a_store(
     turns: list[tuple[int, list[int], GenerationConfig]],
@@ -49,19 +50,17 @@ def test_conversations_say_the_same_with_a_store(
     max_rows: int,
     budget: int,
     batch: int,
-    block: int | None,
+    cache_block: int,
 ) -> None:
     """Each turn goes on from any earlier conversation, whole or cut in its middle."""
-    store, commit = PrefixCache(budget, reproducible_slots), None if block is None else Commit("block", block)
+    store = PrefixCache(budget, reproducible_slots)
     histories: list[list[int]] = [[1, 2, 1, 2, 3, 3, 1, 1, 2]]
-    options: dict[str, Any] = {"piece": piece, "max_rows": max_rows, "commit": commit}
+    options: dict[str, Any] = {"piece": piece, "max_rows": max_rows, "cache_block": cache_block}
     for at in range(0, len(turns), batch):
         jobs = []
         for pick, more, config in turns[at : at + batch]:
             history = histories[pick % len(histories)]
             cut = len(history) - pick if pick % 2 else len(history)
-            if block is not None and config.exact:
-                config = config.with_values(tau=0.5)
             jobs.append(([*history[: max(1, cut)], *more], config))
         with_store = spoken(Strict(reproducible_slots), store, jobs, marks=(9,), **options)
         without = spoken(FakeBackend(chaotic), None, jobs, **options)
@@ -101,7 +100,7 @@ def test_a_row_with_many_pending_tokens_keeps_its_neighbour_within_the_memory() 
     schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=256), budget=budget)
     schedule.add(seqs[0])
     while not schedule.is_idle:
-        schedule.iterate()
+        outcomes(schedule)
         if seqs[0].stats.tokens == 195 and not seqs[1].stats.tokens:
             schedule.add(seqs[1])
         if seqs[1].stats.tokens == 2:

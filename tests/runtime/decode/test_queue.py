@@ -8,6 +8,7 @@ from collections.abc import Hashable
 
 import pytest
 from support.fake import MASK, FakeBackend
+from support.loops import outcomes
 from support.unsure import predict
 
 from mars_export import GenerationConfig
@@ -78,7 +79,7 @@ def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> 
     most: Counter[Hashable] = Counter()
     seen = set()
     while not schedule.is_idle:
-        schedule.iterate()
+        outcomes(schedule)
         now = Counter(r.client for r in schedule.running)
         seen |= {r.index for r in schedule.running}
         for client, count in now.items():
@@ -97,23 +98,23 @@ def test_a_short_prompt_behind_a_long_one_is_answered_first(same: bool) -> None:
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
     running, long = seq(0, "a", new=400), seq(1, "a", prompt=1000)
     schedule.add(running)
-    schedule.iterate()
+    outcomes(schedule)
     schedule.add(long)
     for _ in range(5):
-        schedule.iterate()
+        outcomes(schedule)
     short = seq(2, "a" if same else "b")
     schedule.add(short)
     read, steps = long.cursor, 0
     while not short.stats.tokens:
         before = running.stats.tokens
-        schedule.iterate()
+        outcomes(schedule)
         steps += 1
         assert running.stats.tokens > before, "and whoever runs gets a token in each step"
         assert steps < 4
     assert 0 < long.cursor < 1000
     while short.finish_reason is None:
-        schedule.iterate()
+        outcomes(schedule)
     for _ in range(3):
-        schedule.iterate()
+        outcomes(schedule)
     assert long.cursor > read
     assert long.finish_reason is None

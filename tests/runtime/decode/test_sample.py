@@ -23,7 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mars_export import Commit, GenerationConfig
+from mars_export import GenerationConfig
 from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.sample import Draws, Penalties, choose, confidence_of, uniform
 
@@ -83,9 +83,9 @@ def test_no_setting_that_is_allowed_makes_no_number(temperature: float, penalty:
         assert token == (4 if penalty > 1 else 0)
 
 
-@pytest.mark.parametrize("commit", [Commit(), Commit("block", 8)])
+@pytest.mark.parametrize("cache_block", [1, 8])
 def test_penalties_of_a_model_are_those_of_a_plain_loop(
-    commit: Commit, sessions: Sessions, oracles: Callable[[str], Oracle]
+    cache_block: int, sessions: Sessions, oracles: Callable[[str], Oracle]
 ) -> None:
     penalties: dict[str, Any] = {
         "repetition_penalty": 1.2, "presence_penalty": 0.8, "frequency_penalty": 0.6,
@@ -101,8 +101,8 @@ def test_penalties_of_a_model_are_those_of_a_plain_loop(
             values = plain.penalized(row, settings, prompt, answer)
             tops.append([token for token, _ in plain.top(values, 3)])
             answer.append(plain.pick(values, settings, len(prompt) + len(answer)))
-        made = [sessions(MAIN).generate(prompt, settings, commit=commit)]
-        if commit.kind == "cursor":
+        made = [sessions(MAIN).generate(prompt, settings, cache_block=cache_block)]
+        if cache_block == 1:
             made.append(sessions(MAIN).generate(prompt, settings.with_values(exact=True)))
         for completion in made:
             assert list(completion.token_ids) == answer

@@ -56,7 +56,9 @@ def opened(exported: Exported) -> Opened:
 def test_fp32_tokens_are_the_cpus(loop: str, layout: str, opened: Opened) -> None:
     gpu, cpu = opened("fp32", layout)
     for tau in (1.0, 0.3):
-        one, other = (s.generate_batch([*PROMPTS, LONG], config(tau), commit=LOOPS[loop]) for s in (gpu, cpu))
+        one, other = (
+            s.generate_batch([*PROMPTS, LONG], config(tau), cache_block=LOOPS[loop]) for s in (gpu, cpu)
+        )
         assert [c.token_ids for c in one] == [c.token_ids for c in other]
 
 

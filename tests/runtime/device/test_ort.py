@@ -167,8 +167,8 @@ def test_rows_on_a_device_give_the_tokens_of_rows_on_the_host(
         ):
             assert one.token_ids == other.token_ids
             assert one.confidences == other.confidences
-    for commit in LOOPS.values():
-        one, other = (s.generate_batch(prompts, config(0.3), commit=commit) for s in (host, device))
+    for cache_block in LOOPS.values():
+        one, other = (s.generate_batch(prompts, config(0.3), cache_block=cache_block) for s in (host, device))
         assert [c.token_ids for c in one] == [c.token_ids for c in other]
 
 

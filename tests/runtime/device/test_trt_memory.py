@@ -10,18 +10,18 @@ from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
-from mars_export import Commit, SessionError
+from mars_export import SessionError
 from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.trt.backend import TrtBackend
 
 
 def test_memory_is_allocated_once() -> None:
     backend, _, device = build()
-    answers(backend, PROMPTS, Commit())
+    answers(backend, PROMPTS, 1)
     gc.collect()
     before = len(device.allocations)
     for _ in range(20):
-        answers(backend, PROMPTS[:2], Commit(), new=6)
+        answers(backend, PROMPTS[:2], 1, new=6)
     assert len(device.allocations) == before
     lazy = backend.new_cache(3)
     assert (lazy.capacity, len(device.allocations)) == (0, before), "nothing before it is used"

@@ -8,22 +8,22 @@ import pytest
 from support.fake import FakeBackend
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
-from mars_export import Commit, SessionError
+from mars_export import SessionError
 from mars_export.runtime.decode.backend import StepInput
 
 
-@pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
+@pytest.mark.parametrize("cache_block", [1, 4], ids=["cursor", "block"])
 @pytest.mark.parametrize("refuse", [False, True], ids=["graphs", "plain"])
 @pytest.mark.parametrize(
     ("kv_layout", "fixed"), [("in-place", False), ("appended", False), ("in-place", True), ("appended", True)]
 )
 def test_the_loops_accept_what_they_accept_elsewhere(
-    kv_layout: str, fixed: bool, refuse: bool, commit: Commit
+    kv_layout: str, fixed: bool, refuse: bool, cache_block: int
 ) -> None:
     backend, _, device = build(kv_layout, fixed=fixed, refuse=refuse)
-    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), PROMPTS, commit)
+    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), PROMPTS, cache_block)
     for _ in range(3):  # the second time on memory that was used, the third with captured steps
-        assert answers(backend, PROMPTS, commit) == expected
+        assert answers(backend, PROMPTS, cache_block) == expected
     assert (device.launches > 0) == (not refuse)
     assert backend.num_graphs == device.graphs - device.forgotten
 
@@ -108,5 +108,5 @@ def test_a_row_near_its_end_fails_no_other_in_wide_blocks(kv_layout: str, cache_
         long = [(7 * i) % 90 + 1 for i in range(backend.max_capacity - end)]
         for prompts in ([long, [6], [5, 4]], [[6], long, [5, 4]], [[6], [5, 4], long]):
             reference = FakeBackend(predict, backend.max_capacity, backend.max_slots)
-            expected = answers(reference, prompts, Commit("block", cache_block), 30)
-            assert answers(backend, prompts, Commit("block", cache_block), 30) == expected
+            expected = answers(reference, prompts, cache_block, 30)
+            assert answers(backend, prompts, cache_block, 30) == expected

@@ -119,8 +119,8 @@ def test_answers_are_bit_for_bit_those_without_a_store(
         if loop != "cursor":
             config = config.with_values(tau=0.5)
         for prompt in (ids, history + ids):
-            had = one.generate(prompt, config, commit=LOOPS[loop])
-            wanted = other.generate(prompt, config, commit=LOOPS[loop])
+            had = one.generate(prompt, config, cache_block=LOOPS[loop])
+            wanted = other.generate(prompt, config, cache_block=LOOPS[loop])
             assert had.token_ids == wanted.token_ids
             assert had.confidences == wanted.confidences, "not only close"
         history = (history + ids + list(had.token_ids))[:200]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.automata import EOS, Automaton, Scoring, constrained, random_automaton
 from support.fake import MASK
+from support.loops import outcomes
 
 from mars_export import GenerationConfig, SessionError
-from mars_export.runtime.decode.blocks import check_blocks
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.sample import Penalties, choose
 from mars_export.runtime.decode.schedule import Schedule
@@ -53,7 +53,7 @@ def run(schedule: Schedule, seqs: list[Sequence]) -> dict[int, list[Accepted]]:
         schedule.add(seq)
     events: dict[int, list[Accepted]] = {seq.index: [] for seq in seqs}
     while not schedule.is_idle:
-        for event in schedule.iterate():
+        for event in outcomes(schedule):
             events[event.seq].append(event)
     return events
 
@@ -67,6 +67,7 @@ def run(schedule: Schedule, seqs: list[Sequence]) -> dict[int, list[Accepted]]:
     chunk=st.integers(1, 6),
     most=st.none() | st.integers(8, 9),
     max_rows=st.integers(1, 4),
+    cache_block=st.sampled_from([1, 1, 3, 7]),
 )
 def test_any_cut_into_steps_gives_the_constrained_answer(
     seqs: list[tuple[list[int], GenerationConfig, int | None, tuple[int, ...]]],
@@ -76,10 +77,11 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
     chunk: int,
     most: int | None,
     max_rows: int,
+    cache_block: int,
 ) -> None:
     backend = Scoring(seed, top_k, has_logits=True, max_slots=most)
     table = Cost(tuple((2**i, seconds) for i, seconds in enumerate(cost)))
-    limits = Limits(max_rows, prefill_tokens=chunk)
+    limits = Limits(max_rows, prefill_tokens=chunk, cache_block=cache_block)
     schedule = Schedule(backend, BLOCK, MASK, limits, Planner(lambda: table))
     batch = []
     for i, (prompt, config, grammar, eos) in enumerate(seqs):
@@ -194,18 +196,6 @@ def test_a_grammar_that_fails_before_its_first_step_ends_its_own_row_only(prompt
     assert all(other.finish_reason == "length" for other in others)
 
 
-def test_block_commit_refuses_a_grammar() -> None:
-    seq = ConstrainedSequence(
-        0,
-        [8],
-        GenerationConfig(tau=0.9, regex="x"),
-        (EOS,),
-        grammar_state=GrammarState(chain(3), (EOS,), False),
-    )
-    with pytest.raises(SessionError, match="cursor commit"):
-        check_blocks(Scoring(4, 0, has_logits=False), [seq], 4)
-
-
 class Unlikely(Automaton):
     """Finds nothing likely."""
 
@@ -236,7 +226,7 @@ def test_tau_accepts_nothing_of_masks_beyond_the_block(max_masks: int, given: li
     )
     schedule = Schedule(Always(1), BLOCK, MASK, Limits())
     schedule.add(seq)
-    assert [len(schedule.iterate()[0].token_ids) for _ in range(2)] == given
+    assert [len(outcomes(schedule)[0].token_ids) for _ in range(2)] == given
 
 
 def test_a_draw_is_made_among_the_allowed() -> None:
@@ -289,7 +279,7 @@ def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
             [(seq, seq.num_pending, len(seq.tokens)) for seq in schedule.running],
             len(backend.steps),
         )
-        assert all(event.error is None for event in schedule.iterate())
+        assert all(event.error is None for event in outcomes(schedule))
         wide = [
             step for step in backend.steps[steps:] if step.slots == widest and step.input_ids[0, -1] != MASK
         ]
@@ -315,11 +305,11 @@ def test_a_row_that_is_ended_stops_in_the_middle_of_a_forced_text() -> None:
     )
     schedule.add(seq)
     while seq.num_pending < 100:
-        schedule.iterate()
+        outcomes(schedule)
     steps = len(backend.steps)
     for _ in range(3):
-        assert schedule.iterate() == []
+        assert outcomes(schedule) == []
     assert len(backend.steps) == steps + 3 and seq.num_pending > 100
     seq.finish_reason = "cancelled"
-    schedule.iterate()
+    outcomes(schedule)
     assert schedule.is_idle and len(backend.steps) == steps + 3

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from support.agreement import MAIN
 from support.fixtures import Named
+from support.loops import outcomes
 from support.missing import need
 from support.paths import ROOT
 from support.scripted import Scripted
 from support.shell import run
 from tokenizers import Tokenizer
 
-from mars_export import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
+from mars_export import Batcher, BundleError, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.limits import Limits
@@ -115,7 +116,7 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
     schedule.add(row)
     events = []
     while not schedule.is_idle:
-        events += schedule.iterate()
+        events += outcomes(schedule)
     expected = case["expected"]
     assert [str(e.error) for e in events if e.error] == ([expected["error"]] if expected["error"] else [])
     assert [list(event.token_ids) for event in events if event.error is None] == expected["runs"]
@@ -147,8 +148,9 @@ def test_a_session_follows_a_grammar_of_its_bundle(bundle: Path) -> None:
         assert batcher.submit(PROMPT, configs[0]).result().token_ids == alone[0]
     with pytest.raises(SessionError, match=r"no grammar `cod` \(there are: code, person\)"):
         session.generate(PROMPT, GenerationConfig(grammar="cod"))
-    with pytest.raises(SessionError, match="cursor commit"):
-        session.generate(PROMPT, GenerationConfig(grammar="code", tau=0.9), commit=Commit("block"))
+    config = GenerationConfig(grammar="code", tau=0.9, masks=0)
+    made = session.generate(PROMPT, config, cache_block=8)
+    assert made.token_ids == session.generate(PROMPT, config).token_ids
     with pytest.raises(SessionError, match="regex and grammar exclude each other"):
         GenerationConfig(grammar="code", regex="a")
     with pytest.raises(SessionError, match="grammar must be the name"):

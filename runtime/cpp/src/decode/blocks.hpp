@@ -1,4 +1,4 @@
-// runtime/decode/blocks.py: the paper's cache loop, which commits whole blocks.
+// No Python file: the block loop, until libmars has Limits::cache_block too.
 #pragma once
 
 #include <cstdint>
