@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...runtime.bundle.engine_info import Extent, ShapeRange
 from ...runtime.bundle.manifest import ModelInfo
-from ...runtime.device.trt.cuda import find_gpu
+from ...runtime.device.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
 from .options import EngineOptions

@@ -33,7 +33,7 @@ class Host:
 
 def inspect_host(gpu: int = 0) -> Host:
     """This machine with the GPU of that number. Loads TensorRT and CUDA libraries if they are installed."""
-    from .trt.cuda import find_gpu
+    from .cuda import find_gpu
     from .trt.engine import EXTRAS, installed_version
 
     versions = {backend: v for backend in EXTRAS if (v := installed_version(backend)) is not None}

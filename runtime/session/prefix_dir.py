@@ -18,8 +18,8 @@ from typing import Any
 
 from .. import machine
 from ..decode.prefix import PrefixCache, PrefixEntry
+from ..device.cuda import memory_free
 from ..device.name import DeviceName
-from ..device.trt.cuda import memory_free
 from ..errors import SessionError
 from .prefix_file import NAME, PrefixFormat
 

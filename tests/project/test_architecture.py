@@ -92,7 +92,7 @@ HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/device/ort"},
     "tensorrt": {"runtime/device/trt/engine", "exporter/tensorrt"},
     "tensorrt_rtx": {"runtime/device/trt/engine", "exporter/tensorrt"},
-    "cuda": {"runtime/device/trt/cuda"},
+    "cuda": {"runtime/device/cuda"},
     "huggingface_hub": {"runtime/cli/hub_repository", "exporter/checkpoint"},
     "llguidance": {"runtime/structured"},
     "jinja2": {"runtime/text", "calibration"},

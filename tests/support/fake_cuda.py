@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime.device.trt.cuda import GpuLock, Runs
+from mars_export.runtime.device.cuda import GpuLock, Runs
 from mars_export.runtime.errors import DeviceLost, SessionError
 
 ALIGNMENT = 256

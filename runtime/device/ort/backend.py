@@ -246,7 +246,7 @@ class OrtBackend:
 def _memory(device: str, number: int, gpu: GpuOptions) -> Memory:
     if device == "cpu":
         return HostMemory()
-    from ..trt.cuda import Device
+    from ..cuda import Device
 
     return CudaMemory(Device(number, gpu.stream, gpu.priority), device, number)
 

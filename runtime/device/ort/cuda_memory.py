@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cuda import Runs
 from ..memory import HostMemory
-from ..trt.cuda import Runs
 
 if TYPE_CHECKING:
-    from ..trt.cuda import Device
+    from ..cuda import Device
 
 
 class CudaTensor:

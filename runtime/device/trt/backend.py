@@ -14,8 +14,8 @@ from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
 from ...errors import SessionError
+from ..cuda import Runs
 from ..kv import KV_TYPES
-from .cuda import Runs
 from .engine import LoadedEngine
 from .io import StepIO
 from .pool import ALIGNMENT, KvMemory, KvPool, TrtCache, per_slice
@@ -23,7 +23,7 @@ from .shape_bucket import ShapeBucket
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
-    from .cuda import Device
+    from ..cuda import Device
 
 WIDE = ("topk_ids", "topk_logprobs", "logits")  # outputs with several values for each prediction
 MAX_CONTEXTS = 32  # execution contexts, each with at most one captured step
@@ -114,7 +114,7 @@ class TrtBackend:
 
         Raises SessionError that names what the engine was built for and what this machine has.
         """
-        from .cuda import Device
+        from ..cuda import Device
 
         device = Device(gpu, stream, priority)
         try:

@@ -17,7 +17,7 @@ from ...bundle.files import write_whole
 from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...errors import SessionError
-from .cuda import find_gpu
+from ..cuda import find_gpu
 from .io import IDS
 
 EXTRAS = {"tensorrt": "trt", "tensorrt_rtx": "rtx"}

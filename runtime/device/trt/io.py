@@ -11,7 +11,7 @@ from .pool import ALIGNMENT
 
 if TYPE_CHECKING:
     from ...decode.backend import StepInput
-    from .cuda import Device
+    from ..cuda import Device
 
 IDS = ("token_ids", "topk_ids")  # the outputs that are int64
 

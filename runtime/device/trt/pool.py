@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import SessionError
+from ..cuda import Runs
 from ..kv import shortage
-from .cuda import Runs
 
 if TYPE_CHECKING:
-    from .cuda import Device
+    from ..cuda import Device
 
 ALIGNMENT = 256  # bytes: TensorRT requires it of the address of a tensor
 

@@ -20,7 +20,7 @@ from mars_export.exporter.tensorrt.plan import make_plan
 from mars_export.exporter.tensorrt.recipe import recipe
 from mars_export.exporter.tensorrt.targets import TARGETS, layout_for
 from mars_export.runtime.bundle.manifest import ModelInfo
-from mars_export.runtime.device.trt.cuda import Gpu
+from mars_export.runtime.device.cuda import Gpu
 from mars_export.runtime.errors import ExportError
 
 MODEL = ModelInfo("llama", 288, 48, 2, 4, 2, 12, 4096)

@@ -14,9 +14,9 @@ from support.missing import need
 
 from mars_export import SessionError
 from mars_export.runtime import machine
+from mars_export.runtime.device import cuda
+from mars_export.runtime.device.cuda import Device
 from mars_export.runtime.device.failures import LASTING, is_lasting
-from mars_export.runtime.device.trt import cuda
-from mars_export.runtime.device.trt.cuda import Device
 
 GOOD, BAD = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorStreamCaptureUnsupported")
 ILLEGAL = SimpleNamespace(name="cudaErrorIllegalAddress")

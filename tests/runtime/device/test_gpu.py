@@ -18,8 +18,8 @@ from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.tensorrt.engines import export_engine
 from mars_export.exporter.tensorrt.options import EngineOptions
 from mars_export.runtime.decode.backend import StepInput
+from mars_export.runtime.device.cuda import find_gpu
 from mars_export.runtime.device.trt.backend import TrtBackend
-from mars_export.runtime.device.trt.cuda import find_gpu
 from mars_export.runtime.device.trt.engine import EXTRAS, find
 
 BLOCK = 6

@@ -11,10 +11,10 @@ from support.agreement import LOOPS, PROMPTS, config
 from support.fixtures import Exported
 
 from mars_export import Batcher, Limits, Session
+from mars_export.runtime.device.cuda import find_gpu
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.device.ort.library import provider_of
-from mars_export.runtime.device.trt.cuda import find_gpu
 
 LONG = [(7 * i) % 250 for i in range(300)]
 HEAVY = {

@@ -12,10 +12,9 @@ import pytest
 from support.fixtures import Named
 
 from mars_export import Session, SessionError
-from mars_export.runtime.device import variants
+from mars_export.runtime.device import cuda, variants
 from mars_export.runtime.device.name import DeviceName
 from mars_export.runtime.device.trt import backend as trt
-from mars_export.runtime.device.trt import cuda
 
 
 @pytest.mark.parametrize(

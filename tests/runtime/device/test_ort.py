@@ -19,11 +19,11 @@ from mars_export import Session, SessionError
 from mars_export.runtime import machine
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.backend import StepInput
+from mars_export.runtime.device.cuda import Device, find_gpu
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
-from mars_export.runtime.device.trt.cuda import Device, find_gpu
 
 LONG, OTHER = ([(7 * i + k) % 250 for i in range(300)] for k in (0, 50))
 Backends = Callable[..., OrtBackend]

@@ -1,4 +1,4 @@
-// runtime/device/trt/cuda.py: device memory, copies, one stream and captured graphs. Only cuda.cpp calls CUDA.
+// runtime/device/cuda.py: device memory, copies, one stream and captured graphs. Only cuda.cpp calls CUDA.
 #pragma once
 
 #include <cstddef>
