@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.errors import CheckpointError, PrecisionError
+from ..runtime.errors import CheckpointError, ExportError, PrecisionError
 from ..runtime.terminal.console import advance, err, out, print_json, progress_bars
 from ..runtime.terminal.options import Json, Without, option, takes_options
 from .checkpoint_options import CheckpointOptions
@@ -62,7 +62,7 @@ def onnx(
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .option_rules import check_names, choose_precision
+    from .option_rules import check_names, check_needs, choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -76,7 +76,10 @@ def onnx(
         precision, reason = choose_precision(device)
         err.print(f"precision: {precision} ({reason})")
         options = replace(options, precision=precision)
+    elif device != "cpu":
+        raise ExportError("--device: only with --precision auto, which chooses for it")
     check_names(options)
+    check_needs(options, ExportOptions())
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
         options = replace(options, block=block or opened.block)
@@ -169,10 +172,18 @@ def trt(
 ) -> None:
     """Build a TensorRT engine, or write a recipe to build it on the target if this machine cannot."""
     from ..runtime.bundle.open import open_bundle
+    from .option_rules import check_needs
     from .tensorrt.engines import add_engine, export_engine, is_bundle
 
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
+            if (options, checkpoint_options, activations, head) != (
+                ExportOptions(), CheckpointOptions(), "fp16", "float",
+            ):  # fmt: skip
+                raise ExportError(
+                    f"{source}: a bundle has its weights: give options of weights, of the graph and of the"
+                    " checkpoint with a checkpoint"
+                )
             written = output or Path(source)
             outcome = add_engine(
                 open_bundle(source), written, engine, precision=precision, block=block,
@@ -185,6 +196,7 @@ def trt(
                 options, block=block or opened.block, precision=precision or "fp16", activations=activations,
                 head=head, embedding="float",
             )  # fmt: skip
+            check_needs(options, ExportOptions(activations="fp16", head="float", embedding="float"))
             if not dry_run:
                 _print_quantizer(options, opened)
             outcome = export_engine(

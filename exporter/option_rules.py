@@ -18,6 +18,8 @@ MAX_BLOCK, MAX_TOP_K = 64, 256
 KV = ("float", "int8")
 MAX_INT8_HEAD = 512  # sums of byte products are exact
 MAX_MTP_BLOCK = 4
+OF_CODES = "activations", "group", "asymmetric", "head", "embedding", "quantizer", "calibration_text"
+OF_FIXED = "batch", "capacity", "prefill"
 
 SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
 
@@ -39,6 +41,25 @@ def quantizer_for(options: ExportOptions, checkpoint: Checkpoint) -> Quantizer |
 def check_names(options: ExportOptions) -> None:
     """Raise ExportError that lists unknown names of precisions, KV types and layouts; needs no checkpoint."""
     if problems := _unknown_names(options):
+        raise ExportError("; ".join(problems))
+
+
+def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
+    """Raise ExportError for options that differ from `defaults` and would do nothing, with what they need."""
+    given = {name for name in (*OF_CODES, *OF_FIXED) if getattr(options, name) != getattr(defaults, name)}
+    without_codes = options.precision not in SCHEMES
+    without_groups = options.precision == "w8a8" and options.head != "int4"
+    needs = {
+        "--precision int4, int8 or w8a8": given & set(OF_CODES) if without_codes else (),
+        "--precision int4 or int8, or --head int4": given & {"group"} if without_groups else (),
+        "--fixed": () if options.fixed else given & set(OF_FIXED),
+    }
+    problems = [
+        f"{', '.join(f'--{name}'.replace('_', '-') for name in sorted(names))}: only with {need}"
+        for need, names in needs.items()
+        if names
+    ]
+    if problems:
         raise ExportError("; ".join(problems))
 
 

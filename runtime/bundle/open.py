@@ -54,7 +54,7 @@ def open_bundle(
         raise BundleError(_no_bundle(str(path), directory))
     file = directory / MANIFEST_FILE
     try:
-        data = read_small(file, MANIFEST_LIMIT)
+        data = read_small(file, MANIFEST_LIMIT, links=True)
         if len(data) > MANIFEST_LIMIT:
             raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
         manifest = parse_manifest(data.decode("utf-8"), str(file))
@@ -151,6 +151,6 @@ def _checksum_line(data: bytes) -> str:
 
 def _checksum(directory: Path) -> str:
     try:
-        return read_small(directory / CHECKSUM_FILE, CHECKSUM_LIMIT).decode("ascii", "replace")
+        return read_small(directory / CHECKSUM_FILE, CHECKSUM_LIMIT, links=True).decode("ascii", "replace")
     except OSError:
         return ""

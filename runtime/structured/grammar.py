@@ -13,6 +13,7 @@ from ..errors import SessionError
 from ..text import toolcalls
 from ..text.tokenizer import no_panic
 from .matcher import SIMPLER, TokenMatcher
+from .simplify import simplified
 from .vocabulary import Vocabulary, words_of
 
 SEPARATORS = (", ", ": ")
@@ -80,18 +81,20 @@ class Grammars:
         if form.schema is not None:
             if form.schema == "false":
                 raise SessionError("the schema `false` allows no answer; use another one")
-            schema = "{}" if form.schema == "true" else form.schema
+            schema = "{}" if form.schema == "true" else json.dumps(simplified(json.loads(form.schema)))
             return str(library.grammar_from_json_schema(schema, overrides=options))
         assert form.tools is not None, "a structured config has one of them"
         tools = json.loads(form.tools)
         if self._dialect == "list":
-            return str(library.grammar_from_json_schema(toolcalls.list_schema(tools), overrides=options))
+            return str(
+                library.grammar_from_json_schema(simplified(toolcalls.list_schema(tools)), overrides=options)
+            )
         return str(self._library.StructTag.to_grammar([*self._tags(tools, options)], assume_special=False))
 
     def _tags(self, tools: Sequence[dict[str, Any]], options: dict[str, Any]) -> Iterator[Any]:
         for tool in tools:
             begin, end = toolcalls.tagged(tool, options["item_separator"], options["key_separator"])
-            schema = toolcalls.parameters(tool) | {"x-guidance": options}
+            schema = simplified(toolcalls.parameters(tool)) | {"x-guidance": options}
             yield self._library.StructTag(trigger=toolcalls.OPEN, begin=begin, grammar=schema, end=end)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mars_export.exporter.check import page
 from mars_export.exporter.commands import app
 from mars_export.runtime.bundle.manifest import Manifest, ParityReport, TextDrift
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.errors import CheckpointError
+from mars_export.runtime.errors import CheckpointError, ExportError
 
 
 def run(*words: str) -> Any:
@@ -88,7 +89,7 @@ def test_another_tokenizer(checkpoints: Named, tmp_path: Path) -> None:
 def test_what_trt_would_build(size: str, workspace: int, checkpoints: Named, tmp_path: Path) -> None:
     words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
     sizes = ("--capacity", "64", "--prefill", "16", "--workspace", size)
-    outcome = run(*words, "--fixed", "--no-reference", "--group", "16", *sizes)
+    outcome = run(*words, "--fixed", "--no-reference", *sizes)
     assert (outcome["bundle"], outcome["plan"]["workspace"]) == (str(tmp_path / "b"), workspace)
     assert not (tmp_path / "b").exists()
     wrong = CliRunner().invoke(app, [*words, "--workspace", f"{size}X"])
@@ -134,3 +135,22 @@ def test_the_page_of_text(checkpoints: Named, tmp_path: Path) -> None:
     assert drift.text.positions == drift.text.matches == len(losses)
     wanted = pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
     assert drift.text.perplexity == wanted and drift.text.checkpoint_perplexity == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--activations fp16", "--activations: only with --precision int4, int8 or w8a8"),
+        (
+            "--group 16 --asymmetric --head int4 --embedding float",
+            "--asymmetric, --embedding, --group, --head: only",
+        ),
+        ("--quantizer gptq --precision fp16", "--quantizer: only with --precision int4, int8 or w8a8"),
+        ("--group 16 --precision w8a8", "--group: only with --precision int4 or int8, or --head int4"),
+        ("--batch 2 --capacity 64 --prefill 8", "--batch, --capacity, --prefill: only with --fixed"),
+        ("--device cuda", "--device: only with --precision auto"),
+    ],
+)
+def test_options_that_would_do_nothing(words: str, message: str, checkpoints: Named, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=re.escape(message)):
+        run("onnx", str(checkpoints("llama")), "-o", str(tmp_path / "b"), *words.split())

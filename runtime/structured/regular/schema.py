@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import SessionError
 from ...rules import is_integer
+from ..simplify import NOTES, simplified
 from .expression import (
     EMPTY,
     Expression,
@@ -28,9 +29,6 @@ from .pattern import pattern_expression
 
 Separators = tuple[str, str]
 
-NOTES = {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default"} | {
-    "examples", "deprecated", "readOnly", "writeOnly",
-}  # fmt: skip
 OWN = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "minItems", "maxItems"},
@@ -197,6 +195,7 @@ class Schemas:
 
 def schema_expression(schema: Any, separators: Separators, where: str = "schema") -> Expression:
     """The answers that satisfy a JSON schema. Raises SessionError for schemas beyond the regular subset."""
+    schema = simplified(schema)
     return Schemas(schema, separators).expression(schema, where)
 
 

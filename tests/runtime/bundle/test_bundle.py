@@ -43,6 +43,10 @@ def test_places_that_are_no_bundle(tmp_path: Path) -> None:
 def test_a_linked_bundle_is_fine(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(directory)
     open_bundle(tmp_path / "elsewhere")
+    (tmp_path / "snapshot").mkdir()  # as in the cache of the hub
+    for file in directory.iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(f"../{directory.relative_to(tmp_path)}/{file.name}")
+    open_bundle(tmp_path / "snapshot", full=True)
 
 
 def test_missing_short_and_changed_files_are_listed_at_once(directory: Path) -> None:
