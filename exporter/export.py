@@ -35,7 +35,7 @@ from .graph.step import GraphSpec
 from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
 from .output import writing
-from .turns import derive_chat_turns, find_thinking
+from .turns import derive_chat_turns, find_control_tokens, find_thinking, with_plain_marks
 
 GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.onnx", "weights.bin", "tokenizer.json"
 
@@ -89,7 +89,7 @@ def write_bundle(
     model = graph.build(spec, placed, WEIGHTS_FILE, version("mars-export"))
     onnx.save(model, directory / GRAPH_FILE)
     onnx.checker.check_model(str(directory / GRAPH_FILE))
-    (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
+    (directory / TOKENIZER_FILE).write_text(with_plain_marks(checkpoint.vocabulary), encoding="utf-8")
     variant = Variant(
         "model",
         "onnx",
@@ -236,6 +236,9 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
             vocabulary.eos_token,
             turns,
             find_thinking(vocabulary, turns),
+            vocabulary.tool_template,
+            vocabulary.special_tokens,
+            find_control_tokens(vocabulary, turns),
         ),
         variants=tuple(variants),
         files=tuple(describe(path) for path in sorted(directory.iterdir())),

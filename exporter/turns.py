@@ -1,13 +1,14 @@
 """Derives a table of turns from a jinja2 chat template, for runtimes without jinja2.
 
 A table is written only if it renders the same text as the template in every conversation that is tried.
-Recognizes the marks around thinking, too.
+Finds the marks around thinking and the control tokens, too.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer, models
 
 from ..runtime.bundle.turns import START, SWITCH, ChatTurns, ThinkingMarks
 from ..runtime.errors import BundleError, CheckpointError, SessionError
+from ..runtime.text.dialects import dialect_of
 from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
 
@@ -71,7 +73,7 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
     if source is None:
         return None
     try:
-        text = Text(Tokenizer(models.BPE()), source, vocabulary.bos_token, vocabulary.eos_token)
+        text = _text(vocabulary, source)
     except BundleError as error:
         raise CheckpointError(
             str(error).replace(
@@ -90,6 +92,16 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
             if turns and _is_proven(render, turns, source):
                 return turns
     return None
+
+
+def _text(vocabulary: Vocabulary, source: str) -> Text:
+    return Text(
+        Tokenizer(models.BPE()),
+        source,
+        vocabulary.bos_token,
+        vocabulary.eos_token,
+        special_tokens=vocabulary.special_tokens,
+    )
 
 
 def _rendering(text: Text, **template: object) -> Render:
@@ -198,14 +210,49 @@ def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:
 
 
 def find_thinking(vocabulary: Vocabulary, turns: ChatTurns | None) -> ThinkingMarks | None:
-    """The template's marks of thinking, unless they are special tokens. `turns`: the template's table."""
-    added = Tokenizer.from_str(vocabulary.tokenizer_json).get_added_tokens_decoder().values()
-    special = {token.content for token in added if token.special}
+    """The template's marks of thinking. `turns`: the template's table."""
     template = vocabulary.chat_template or ""
     for marks in KNOWN_MARKS:
-        if all(mark in template for mark in marks) and special.isdisjoint(marks):
+        if all(mark in template for mark in marks):
             return ThinkingMarks(*marks, *(_after_with(vocabulary, turns, value) for value in (True, False)))
     return None
+
+
+def _marks(vocabulary: Vocabulary) -> set[str]:
+    """The marks of thinking and of calls, which are a part of answers."""
+    template = vocabulary.chat_template or ""
+    thinking = next((marks for marks in KNOWN_MARKS if all(mark in template for mark in marks)), ())
+    return {*thinking, *dialect_of(vocabulary.tool_template or vocabulary.chat_template).marks}
+
+
+def with_plain_marks(vocabulary: Vocabulary) -> str:
+    """The checkpoint's tokenizer.json. Marks of thinking and of calls are not special in it: texts of answers
+    leave special tokens out.
+    """
+    marks, data = _marks(vocabulary), json.loads(vocabulary.tokenizer_json)
+    changed = [t for t in data.get("added_tokens") or [] if t["special"] and t["content"] in marks]
+    for token in changed:
+        token["special"] = False
+    return json.dumps(data, ensure_ascii=False) if changed else vocabulary.tokenizer_json
+
+
+def find_control_tokens(vocabulary: Vocabulary, turns: ChatTurns | None) -> tuple[str, ...]:
+    """The added tokens that are not special in the bundle although the templates write them: in a message
+    they could forge a turn, a call or the result of one.
+    """
+    templates = [vocabulary.chat_template, vocabulary.tool_template]
+    written = [template for template in templates if template is not None]
+    if turns is not None:
+        written += [text for after in (*turns.between.values(), turns.after) for text in after.values()]
+    marks = _marks(vocabulary)
+    added = Tokenizer.from_str(with_plain_marks(vocabulary)).get_added_tokens_decoder().values()
+    return tuple(
+        token.content
+        for token in added
+        if not token.special
+        and token.content.strip()
+        and (token.content in marks or any(token.content in text for text in written))
+    )
 
 
 def _after_with(vocabulary: Vocabulary, turns: ChatTurns | None, value: bool) -> Mapping[str, str] | None:
@@ -213,7 +260,7 @@ def _after_with(vocabulary: Vocabulary, turns: ChatTurns | None, value: bool) ->
     source = vocabulary.chat_template
     if turns is None or source is None or SWITCH not in source:
         return None
-    text = Text(Tokenizer(models.BPE()), source, vocabulary.bos_token, vocabulary.eos_token)
+    text = _text(vocabulary, source)
     render = _rendering(text, **{SWITCH: value})
     found = _observed(render, turns.roles, tuple(turns.after))
     if found is None or found.between != turns.between:

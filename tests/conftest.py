@@ -70,14 +70,18 @@ def _turns_are_derived_once() -> Iterator[None]:
     """Most tiny checkpoints have one chat template, and its 2,600 renderings are most of an export."""
 
     @cache
-    def derived(template: str | None, bos: str | None, eos: str | None) -> ChatTurns | None:
-        vocabulary = SimpleNamespace(chat_template=template, bos_token=bos, eos_token=eos)
+    def derived(
+        template: str | None, tokens: tuple[tuple[str, str], ...], *ends: str | None
+    ) -> ChatTurns | None:
+        vocabulary = SimpleNamespace(
+            chat_template=template, bos_token=ends[0], eos_token=ends[1], special_tokens=dict(tokens)
+        )
         return derive_chat_turns(cast(Vocabulary, vocabulary))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "mars_export.exporter.export.derive_chat_turns",
-            lambda v: derived(v.chat_template, v.bos_token, v.eos_token),
+            lambda v: derived(v.chat_template, (*v.special_tokens.items(),), v.bos_token, v.eos_token),
         )
         yield
 

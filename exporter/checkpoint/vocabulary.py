@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Vocabulary:
     eos_token: str | None
     chat_template: str | None
     named_mask: str | None = None  # the mask token that the tokenizer names
+    tool_template: str | None = None  # the chat template of requests with tools, if it is another one
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # more variables of the templates
 
 
 def read_vocabulary(
@@ -85,6 +87,7 @@ def read_vocabulary(
             " correct generation_config.json or config.json"
         )
     pad = loaded.pad_token_id
+    templates = _chat_templates(directories)
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         mask_token_id=mask_id,
@@ -93,8 +96,10 @@ def read_vocabulary(
         pad_token_id=pad if pad is not None and pad < vocab_size else eos[0],
         bos_token=loaded.bos_token,
         eos_token=loaded.eos_token,
-        chat_template=_chat_template(directories),
+        chat_template=templates.get("default"),
         named_mask=_own_mask(tokenizer, loaded.mask_token)[0],
+        tool_template=templates.get("tool_use"),
+        special_tokens={n: token for n in SPECIAL_TOKENS[2:] if (token := getattr(loaded, n)) is not None},
     )
 
 
@@ -231,19 +236,27 @@ def _eos_ids(
     return ids
 
 
-def _chat_template(directories: Sequence[Path]) -> str | None:
+def _chat_templates(directories: Sequence[Path]) -> Mapping[str, str]:
+    """The chat templates by their names: `default`, and others such as `tool_use`."""
     for directory in directories:
+        files = {
+            path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        }
         if (path := directory / "chat_template.jinja").is_file():
-            return _read_text(path)
+            files["default"] = path
+        if files:
+            return {name: _read_text(path) for name, path in files.items()}
         path = directory / "tokenizer_config.json"
-        template = read_json(path).get("chat_template") if path.is_file() else None
-        if isinstance(template, list):
-            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.get("default")
-        if template is not None:
-            if not isinstance(template, str):
-                raise CheckpointError(
-                    f"{path}: chat_template is {type(template).__name__}, a string is expected; correct it"
-                )
-            return template
-    return None
+        found = read_json(path).get("chat_template") if path.is_file() else None
+        if found is None:
+            continue
+        if isinstance(found, list):
+            templates = {str(t.get("name")): t.get("template") for t in found if isinstance(t, dict)}
+        else:
+            templates = {"default": found}
+        if wrong := [t for t in templates.values() if not isinstance(t, str)]:
+            raise CheckpointError(
+                f"{path}: chat_template is {type(wrong[0]).__name__}, a string is expected; correct it"
+            )
+        return {name: str(template) for name, template in templates.items()}
+    return {}

@@ -115,6 +115,7 @@ def _draw(path: Path, rows: Sequence[Row], checkpoint: Checkpoint, block: int) -
         vocabulary.chat_template,
         vocabulary.bos_token,
         vocabulary.eos_token,
+        special_tokens=vocabulary.special_tokens,
     )
     longest = min(LONGEST, dims.context_length)
     mask = vocabulary.mask_token_id

@@ -13,7 +13,7 @@ from ..accept import METRICS
 from ..errors import BundleError, listed
 from ..rules import MASKS, entries, integer, matching, one_of
 from .engine_info import EngineInfo
-from .fields import Reader, parse
+from .fields import AnyText, Reader, parse
 from .files import MANIFEST_FILE, FileEntry
 from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
@@ -90,7 +90,9 @@ class TextInfo:
     """How text becomes token ids.
 
     `tokenizer` is a file of the bundle. `chat_template` is in the language of jinja2; `chat` is the same
-    template as a table. `thinking`: None if the template marks none.
+    template as a table. `thinking`: None if the template marks none. `tool_template` takes the template's
+    place in requests with tools. `special_tokens` are more variables of the templates. `control_tokens` are
+    plain text in messages although the tokenizer does not mark them as special.
     """
 
     tokenizer: str
@@ -99,6 +101,9 @@ class TextInfo:
     eos_token: str | None
     chat: ChatTurns | None = None
     thinking: ThinkingMarks | None = None
+    tool_template: str | None = None
+    special_tokens: Mapping[str, AnyText] = field(default_factory=dict)
+    control_tokens: Annotated[tuple[AnyText, ...], entries(100_000)] = ()
 
 
 @dataclass(frozen=True, slots=True)

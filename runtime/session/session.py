@@ -29,10 +29,11 @@ from ..errors import SessionError
 from ..structured.constrained_sequence import ConstrainedSequence
 from ..structured.grammar_state import GrammarState
 from ..structured.grammar_state_factory import GrammarStateFactory
+from ..text.dialects import dialect_in
 from ..text.prompts import Prompt, Prompts, system_of
 from ..text.thinking import ThinkingStream
 from ..text.tokenizer import Text, TextStream
-from ..text.toolcalls import ToolStream, dialect_of
+from ..text.toolcalls import ToolStream
 from .answer import Completion, Event, Stream
 from .conversation import Conversation
 from .cost_file import CostFile
@@ -213,16 +214,22 @@ class Session:
 
         The bundle has what `config` needs (`check`). `system` is the system message of a prompt of token ids.
         `tools`: functions that the prompt lists, if the config has none. `template`: variables of the chat
-        template. `client` and `on_start` are those of a Sequence. Raises SessionError as `encode` does.
+        template; with them, a prompt of token ids is that of a chat. `client` and `on_start` are those of a
+        Sequence. Raises SessionError as `encode` does.
         """
         stats = Stats()  # its clock runs while the prompt is tokenized
-        text = TextStream(self.text, config.stop) if self.text is not None else None
         tools = tools if config.tools is None else str(config.tools)
         ids = self.encode(prompt, most, tools, template)
         marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
+        is_list = isinstance(prompt, abc.Sequence) and not isinstance(prompt, str)
+        is_chat = template is not None or (is_list and isinstance(prompt[0], Mapping))
+        may_think = is_chat and (not config.is_structured or config.tools is not None)
+        thinking = self.thinking_stream(ids) if may_think else None
+        text = TextStream(self.text, config.stop, thinking) if self.text is not None else None
         new: abc.Callable[..., Sequence] = Sequence
         if config.is_structured:
-            new = partial(ConstrainedSequence, grammar_state=self.grammar_state(config))
+            state = self.grammar_state(config, None if thinking is None else thinking.is_open)
+            new = partial(ConstrainedSequence, grammar_state=state)
         seq = new(
             index,
             ids,
@@ -260,7 +267,7 @@ class Session:
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
             self.check(config)
-            seq, text = self.new_sequence(0, ids, config, system=system)
+            seq, text = self.new_sequence(0, ids, config, system=system, template={})
             return Stream(seq, text, run(self._schedule(1), [seq]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
@@ -268,7 +275,7 @@ class Session:
     def tool_stream(self) -> ToolStream:
         """A reader of the calls in a growing answer, in the format of this checkpoint."""
         text = self.bundle.manifest.text
-        return ToolStream(dialect_of(text.chat_template if text is not None else None))
+        return ToolStream(dialect_in(text), None if text is None else text.thinking)
 
     def thinking_stream(self, prompt: abc.Sequence[int]) -> ThinkingStream | None:
         """A splitter of the answer to a chat's `prompt`; None if the chat template marks no thinking."""
@@ -278,11 +285,11 @@ class Session:
         tail = self.text.spelled(prompt[-MAX_MARK:]).rstrip()
         return ThinkingStream(info.thinking, is_open=tail.endswith(info.thinking.open))
 
-    def grammar_state(self, config: GenerationConfig) -> GrammarState:
-        """The grammar state of a structured `config`. Raises SessionError if this bundle does not support
-        it.
+    def grammar_state(self, config: GenerationConfig, thinking: bool | None = None) -> GrammarState:
+        """The grammar state of a structured `config`; `thinking` is that of GrammarStateFactory. Raises
+        SessionError if this bundle does not support it.
         """
-        return self._grammar_states.of(config)
+        return self._grammar_states.of(config, thinking)
 
     def prepare(self) -> None:
         """Build the tables of the first grammar and of the first special token in a message now: for a large

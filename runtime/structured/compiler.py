@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from ..bundle.manifest import StoredGrammar
 from ..bundle.open import open_bundle
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
-from ..text import toolcalls
+from ..text.dialects import Dialect, call_forms, dialect_in
 from .automaton_file import file_name, to_bytes
 from .catalog import store
 from .grammar import SEPARATORS
 from .regular.automaton import Automaton, build
-from .regular.expression import Alternatives, Expression, Interrupted, choice, sequence, text
+from .regular.expression import Expression, Repeat, choice, optional, sequence, text
 from .regular.pattern import pattern_expression
 from .regular.schema import Separators, schema_expression
 
@@ -32,7 +30,7 @@ def compile_into(path: str | Path, name: str, config: GenerationConfig) -> Store
     if manifest.text is None:
         raise SessionError(f"{path}: a grammar needs a tokenizer, this bundle has none")
     separators = config.separators or SEPARATORS
-    automaton = compile_grammar(config, toolcalls.dialect_of(manifest.text.chat_template), separators)
+    automaton = compile_grammar(config, dialect_in(manifest.text), separators)
     content = to_bytes(automaton)
     kind = next(kind for kind in ("schema", "regex", "choice", "tools") if getattr(config, kind) is not None)
     grammar = StoredGrammar(
@@ -50,9 +48,7 @@ def compile_into(path: str | Path, name: str, config: GenerationConfig) -> Store
     return grammar
 
 
-def compile_grammar(
-    config: GenerationConfig, dialect: toolcalls.Dialect, separators: Separators
-) -> Automaton:
+def compile_grammar(config: GenerationConfig, dialect: Dialect, separators: Separators) -> Automaton:
     """The automaton of the answers that `config` allows. Raises SessionError."""
     if not config.is_structured:
         raise SessionError("no grammar to compile: give a schema, tools, a regex or choices")
@@ -62,7 +58,7 @@ def compile_grammar(
         raise SessionError("the grammar is nested too deeply; make it flatter") from error
 
 
-def _expression(config: GenerationConfig, dialect: toolcalls.Dialect, separators: Separators) -> Expression:
+def _expression(config: GenerationConfig, dialect: Dialect, separators: Separators) -> Expression:
     if config.regex is not None:
         return pattern_expression(config.regex)
     if config.choice is not None:
@@ -71,18 +67,9 @@ def _expression(config: GenerationConfig, dialect: toolcalls.Dialect, separators
         assert isinstance(config.schema, str), "a config holds schemas as JSON text"
         return schema_expression(json.loads(config.schema), separators)
     assert isinstance(config.tools, str), "a config holds tools as JSON text"
-    tools = json.loads(config.tools)
-    if dialect == "list":
-        return schema_expression(toolcalls.list_schema(tools), separators, "tools")
-    return Interrupted(toolcalls.OPEN.encode(), _calls(tools, separators))
-
-
-def _calls(tools: Sequence[dict[str, Any]], separators: Separators) -> Expression:
-    """The text after the tag that opens a call."""
-    calls = []
-    for tool in tools:
-        begin, end = toolcalls.tagged(tool, *separators)
-        where = f"tool {tool['function']['name']}"
-        arguments = schema_expression(toolcalls.parameters(tool), separators, where)
-        calls.append(sequence(text(begin.removeprefix(toolcalls.OPEN)), arguments, text(end)))
-    return Alternatives(tuple(calls))
+    forms = [
+        sequence(text(begin), schema_expression(schema, separators, "tools"), text(end))
+        for begin, schema, end in call_forms(json.loads(config.tools), dialect)
+    ]
+    call, line = choice(forms), optional(text("\n"))
+    return sequence(call, Repeat(sequence(line, call), 0, None), line) if dialect.repeats else call

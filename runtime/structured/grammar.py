@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..bundle.turns import ThinkingMarks
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
-from ..text import toolcalls
+from ..text.dialects import Dialect, call_forms
 from ..text.tokenizer import no_panic
 from .matcher import SIMPLER, TokenMatcher
 from .simplify import simplified
@@ -30,32 +30,40 @@ LIMITS = {
 
 
 class AnswerForm(NamedTuple):
-    """The form that a config asks of an answer; one of the first four is set."""
+    """The form that a config asks of an answer; one of the first four is set.
+
+    thinking: whether calls may come after thinking (False), or must because the prompt has begun it (True)
+    """
 
     schema: str | None
     regex: str | None
     choice: tuple[str, ...] | None
     tools: str | None
     separators: tuple[str, str]
+    thinking: bool | None
 
 
 class Grammars:
     """Grammars over a vocabulary, each compiled once and cached. Thread-safe.
 
-    `dialect` says how the model writes calls.
+    `dialect` says how the model writes calls, and `marks` what is around its thinking.
     """
 
-    def __init__(self, vocabulary: Vocabulary, dialect: toolcalls.Dialect) -> None:
-        self._vocabulary, self._library, self._dialect = vocabulary, vocabulary.library, dialect
+    def __init__(self, vocabulary: Vocabulary, dialect: Dialect, marks: ThinkingMarks | None = None) -> None:
+        self._vocabulary, self._library = vocabulary, vocabulary.library
+        self._dialect, self._marks = dialect, marks
         self._limits = self._library.LLParserLimits(**LIMITS)
         self._compiled = lru_cache(CACHED_GRAMMARS)(self._compile)
 
-    def matcher(self, config: GenerationConfig) -> TokenMatcher:
-        """A matcher at the beginning of an answer. Raises SessionError if no answer satisfies the grammar."""
+    def matcher(self, config: GenerationConfig, thinking: bool | None = None) -> TokenMatcher:
+        """A matcher at the beginning of an answer. Calls may come after `thinking`; True: the prompt has
+        begun it. Raises SessionError if no answer satisfies the grammar.
+        """
         schema, tools = (None if value is None else str(value) for value in (config.schema, config.tools))
         choice = None if config.choice is None else tuple(config.choice)
         separators = config.separators or SEPARATORS
-        compiled = self._compiled(AnswerForm(schema, config.regex, choice, tools, separators))
+        thinking = None if self._marks is None or tools is None else thinking
+        compiled = self._compiled(AnswerForm(schema, config.regex, choice, tools, separators, thinking))
         return TokenMatcher(compiled.deep_copy(), self._vocabulary)
 
     def _compile(self, form: AnswerForm) -> Any:
@@ -84,18 +92,31 @@ class Grammars:
             schema = "{}" if form.schema == "true" else json.dumps(simplified(json.loads(form.schema)))
             return str(library.grammar_from_json_schema(schema, overrides=options))
         assert form.tools is not None, "a structured config has one of them"
-        tools = json.loads(form.tools)
-        if self._dialect == "list":
-            return str(
-                library.grammar_from_json_schema(simplified(toolcalls.list_schema(tools)), overrides=options)
+        forms = [
+            " ".join(
+                [
+                    *_quoted(begin),
+                    f"%json {json.dumps(simplified(schema) | {'x-guidance': options})}",
+                    *_quoted(end),
+                ]
             )
-        return str(self._library.StructTag.to_grammar([*self._tags(tools, options)], assume_special=False))
+            for begin, schema, end in call_forms(json.loads(form.tools), self._dialect)
+        ]
+        lines = ["call: " + " | ".join(forms)]
+        calls = r'call ("\n"? call)* "\n"?' if self._dialect.repeats else "call"
+        if form.thinking is not None:
+            assert self._marks is not None
+            start = "thought" if form.thinking else f"({json.dumps(self._marks.open)} thought)?"
+            calls = f"{start} {calls}"
+            lines += [
+                r"thought: thinking /[ \t\r\n]{0,8}/",
+                rf"thinking[lazy]: /(.|\n)*/ {json.dumps(self._marks.close)}",
+            ]
+        return "\n".join([f"start: {calls}", *lines])
 
-    def _tags(self, tools: Sequence[dict[str, Any]], options: dict[str, Any]) -> Iterator[Any]:
-        for tool in tools:
-            begin, end = toolcalls.tagged(tool, options["item_separator"], options["key_separator"])
-            schema = simplified(toolcalls.parameters(tool)) | {"x-guidance": options}
-            yield self._library.StructTag(trigger=toolcalls.OPEN, begin=begin, grammar=schema, end=end)
+
+def _quoted(text: str) -> list[str]:
+    return [json.dumps(text)] if text else []
 
 
 def _escaped(text: str) -> str:

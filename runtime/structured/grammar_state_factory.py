@@ -9,8 +9,8 @@ from functools import cached_property
 from ..bundle.open import Bundle
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
+from ..text.dialects import dialect_in
 from ..text.tokenizer import Text
-from ..text.toolcalls import dialect_of
 from .catalog import find, request_of
 from .grammar import Grammars
 from .grammar_state import GrammarState
@@ -30,12 +30,17 @@ class GrammarStateFactory:
             with suppress(SessionError):
                 self._grammars  # noqa: B018
 
-    def of(self, config: GenerationConfig) -> GrammarState:
-        """A grammar state at the beginning of an answer. Raises SessionError if there can be none."""
+    def of(self, config: GenerationConfig, thinking: bool | None = None) -> GrammarState:
+        """A grammar state at the beginning of an answer. Calls of `tools` may come after `thinking`; True:
+        the prompt has begun it. Raises SessionError if there can be none.
+        """
         manifest, outputs = self._bundle.manifest, self._outputs
         try:
             stored = None if config.grammar is None else find(manifest, config.grammar, self._bundle.path)
-            matcher = self._grammars.matcher(config if stored is None else request_of(stored))
+            if stored is None:
+                matcher = self._grammars.matcher(config, thinking)
+            else:
+                matcher = self._grammars.matcher(request_of(stored))
         except SessionError as error:
             error.code, error.field = "invalid_grammar", config.structure
             raise
@@ -54,4 +59,4 @@ class GrammarStateFactory:
         manifest = self._bundle.manifest
         assert self._text is not None and manifest.text is not None, "checked before"
         vocabulary = Vocabulary(self._text.tokenizer, manifest.model.vocab_size, manifest.tokens.eos)
-        return Grammars(vocabulary, dialect_of(manifest.text.chat_template))
+        return Grammars(vocabulary, dialect_in(manifest.text), manifest.text.thinking)

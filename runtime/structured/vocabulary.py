@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ class Vocabulary:
 
     library: the llguidance package
     tokenizer: its tokenizer
-    texts: the bytes of each token; special tokens and padding have none, since no answer may contain them
+    texts: the bytes of each token; special tokens and padding have none, since no answer may contain them.
+        Other added tokens, such as Qwen's <tool_call>, are ordinary text
 
     Raises SessionError if llguidance is missing or cannot use the tokenizer.
     """
@@ -55,14 +56,17 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> None:
         self.library = _import()
         self.size, self.eos_ids = size, list(eos_ids)
-        what = "the grammar library cannot use the bundle's tokenizer"
-        with no_panic(SessionError, what, "export the bundle again"):
-            self.tokenizer: Any = self.library.LLTokenizer(
-                tokenizer.to_str(), n_vocab=size, eos_token=self.eos_ids or None
-            )
         special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         known = set(tokenizer.get_vocab(with_added_tokens=True).values()) - special
-        self.texts = [self.tokenizer.decode_bytes([i]) if i in known else b"" for i in range(size)]
+        what = "the grammar library cannot use the bundle's tokenizer"
+        with no_panic(SessionError, what, "export the bundle again"):
+            new: Any = partial(self.library.LLTokenizer, n_vocab=size, eos_token=self.eos_ids or None)
+            self.tokenizer: Any = new(tokenizer.to_str())
+            self.texts = [self.tokenizer.decode_bytes([i]) if i in known else b"" for i in range(size)]
+            # The library takes added tokens in angle brackets for special ones.
+            if any(i < size and self.tokenizer.is_special_token(i) for i in known.difference(self.eos_ids)):
+                plain = _PlainTokenizer(tokenizer, self.texts, self.eos_ids)
+                self.tokenizer = new(self.library.TokenizerWrapper(plain))
         # All tokens by first byte and length; and for each, the index of the first token with its first byte.
         texts = self.texts
         order = sorted(range(size), key=lambda token: (texts[token][:1], len(texts[token]), texts[token]))
@@ -94,6 +98,21 @@ class Vocabulary:
         before = np.cumsum(fits) - fits  # fitting tokens before each one
         few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
         return Retokenizations.of([self.write(data + self.texts[token]) for token in few.tolist()])
+
+
+class _PlainTokenizer:
+    """A tokenizer for the library whose only special tokens are those without a text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[bytes], eos_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_ids[0] if eos_ids else 0
+        self.special_token_ids = [i for i, text in enumerate(texts) if not text]
+        self.tokens = [text or f"<[{i}]>".encode() for i, text in enumerate(texts)]
+
+    def __call__(self, data: bytes) -> list[int]:
+        return list(self._tokenizer.encode(data.decode(), add_special_tokens=False).ids)
 
 
 def num_alike(one: Sequence[int], other: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,14 +13,16 @@ from tokenizers import Tokenizer
 
 
 class PlainText:
-    """Replaces special tokens by secret names: those in messages before the template is rendered, and those
-    of the template afterwards. The template treats all other text as before.
+    """Replaces special tokens, and `control_tokens`, by secret names: those in messages before the template
+    is rendered, and those of the template afterwards. The template treats all other text as before.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, control_tokens: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
         tokens = tokenizer.get_added_tokens_decoder().values()
-        self._special = [token.content for token in tokens if token.special]
+        self._special = [
+            token.content for token in tokens if token.special or token.content in control_tokens
+        ]
         self._numbers = {text: number for number, text in enumerate(self._special)}
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

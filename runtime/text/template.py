@@ -11,12 +11,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError, meta
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Variables other than settings.
-OWN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
+TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+OWN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", *TOKENS}
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thinking
 MAX_TEXT = 64_000_000  # characters that a template renders
 
 
@@ -27,14 +30,29 @@ class Template:
         self._source, self._template = source, _ENVIRONMENT.from_string(source)
 
     @cached_property
-    def settings(self) -> list[str]:
-        """The variables of `chat_template_kwargs` that the template reads."""
-        found = meta.find_undeclared_variables(_ENVIRONMENT.parse(self._source))
-        return sorted(found - OWN - _ENVIRONMENT.globals.keys())
+    def _variables(self) -> set[str]:
+        return meta.find_undeclared_variables(_ENVIRONMENT.parse(self._source))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+    @property
+    def settings(self) -> set[str]:
+        """The variables of `chat_template_kwargs` that the template reads."""
+        return self._variables - OWN - _ENVIRONMENT.globals.keys()
+
+    @property
+    def takes_tools(self) -> bool:
+        return "tools" in self._variables
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether it writes the `tool_calls` of messages."""
+        return "tool_calls" in self._source
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, **values: Any
+    ) -> str:
         pieces, size = [], 0
-        for piece in self._template.generate(messages=messages, **values):
+        values |= {"documents": None, "add_generation_prompt": True}
+        for piece in self._template.generate(messages=[*map(_message, messages)], tools=tools, **values):
             pieces.append(piece)
             size += len(piece)
             if size > MAX_TEXT:
@@ -42,9 +60,29 @@ class Template:
         return "".join(pieces)
 
 
+def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose thinking has the names that templates read."""
+    thinking = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if thinking is None else {"thinking": thinking, **message, "reasoning_content": thinking}
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks answers for training, has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, cache_size=0
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _Generation],
+        optimized=False,
+        cache_size=0,
     )
     environment.filters["tojson"] = _tojson
     environment.globals |= {

@@ -16,6 +16,7 @@ class ThinkingStream:
 
     def __init__(self, marks: ThinkingMarks, *, is_open: bool = False) -> None:
         self._marks = marks
+        self.is_open = is_open
         self._place: Literal["start", "begun", "thinking", "closed", "text"] = "begun" if is_open else "start"
         self._held = ""
         self._num_pushed = self._num_thinking = 0
@@ -29,6 +30,11 @@ class ThinkingStream:
     def num_thinking(self) -> int:
         """Characters at the beginning of the answer that are thinking or marks, as far as it is known."""
         return self._num_pushed if self._place in ("begun", "thinking", "closed") else self._num_thinking
+
+    @property
+    def answer_start(self) -> int | None:
+        """Characters before the text of the answer; None while it has not begun."""
+        return self._num_thinking if self._place == "text" else None
 
     def push(self, text: str) -> tuple[str, str]:
         """The thinking and the text that `text` adds."""

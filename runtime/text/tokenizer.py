@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -16,14 +15,28 @@ from ..bundle.files import read_small
 from ..bundle.open import Bundle
 from ..bundle.turns import ChatTurns
 from ..errors import BundleError, MarsError, SessionError
+from .dialects import LIST, Dialect, dialect_in
 from .special_tokens import PlainText
 from .template import Template
-from .toolcalls import system_text
+from .thinking import ThinkingStream
+from .tool_messages import RESULT_ROLES, calls_as_text, results_as_user, with_tools
 
 Message = Mapping[str, Any]
 
 # Roles that are known in addition to those of the bundle's table.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+PROBE = "mars-0-probe"
+CALL_ID = "abcdefghi"
+PROBED_CALL = {"id": CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
+USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}
+RESULT = {"role": "tool", "content": PROBE}
+PROBES: Mapping[str, Sequence[Sequence[Message]]] = {
+    "system": [[{"role": "system", "content": PROBE}, USER]],
+    "tool": [
+        [USER, {**ANSWER, "tool_calls": [PROBED_CALL]}, {**RESULT, "tool_call_id": CALL_ID, "name": "f"}],
+        [USER, ANSWER, RESULT],
+    ],
+}
 MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
 SAFE_ADVICE = ", or open it without safe mode if you trust its source"
@@ -35,8 +48,10 @@ class Text:
     """The tokenizer and chat template of a bundle.
 
     `turns` is the template as a table, which is used when it covers the messages. Prompts of more than `most`
-    characters are refused. `safe` mode uses the table only, since a template is a program. With
-    `parse_special`, the text of a special token in a message becomes that token; else it is plain text.
+    characters are refused. `tool_template` takes the template's place in prompts with tools, and calls are
+    written in the `dialect`. `special_tokens` are more variables of the templates. `safe` mode uses the table
+    only, since a template is a program. With `parse_special`, the text of a special token or of one of the
+    `control_tokens` in a message becomes that token; else it is plain text.
     """
 
     def __init__(
@@ -48,18 +63,24 @@ class Text:
         turns: ChatTurns | None = None,
         most: int | None = None,
         *,
+        tool_template: str | None = None,
+        dialect: Dialect = LIST,
+        special_tokens: Mapping[str, str] | None = None,
+        control_tokens: Sequence[str] = (),
         safe: bool = False,
         parse_special: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
-        self._plain = None if parse_special else PlainText(tokenizer)
+        self._plain = None if parse_special else PlainText(tokenizer, control_tokens)
         self._advice = SAFE_ADVICE if safe and chat_template else ""
-        chat_template = None if safe else chat_template
-        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        self._turns, self._most = turns, most
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {**(special_tokens or {})} | {k: v for k, v in tokens.items() if v is not None}
+        self._turns, self._most, self._dialect = turns, most, dialect
+        self._kept: dict[tuple[Template | None, str], bool] = {}
         try:
-            self._template = Template(chat_template) if chat_template else None
-            self._takes_tools = bool(chat_template and re.search(r"\btools\b", chat_template))
+            self._template, self._tool_template = (
+                Template(source) if source and not safe else None for source in (chat_template, tool_template)
+            )
         except Exception as error:  # a hostile template can raise anything
             raise BundleError(
                 f"the chat template is not valid jinja2 ({_words(error)});"
@@ -78,8 +99,20 @@ class Text:
         tokenizer.no_truncation()  # of the training that it was saved after
         tokenizer.no_padding()
         most = most_characters(bundle.manifest.model.context_length)
-        names = (info.chat_template, info.bos_token, info.eos_token)
-        return cls(tokenizer, *names, info.chat, most, safe=safe, parse_special=parse_special)
+        return cls(
+            tokenizer,
+            info.chat_template,
+            info.bos_token,
+            info.eos_token,
+            info.chat,
+            most,
+            tool_template=info.tool_template,
+            dialect=dialect_in(info),
+            special_tokens=info.special_tokens,
+            control_tokens=info.control_tokens,
+            safe=safe,
+            parse_special=parse_special,
+        )
 
     def encode(
         self,
@@ -144,7 +177,8 @@ class Text:
     @property
     def settings(self) -> list[str]:
         """The variables of the chat template that `template` of `encode` may set."""
-        return [] if self._template is None else self._template.settings
+        templates = [t for t in (self._template, self._tool_template) if t is not None]
+        return sorted(set[str]().union(*(t.settings for t in templates)))
 
     def rendered(
         self,
@@ -155,7 +189,7 @@ class Text:
     ) -> str:
         """`render` with hidden special tokens of messages, for `encode_part`. Raises SessionError.
 
-        If the template does not take tools, the system message lists them (docs/structured.md).
+        Tools, calls and results that the template does not take are written as text (docs/structured.md).
         """
         if self._template is None and self._turns is None:
             what = (
@@ -174,8 +208,6 @@ class Text:
         self._check_roles(messages)
         messages = [_joined(i, m) for i, m in enumerate(messages)]
         functions = None if tools is None else json.loads(tools)
-        if functions and not self._takes_tools:
-            messages = _with_tools(messages, system_text(functions))
         extra = {**(template or {})}
         if unknown := sorted(extra.keys() - set(self.settings)):
             known = ", ".join(self.settings) or "none"
@@ -183,21 +215,57 @@ class Text:
                 f"the chat template has no variable {unknown[0][:60]!r} (it has: {known}){self._advice}",
                 field="template",
             )
-        extra |= {"tools": functions} if functions and self._takes_tools else {}
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
         if self._plain is not None:
             messages, extra = self._plain.hide(messages), self._plain.hide(extra)
-        if self._turns is not None and not extra and all(_is_plain(m) for m in messages):
+            functions = self._plain.hide(functions)
+        chosen = self._tool_template if functions and self._tool_template is not None else self._template
+        messages = self._in_own_form(messages, functions, chosen)
+        if functions and chosen is not None and chosen.takes_tools:
+            extra["tools"] = functions
+        return self._rendered(messages, chosen, extra)
+
+    def _in_own_form(
+        self, messages: Sequence[Message], functions: Sequence[Any] | None, template: Template | None
+    ) -> Sequence[Message]:
+        """Messages in which calls, results and tools that the template does not take are text."""
+        original = messages
+        if template is None or not template.takes_calls:
+            messages = calls_as_text(messages, self._dialect)
+        if any(m["role"] in RESULT_ROLES for m in messages) and not self._keeps(template, "tool"):
+            messages = results_as_user(messages, original)
+        if functions and (template is None or not template.takes_tools):
+            messages = with_tools(messages, functions, has_system=self._keeps(template, "system"))
+        return messages
+
+    def _keeps(self, template: Template | None, role: str) -> bool:
+        """Whether a message of this role is a part of the prompt: templates may refuse it, or ignore it."""
+        if (template, role) not in self._kept:
+            texts = []
+            for messages in PROBES[role]:
+                if template is None or not template.takes_calls:
+                    messages = calls_as_text(messages, self._dialect)
+                with suppress(SessionError):
+                    texts.append(self._rendered(messages, template, {}))
+            self._kept[template, role] = any(PROBE in text for text in texts)
+        return self._kept[template, role]
+
+    def _rendered(
+        self, messages: Sequence[Message], template: Template | None, values: Mapping[str, Any]
+    ) -> str:
+        """The text of messages whose special tokens are hidden."""
+        is_own = template is self._template
+        if self._turns is not None and is_own and not values and all(_is_plain(m) for m in messages):
             text = self._turns.render(messages)
             if text is not None:
                 return text
-        if self._template is None:
+        if template is None:
             raise SessionError(
                 "the bundle's chat table does not know such a conversation; pass it as one text"
                 + self._advice
             )
         try:
-            return self._template.render(messages, add_generation_prompt=True, **extra, **self._tokens)
+            return template.render(messages, **{**self._tokens, **values})
         except Exception as error:  # a template can raise anything
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 
@@ -234,13 +302,6 @@ def most_characters(tokens: int) -> int:
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
-
-
-def _with_tools(messages: Sequence[Message], tools: str) -> list[Message]:
-    """Messages whose system message ends with the text `tools`."""
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": tools}, *messages]
-    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{tools}"}, *messages[1:]]
 
 
 def _joined(number: int, message: Message) -> Message:
@@ -298,9 +359,11 @@ def text_of(text: Text, token_ids: Sequence[int]) -> str:
 
 
 class TextStream:
-    """The growing text of one answer, without incomplete characters and possible stop strings at its end."""
+    """The growing text of one answer, without incomplete characters and possible stop strings at its end.
+    Stop strings in the thinking that `thinking` splits off have no effect.
+    """
 
-    def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
+    def __init__(self, text: Text, stop: Sequence[str] = (), thinking: ThinkingStream | None = None) -> None:
         self._source = text
         if len(stop) > MAX_STOPS or any(len(s) > MAX_STOP for s in stop):
             raise SessionError(
@@ -309,6 +372,8 @@ class TextStream:
                 field="stop",
             )
         self._stop = [s for s in stop if s]
+        self._thinking = thinking if self._stop else None
+        self._searched = 0  # characters in which there is no stop string
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
         self._token_texts: list[str] = []  # that `take_token_texts` has not returned
@@ -383,15 +448,23 @@ class TextStream:
         return self._text
 
     def _append(self, piece: str) -> None:
-        before = len(self._text)
         self._text += piece
-        places = [(self._text.find(s, max(0, before - len(s) + 1)), s) for s in self._stop]
+        start: int | None = 0
+        if self._thinking is not None:
+            self._thinking.push(piece)
+            start = self._thinking.answer_start
+        if start is None:
+            return
+        places = [(self._text.find(s, max(start, self._searched - len(s) + 1)), s) for s in self._stop]
+        self._searched = len(self._text)
         if found := [(at, s) for at, s in places if at >= 0]:
             at, self.stop_string = min(found)
             self._text = self._text[:at]
 
     def _held(self) -> int:
         """The number of last characters that may begin a stop string."""
+        if self._thinking is not None and self._thinking.is_undecided:
+            return len(self._text)
         most = min(len(self._text), max(map(len, self._stop), default=0))
         ends = (self._text[-count:] for count in range(most, 0, -1))
         return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stop)), 0)

@@ -1,95 +1,21 @@
-"""Tools: how a prompt lists them, the schema of their calls, and parsing calls in answers."""
+"""Parses the tool calls in answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Dialect = Literal["list", "tags"]
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+from ..bundle.turns import ThinkingMarks
+from .dialects import ARGUMENTS, Dialect
+
 SPACE = " \t\r\n"
 JSON = json.JSONDecoder(parse_constant=int)  # int raises for NaN and Infinity, which JSON lacks
-
-
-def dialect_of(chat_template: str | None) -> Dialect:
-    """How a checkpoint writes calls: in tags if its template has them, else as one JSON list."""
-    return "tags" if chat_template is not None and OPEN in chat_template else "list"
-
-
-def system_text(tools: Sequence[dict[str, Any]]) -> str:
-    """The system message for templates that take no tools: one function a line, as JSON."""
-    lines = [json.dumps(_function(tool), ensure_ascii=False) for tool in tools]
-    return "\n".join(
-        [
-            "Reply with tool calls: a JSON list of objects with the keys name and arguments.",
-            "The tools are:",
-            *lines,
-        ]
-    )
-
-
-def parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments: an object, without other properties unless it says otherwise."""
-    schema: dict[str, Any] = _function(tool).get("parameters") or {}
-    return {"type": "object", "additionalProperties": False} | schema
-
-
-def tagged(tool: dict[str, Any], item: str, key: str) -> tuple[str, str]:
-    """The texts before and after the arguments of a call in tags, with these separators of JSON."""
-    name = json.dumps(_function(tool)["name"], ensure_ascii=False)
-    return f'{OPEN}\n{{"name"{key}{name}{item}"arguments"{key}', f"}}\n{CLOSE}"
-
-
-def list_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The schema of an answer that is one or more calls: a list of {name, arguments}."""
-    items, definitions = [], {}
-    for i, tool in enumerate(tools):
-        arguments: dict[str, Any] = parameters(tool)
-        if any(True for _ in _references(arguments)):
-            # References start at the root of the whole schema, to which the parameters move.
-            definitions[f"tool{i}"] = _moved(arguments, f"#/$defs/tool{i}")
-            arguments = {"$ref": f"#/$defs/tool{i}"}
-        items.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": _function(tool)["name"]}, "arguments": arguments},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": items}}
-    return schema | ({"$defs": definitions} if definitions else {})
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    function: dict[str, Any] = tool["function"]
-    return function
-
-
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
-        for inner in value.values():
-            yield from _references(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _references(inner)
-
-
-def _moved(value: Any, root: str) -> Any:
-    """A schema whose local references start at `root`."""
-    if isinstance(value, list):
-        return [_moved(inner, root) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    moved = {key: _moved(inner, root) for key, inner in value.items()}
-    reference = value.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = root + reference[1:]
-    return moved
+KEYS = {"name", "id", "type", *ARGUMENTS}
+Place = Literal["margin", "thinking", "text", "open", "object", "next"]
+FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +37,18 @@ class ToolAnswer:
 class ToolStream:
     """Parses the calls of a growing answer, character by character.
 
-    A call is an object {name, arguments} after a tag, or in a list at the beginning of the answer. It is
-    returned when it is complete. Everything else is text, except tags, brackets and commas around calls with
-    their white space.
+    A call is an object {name, arguments}, alone or in a list, after the mark that opens calls; in some
+    dialects also at the beginning of the answer. It is returned when it is complete. Everything else is text,
+    except marks, brackets and separators around calls with their white space. An answer may begin after its
+    `thinking`, in which there are no calls.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, thinking: ThinkingMarks | None = None) -> None:
         self._dialect = dialect
-        self._place: Literal["start", "text", "open", "object", "close", "end"] = (
-            "start" if dialect == "list" else "text"
-        )
+        self._thinking = ("", "") if thinking is None else (thinking.open, thinking.close)
+        # margin: at the beginning and after calls; open: a call must follow; next: after a call in a list
+        self._place: Place = "margin"
+        self._in_list = self._is_marked = self._may_close = False
         self._held = ""  # may belong to a call
         self._object = _Object()
         self._items: list[str | ToolCall] = []
@@ -133,11 +61,15 @@ class ToolStream:
             self._step(character)
         return self._take_items()
 
-    def finish(self) -> list[str | ToolCall]:
-        """The held-back text, at the end of the answer."""
-        if self._place not in ("close", "end") or self._held.strip(SPACE):
-            self._add_text(self._held)
-        self._held = ""
+    def finish(self, *, is_cut: bool = False) -> list[str | ToolCall]:
+        """The held-back text, at the end of the answer. If the answer `is_cut` short, the beginning of a call
+        is dropped.
+        """
+        held, self._held = self._held, ""
+        said = held.strip(SPACE)
+        is_begun = self._place not in ("margin", "text", "thinking") or len(said) > 1
+        if (said or not self._calls) and not (is_cut and is_begun):
+            self._add_text(held)
         return self._take_items()
 
     @property
@@ -145,54 +77,113 @@ class ToolStream:
         return ToolAnswer("".join(self._text), tuple(self._calls))
 
     def _step(self, character: str) -> None:
-        if self._place == "text" and self._dialect == "list":
-            self._add_text(character)
-            return
         self._held += character
-        if self._place == "text":
+        if self._place in ("text", "thinking"):
             self._search()
         elif self._place == "object":
             if self._object.ends_with(character):
                 self._read()
+            elif character == '"' and not self._is_marked and not _may_be_call(self._held):
+                self._give_up(len(self._held))
         elif character in SPACE:
             pass
-        elif self._place == "open" and character == "{":
-            self._place, self._object = "object", _Object()
-            self._object.ends_with(character)
+        elif self._place == "margin":
+            self._begin()
         elif self._place == "open":
-            self._give_up(len(self._held) - 1)
-        elif self._dialect == "list":
-            after = {("start", "["): "open", ("close", ","): "open", ("close", "]"): "end"}
-            if (place := after.get((self._place, character))) is None:
-                self._give_up(0)
-                return
-            self._place = place  # type: ignore[assignment]
-            self._held = "" if place == "end" else self._held
-        elif not CLOSE.startswith(self._held.lstrip(SPACE)):
+            args = self._dialect.args
+            if args:
+                if self._held.endswith(args + "{"):
+                    self._begin_object()
+                elif character == "{":
+                    self._give_up(len(self._held))
+            elif character == "{":
+                self._begin_object()
+            elif character == "[" and self._is_marked and not self._in_list:
+                self._in_list = True
+            else:
+                self._give_up(len(self._held) - 1)
+        elif character == ",":
+            self._place = "open"
+        elif character == "]":
+            self._end_calls()
+        else:
             self._give_up(0)
-        elif self._held.endswith(CLOSE):
-            self._place, self._held = "text", ""
+
+    def _begin(self) -> None:
+        """Find out what begins at a margin: calls, the mark that closes the ones before, or text."""
+        dialect, is_first = self._dialect, not self._calls
+        is_separated = not (is_first or dialect.is_list or dialect.close)
+        said = self._held.lstrip(SPACE + ";" if is_separated else SPACE)
+        bracket = "[" if dialect.is_list else "{"
+        if said == dialect.open:
+            self._place, self._is_marked = "open", True
+        elif self._may_close and said == dialect.close:
+            self._may_close, self._held = False, ""
+        elif is_first and said == self._thinking[0]:
+            self._give_up(len(self._held), "thinking")
+        elif any(mark.startswith(said) for mark in (dialect.open, self._thinking[0])) or (
+            self._may_close and dialect.close.startswith(said)
+        ):
+            pass
+        elif dialect.is_bare and said[0] == bracket and (is_first or is_separated):
+            # What was held because it could be a mark is read again.
+            rest, self._held = said[1:], self._held[: len(self._held) - len(said) + 1]
+            self._is_marked = False
+            if dialect.is_list:
+                self._place, self._in_list = "open", True
+            else:
+                self._begin_object()
+            for character in rest:
+                self._step(character)
+        else:
+            self._give_up(0)
 
     def _search(self) -> None:
-        """Return text until a tag opens; a possible beginning of a tag is held back."""
-        while self._held and not OPEN.startswith(self._held):
+        """Return text until a mark opens, or thinking ends; a possible beginning of a mark is held back."""
+        mark = "" if self._place == "thinking" else self._dialect.open
+        end = "" if self._calls else self._thinking[1]
+        while self._held and not mark.startswith(self._held) and not end.startswith(self._held):
             self._add_text(self._held[0])
             self._held = self._held[1:]
-        if self._held == OPEN:
-            self._place = "open"
+        if self._held and self._held == mark:
+            self._place, self._is_marked = "open", True
+        elif self._held and self._held == end:
+            self._give_up(len(end), "margin")
+
+    def _begin_object(self) -> None:
+        self._place, self._object = "object", _Object()
+        self._object.ends_with("{")
 
     def _read(self) -> None:
         """Return a complete object, if it is a call."""
-        if (call := _call(self._held[self._held.index("{") :])) is None:
+        is_bare, args = not self._is_marked and not self._in_list, self._dialect.args
+        head, brace, rest = self._held.partition("{")
+        if args:
+            name = head.rpartition(self._dialect.open)[2].removesuffix(args).partition("[CALL_ID]")[0].strip()
+            call = _call(f'{{"name": {json.dumps(name)}, "arguments": {brace}{rest}}}')
+        else:
+            call = _call(brace + rest, needs_arguments=is_bare)
+        if call is None:
             self._give_up(len(self._held))
             return
         self._calls.append(call)
         self._items.append(call)
-        self._place, self._held = "close", ""
+        if self._in_list:
+            self._place, self._held = "next", ""
+        else:
+            self._end_calls()
 
-    def _give_up(self, count: int) -> None:
+    def _end_calls(self) -> None:
+        self._place, self._held, self._in_list, self._may_close = (
+            "margin",
+            "",
+            False,
+            bool(self._dialect.close),
+        )
+
+    def _give_up(self, count: int, place: Place = "text") -> None:
         """There is no call: the first `count` held characters are text, and the others are read again."""
-        held, self._held, self._place = self._held, "", "text"
+        held, self._held, self._place, self._in_list = self._held, "", place, False
         self._add_text(held[:count])
         for character in held[count:]:
             self._step(character)
@@ -231,18 +222,34 @@ class _Object:
         return self._depth == 0
 
 
-def _call(text: str) -> ToolCall | None:
-    """The call in an object's text, or None: keys are unique, `name` is text, arguments are an object."""
+def _may_be_call(text: str) -> bool:
+    """Whether the first key of an object is one that calls have."""
+    key = FIRST_KEY.match(text, text.index("{"))
+    return key is None or key[1] in KEYS
+
+
+def _call(text: str, *, needs_arguments: bool = False) -> ToolCall | None:
+    """The call in an object's text, or None. Its keys are unique and known, `name` is a text, and the
+    arguments are an object, or a text with one.
+    """
     try:
         JSON.decode(text)
         members = list(_members(text))
         values = {key: (value, raw) for key, value, raw in members}
         name, _ = values["name"]
-        name.encode()  # raises for a lone surrogate
-    except (ValueError, KeyError, AttributeError, RecursionError):
+        given = [values[key] for key in ARGUMENTS if key in values]
+        if len(values) < len(members) or not values.keys() <= KEYS or len(given) > 1:
+            return None
+        arguments, raw = given[0] if given else (None, "")
+        if isinstance(arguments, str):
+            raw = arguments.strip(SPACE)
+            arguments = JSON.decode(raw) if raw else None
+        (name + raw).encode()  # raises for a lone surrogate
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
-    arguments, raw = values.get("arguments", ({}, "{}"))
-    return ToolCall(name, raw) if isinstance(arguments, dict) and len(values) == len(members) else None
+    if arguments is None and not (needs_arguments and not given):
+        return ToolCall(name, "{}")
+    return ToolCall(name, raw) if isinstance(arguments, dict) else None
 
 
 def _members(text: str) -> Iterator[tuple[str, Any, str]]:

@@ -42,7 +42,7 @@ from mars_export.runtime.structured.grammar import SEPARATORS, Grammars  # noqa:
 from mars_export.runtime.structured.grammar_state import GrammarState  # noqa: E402
 from mars_export.runtime.structured.regular.automaton import Automaton  # noqa: E402
 from mars_export.runtime.structured.vocabulary import Vocabulary  # noqa: E402
-from mars_export.runtime.text.toolcalls import Dialect  # noqa: E402
+from mars_export.runtime.text.dialects import LIST, TAGS  # noqa: E402
 
 MASK, END = 0, 1
 PROMPT = [5, 17, 99, 40]
@@ -76,7 +76,7 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("tools as a list", {"tools": TOOLS},
      '[{"name": "set_light", "arguments": {"room": "hall", "level": 7}}]'),
     ("tools in tags", {"tools": TOOLS},
-     'ok <tool_call>\n{"name": "stop", "arguments": {"room": "kitchen"}}\n</tool_call> done'),
+     '<tool_call>\n{"name": "stop", "arguments": {"room": "kitchen"}}\n</tool_call>'),
     ("a schema", {"schema": PERSON},
      '{"name": "Zo\u00eb \\"Z\\"", "age": 31, "tags": ["\u00e9t\u00e9", "a"], "score": -1e3, "ok": true}'),
     ("a regex", {"regex": r"[A-Z]{2}[0-9]{4}(-[a-z]+)?"}, "AB1234-xyz"),
@@ -245,13 +245,18 @@ def main() -> None:
     files, answers = [], []
     for number, (name, request, text) in enumerate(REQUESTS):
         config = GenerationConfig(**request)
-        dialect: Dialect = "tags" if "tags" in name else "list"
+        dialect = TAGS if "tags" in name else LIST
         automaton = compile_grammar(config, dialect, SEPARATORS)
         stored = Stored(automaton, config, Grammars(vocabulary, dialect), vocabulary.texts)
         script = vocabulary.write(text.encode("utf-8"))
         assert walk(automaton, text.encode("utf-8")) in automaton.ends, text
         content = b64encode(to_bytes(automaton)).decode("ascii")
-        file = {"name": name, "dialect": dialect, "request": request, "file": content}
+        file = {
+            "name": name,
+            "dialect": "list" if dialect.is_list else "tags",
+            "request": request,
+            "file": content,
+        }
         files.append(file | {"states": states(stored, script, number)})
         for i in range(14):
             case: dict[str, Any] = {"name": f"{name} {i}", "grammar": number, "seed": draw.randrange(2**32)}

@@ -78,10 +78,13 @@ class ApiRequest:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def must_call(self) -> bool:
+        return self.tools is not None and self.tools.must
+
+    @property
     def has_grammar(self) -> bool:
         """Whether a grammar constrains the answer."""
-        must = self.tools is not None and self.tools.must
-        return must or bool({"schema", "regex", "choice", "grammar"} & self.settings.keys())
+        return self.must_call or bool({"schema", "regex", "choice", "grammar"} & self.settings.keys())
 
     @property
     def is_typed(self) -> bool:

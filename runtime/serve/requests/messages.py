@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...text.tokenizer import Message
-from ...text.toolcalls import Dialect
+from ...text.tool_messages import arguments_of
 from .fields import a_dict, a_list, text, unsupported_value, wrong
 
 MAX_MESSAGES = 4096
@@ -78,25 +78,19 @@ def joined_text(where: str, content: object, kinds: Sequence[str]) -> str:
     return "".join(texts)
 
 
-def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Message]:
-    """Messages for the template: calls with objects as arguments, or in dialect `list` as text."""
-    return [_with_calls(message, dialect) if message.get("tool_calls") else message for message in messages]
+def as_template(messages: list[dict[str, Any]]) -> list[Message]:
+    """Messages for the template: the arguments of calls are objects."""
+    return [_with_objects(message) if message.get("tool_calls") else message for message in messages]
 
 
-def _with_calls(message: Mapping[str, Any], dialect: Dialect) -> Message:
+def _with_objects(message: Mapping[str, Any]) -> Message:
+    functions = [call["function"] for call in message["tool_calls"]]
     calls = [
-        {"name": call["function"]["name"], "arguments": _object(call["function"]["arguments"])}
-        for call in message["tool_calls"]
+        {
+            **call,
+            "type": "function",
+            "function": {"name": f["name"], "arguments": arguments_of(f["arguments"])},
+        }
+        for call, f in zip(message["tool_calls"], functions, strict=True)
     ]
-    if dialect == "tags":
-        return {**message, "tool_calls": [{"type": "function", "function": call} for call in calls]}
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return others | {"content": json.dumps(calls, ensure_ascii=False)}
-
-
-def _object(arguments: str) -> Any:
-    """The arguments of a call; text that is not JSON stays text."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+    return {**message, "tool_calls": calls}

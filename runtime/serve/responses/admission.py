@@ -17,7 +17,6 @@ from ...decode.limits import Limits
 from ...errors import MarsError
 from ...session.session import Session
 from ...text.prompts import system_of
-from ...text.toolcalls import dialect_of
 from ..models.adaptive import EXACT
 from ..models.models import Models
 from ..models.open_model import OpenModel
@@ -72,7 +71,7 @@ async def admit(
         configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
         template = _template(session, api_request)
         requests: list[Request] = []
-        for i, prompt in enumerate(_prompts(session, api_request)):
+        for i, prompt in enumerate(_prompts(api_request)):
             tokenized, system = prompt, system_of(prompt)
             for config in configs:
                 request = await batcher.asubmit(
@@ -150,10 +149,12 @@ def _tools(api_request: ApiRequest) -> str | None:
     return None if tools is None else str(GenerationConfig(tools=tools.functions).tools)
 
 
-def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any]:
-    """The variables of the chat template that a request sets. Raises Refused for thinking that the bundle
-    cannot switch.
+def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any] | None:
+    """The variables of the chat template that a request sets; None if its prompts are texts. Raises
+    Refused for thinking that the bundle cannot switch.
     """
+    if api_request.kind == "text":
+        return None
     info = session.bundle.manifest.text
     if api_request.thinking is None or info is None or session.text is None:
         return api_request.template
@@ -180,19 +181,17 @@ async def count_tokens(models: Models, api_request: ApiRequest) -> int:
         model, _ = await models.take(api_request.model, until)
         try:
             session, tools = model.session, _tools(api_request)
-            [messages], template = _prompts(session, api_request), _template(session, api_request)
+            [messages], template = _prompts(api_request), _template(session, api_request)
             return len(await asyncio.to_thread(session.encode, messages, None, tools, template))
         except MarsError as error:
             raise _refused(error, api_request) from None
 
 
-def _prompts(session: Session, api_request: ApiRequest) -> list[Any]:
+def _prompts(api_request: ApiRequest) -> list[Any]:
     """The prompts as the session takes them: texts, token ids or messages."""
     if api_request.kind == "text":
         return api_request.prompts
-    text = session.bundle.manifest.text
-    dialect = dialect_of(text.chat_template if text is not None else None)
-    return [as_template(messages, dialect) for messages in api_request.prompts]
+    return [as_template(messages) for messages in api_request.prompts]
 
 
 def _refused(error: MarsError, api_request: ApiRequest) -> Refused:

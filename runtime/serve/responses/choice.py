@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from string import ascii_letters, digits
 from typing import Any
 
 from ...batcher.request import Request
@@ -16,6 +17,11 @@ from .tokens import Token, TokenStream
 
 REASONS = {"eos": "stop", "stop": "stop"}
 """Other ends are "length"."""
+
+
+def _new_id() -> str:
+    """The id of a call: nine letters and digits, as Mistral's templates require."""
+    return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
 @dataclass(slots=True)
@@ -82,7 +88,7 @@ class Choice(Delta):
         self.reason: FinishReason | None = None
         self.num_returned = 0  # characters of the tokens in earlier chunks
         self._reader: ToolStream | None = session.tool_stream() if api_request.tools is not None else None
-        is_chat = api_request.kind != "text" and not api_request.has_grammar
+        is_chat = api_request.kind != "text" and not (api_request.has_grammar and not api_request.must_call)
         self._thinking = session.thinking_stream(request.prompt) if is_chat else None
         self._once = api_request.tools is not None and api_request.tools.once
         self._unmarked: list[Token] = []  # until it is known whether the answer begins with thinking
@@ -130,12 +136,12 @@ class Choice(Delta):
             return [*parts, text] if text else parts
         items = self._reader.push(text)
         if event.finish_reason is not None:
-            items += self._reader.finish()
+            items += self._reader.finish(is_cut=event.finish_reason != "eos")
         for item in items:
             if isinstance(item, str):
                 parts.append(item)
             else:
-                parts.append(ToolCallEntry(f"call_{secrets.token_hex(12)}", item.name, item.arguments))
+                parts.append(ToolCallEntry(_new_id(), item.name, item.arguments))
                 if self._once:
                     self.is_full = True
                     break

@@ -13,7 +13,6 @@ from .expression import (
     CharRange,
     Concatenation,
     Expression,
-    Interrupted,
     Literal,
     Repeat,
     utf8,
@@ -104,9 +103,7 @@ class _Nodes:
                 self.empty[start].append(first)
                 self.empty[self.add(option, first)].append(end)
             return end
-        if isinstance(expression, Repeat):
-            return self._repeat(expression, start)
-        return self._interrupted(expression, start)
+        return self._repeat(expression, start)
 
     def _edge(self, start: int, ranges: tuple[CharRange, ...]) -> int:
         end = self.new()
@@ -145,23 +142,6 @@ class _Nodes:
             self.empty[start].append(first)
             start = self.add(repeat.part, first)
         self.empty[start].append(end)
-        return end
-
-    def _interrupted(self, expression: Interrupted, start: int) -> int:
-        """One node for each prefix of the mark that the text may end with."""
-        mark = expression.mark
-        prefixes = [self.new() for _ in mark]
-        inside, end = self.new(), self.new()
-        self.empty[start].append(prefixes[0])
-        for k, node in enumerate(prefixes):
-            self.empty[node].append(end)
-            for byte in range(128):
-                text = mark[:k] + bytes([byte])
-                size = next(n for n in range(len(text), -1, -1) if text.endswith(mark[:n]))
-                target = inside if size == len(mark) else prefixes[size]
-                self.edges[node].append((((byte, byte),), target))
-            self._characters([(0x80, 0xD7FF), (0xE000, 0x10FFFF)], node, prefixes[0])
-        self.empty[self.add(expression.inner, inside)].append(prefixes[0])
         return end
 
 

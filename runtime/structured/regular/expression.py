@@ -50,15 +50,7 @@ class Repeat:
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """Any text. After each `mark` (ASCII) in it `inner` must follow; then the text continues."""
-
-    mark: bytes
-    inner: Expression
-
-
-Expression = Literal | Characters | Concatenation | Alternatives | Repeat | Interrupted
+Expression = Literal | Characters | Concatenation | Alternatives | Repeat
 
 EMPTY = Literal(b"")
 

@@ -15,7 +15,8 @@ from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError, SessionError
 from mars_export.runtime.cli import generate as display
-from mars_export.runtime.text.toolcalls import Dialect, ToolStream
+from mars_export.runtime.text import dialects
+from mars_export.runtime.text.toolcalls import ToolStream
 
 need("llguidance", "grammar")
 LIST = (
@@ -25,11 +26,11 @@ TAGS = (
     'Well.\n<tool_call>\n{"name": "set_light", "arguments": {"room": "hall]", "on": true}}\n</tool_call>'
     '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call> Done.'
 )
-SHOWN: list[tuple[Dialect, str, str]] = [
-    ("list", LIST, '-> set_light {"room": "hall]", "on": true}\n-> stop {}\n'),
-    ("tags", TAGS, 'Well.\n-> set_light {"room": "hall]", "on": true}\n-> stop {}\n Done.\n'),
-    ("list", "no calls at all\n", "no calls at all\n\n"),
-    ("list", '[{"name": "a\\u001b[31mb", "arguments": {}}]', "-> a\\x1b[31mb {}\n"),
+SHOWN: list[tuple[dialects.Dialect, str, str]] = [
+    (dialects.LIST, LIST, '-> set_light {"room": "hall]", "on": true}\n-> stop {}\n'),
+    (dialects.TAGS, TAGS, 'Well.\n-> set_light {"room": "hall]", "on": true}\n-> stop {}\n Done.\n'),
+    (dialects.LIST, "no calls at all\n", "no calls at all\n\n"),
+    (dialects.LIST, '[{"name": "a\\u001b[31mb", "arguments": {}}]', "-> a\\x1b[31mb {}\n"),
 ]
 TOOLS = [
     {"type": "function", "function": {"name": "stop"}},
@@ -52,7 +53,7 @@ class FakeTerminal:
 
 @pytest.mark.parametrize(("dialect", "answer", "shown"), SHOWN)
 def test_calls_are_shown_the_same_however_the_answer_is_cut(
-    dialect: Dialect, answer: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    dialect: dialects.Dialect, answer: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for size in (1, 2, 3, 7, len(answer)):
         terminal = FakeTerminal(monkeypatch)
@@ -65,7 +66,7 @@ def test_calls_are_shown_the_same_however_the_answer_is_cut(
 
 def test_a_call_is_shown_when_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = FakeTerminal(monkeypatch)
-    page, seen = display.Page(ToolStream("list")), []
+    page, seen = display.Page(ToolStream(dialects.LIST)), []
     for piece in ('[{"name": "set_li', 'ght", "arguments"', ': {"room": "ha', 'll"}}', "]"):
         page.add(piece, None)
         seen.append(terminal.text)
@@ -73,7 +74,7 @@ def test_a_call_is_shown_when_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def names(answer: str) -> list[str]:
-    reader = ToolStream("list")
+    reader = ToolStream(dialects.LIST)
     reader.push(answer)
     return [call.name for call in reader.answer.calls]
 

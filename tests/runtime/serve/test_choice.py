@@ -21,6 +21,7 @@ from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # 
 from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E402
 from mars_export.runtime.serve.responses.tokens import TokenStream  # noqa: E402
 from mars_export.runtime.session.answer import Event  # noqa: E402
+from mars_export.runtime.text.dialects import LIST  # noqa: E402
 from mars_export.runtime.text.tokenizer import Text, TextStream  # noqa: E402
 from mars_export.runtime.text.toolcalls import ToolStream  # noqa: E402
 
@@ -40,7 +41,7 @@ class Requested:
 def choice(tools: Tools | None = None) -> tuple[Choice, Requested]:
     request = Requested()
     session: Any = SimpleNamespace(
-        tool_stream=lambda: ToolStream("list"), thinking_stream=lambda _: None, text=None
+        tool_stream=lambda: ToolStream(LIST), thinking_stream=lambda _: None, text=None
     )
     return Choice(0, request, ApiRequest("chat", [], {}, tools=tools), session), request  # type: ignore[arg-type]
 
@@ -77,9 +78,16 @@ def test_one_call_and_no_more(size: int) -> None:
 @pytest.mark.parametrize("text", ["[1, 2]", '[{"name": ', "", "  ["])
 def test_what_has_no_calls_is_text(text: str) -> None:
     made, _ = choice(Tools([], False, False))
-    pieces = fed(made, text, 2, "length")
+    pieces = fed(made, text, 2, "eos")
     assert made.text == text == "".join(piece.text for piece in pieces)
-    assert made.calls == [] and made.finish_reason == "length"
+    assert made.calls == [] and made.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("reason", ["length", "deadline", "stop"])
+def test_the_beginning_of_a_call_that_was_cut_is_left_out(reason: str) -> None:
+    made, _ = choice(Tools([], False, False))
+    fed(made, '[{"name": ', 2, reason)
+    assert (made.text, made.calls) == ("", [])
 
 
 @pytest.mark.parametrize("reason", ["length", "deadline", "capacity"])

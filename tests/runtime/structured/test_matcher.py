@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import string
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,11 @@ from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.structured.grammar import Grammars
 from mars_export.runtime.structured.matcher import leaves_a_choice
 from mars_export.runtime.structured.vocabulary import Vocabulary
+from mars_export.runtime.text.dialects import LIST, TAGS, Dialect
 from mars_export.runtime.text.tokenizer import Text
 
 
-def grammars(text: Text, dialect: Any = "list") -> Grammars:
+def grammars(text: Text, dialect: Dialect = LIST) -> Grammars:
     return Grammars(Vocabulary(text.tokenizer, tiny.VOCAB_SIZE, (tiny.IM_END,)), dialect)
 
 
@@ -48,18 +48,20 @@ def test_a_matcher_refuses_what_may_not_follow(session: Session) -> None:
 
 
 TAGGED = (
-    ("It is late.", True),
+    ("It is late.", False),
+    ("", False),
     ('<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>', True),
-    ('Wait. <tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', True),
+    ('Wait. <tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', False),
+    ('<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n' * 2, True),
     ('<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', False),
     ('<tool_call>\n{"name": "dance", "arguments": {}}\n</tool_call>', False),
 )
 
 
 @pytest.mark.parametrize(("answer", "is_right"), TAGGED)
-def test_tagged_calls_stand_between_text(answer: str, is_right: bool, session: Session) -> None:
+def test_an_answer_is_calls_in_tags(answer: str, is_right: bool, session: Session) -> None:
     assert session.text is not None
-    matcher = grammars(session.text, "tags").matcher(GenerationConfig(tools=[WEATHER, STOP]))
+    matcher = grammars(session.text, TAGS).matcher(GenerationConfig(tools=[WEATHER, STOP]))
     refused = False
     for token in session.text.tokenizer.encode(answer, add_special_tokens=False).ids:
         forced = matcher.forced()
@@ -67,8 +69,7 @@ def test_tagged_calls_stand_between_text(answer: str, is_right: bool, session: S
             refused = True
             break
         matcher.consume(token)
-    assert refused is not is_right
-    assert refused or matcher.may_end
+    assert (not refused and matcher.may_end) is is_right
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -76,7 +77,7 @@ def test_one_token_is_allowed_where_the_mask_says_so(seed: int, session: Session
     assert session.text is not None
     draw = random.Random(seed)
     config = GenerationConfig(schema=drawn_schema(draw)) if seed else GenerationConfig(tools=[WEATHER, STOP])
-    matcher = grammars(session.text, "tags" if seed % 2 else "list").matcher(config)
+    matcher = grammars(session.text, TAGS if seed % 2 else LIST).matcher(config)
     for _ in range(20):
         if forced := matcher.forced():
             matcher.consume(forced[0])

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import time
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,7 @@ from mars_export.runtime.structured.regular.expression import (
 from mars_export.runtime.structured.regular.pattern import pattern_expression
 from mars_export.runtime.structured.regular.schema import schema_expression
 from mars_export.runtime.structured.vocabulary import Vocabulary
-from mars_export.runtime.text.toolcalls import Dialect
+from mars_export.runtime.text.dialects import LIST, MARKED, OBJECT, TAGS, Dialect
 
 SEPARATORS = (", ", ": ")
 END = 256
@@ -114,7 +115,7 @@ def single_bytes() -> Tokenizer:
     return made
 
 
-def differences(config: GenerationConfig, dialect: Dialect = "list", walks: int = 20) -> list[Any]:
+def differences(config: GenerationConfig, dialect: Dialect = LIST, walks: int = 20) -> list[Any]:
     """Beginnings of answers behind which the automaton and llguidance allow other bytes."""
     need("llguidance", "grammar")
     automaton = compile_grammar(config, dialect, SEPARATORS)
@@ -164,16 +165,16 @@ def test_integers_between_bounds(low: int | None, width: int | None) -> None:
         assert (found in automaton.ends) == jsonschema.Draft202012Validator(schema).is_valid(number)
 
 
-@pytest.mark.parametrize("dialect", ["list", "tags"])
+@pytest.mark.parametrize("dialect", [LIST, replace(OBJECT, key="parameters"), *MARKED], ids=str)
 def test_calls_have_the_language_of_the_library(dialect: Dialect) -> None:
     config = GenerationConfig(tools=TOOLS, separators=SEPARATORS)
     assert differences(config, dialect, walks=60) == []
     automaton = compile_grammar(config, dialect, SEPARATORS)
-    if dialect == "tags":
+    if dialect == TAGS:
         call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-        for said in ("", "hi <tool_cal", f"a<{call}", f"<tool_cal{call} \u00e9 {call}<"):
+        for said in (call, f"{call}\n", f"{call}{call}", f"{call}\n{call}"):
             assert walk(automaton, said.encode()) in automaton.ends
-        for said in ("<tool_call>", '<tool_call>\n{"name": "halt"', "<tool_call>x"):
+        for said in ("", "hi", "<tool_call>", '<tool_call>\n{"name": "halt"', f"{call} ", f"{call}\n<"):
             assert walk(automaton, said.encode()) not in automaton.ends
 
 

@@ -35,6 +35,7 @@ from mars_export.runtime.structured.grammar import SEPARATORS, Grammars
 from mars_export.runtime.structured.grammar_state import GrammarState
 from mars_export.runtime.structured.matcher import TokenMatcher
 from mars_export.runtime.structured.vocabulary import Vocabulary
+from mars_export.runtime.text.dialects import LIST, TAGS
 
 GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
 PROMPT = [5, 17, 99]
@@ -64,6 +65,9 @@ TOOLS = [
 ]
 
 
+DIALECTS = {"list": LIST, "tags": TAGS}
+
+
 @pytest.fixture
 def bundle(bundles: Named, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundles(MAIN), tmp_path / "b"))
@@ -77,7 +81,7 @@ def given_vocabulary() -> Vocabulary:
 
 def matcher_of(file: dict[str, Any], vocabulary: Vocabulary) -> TokenMatcher:
     """llguidance's for the request of a grammar, which libmars reads from its file."""
-    return Grammars(vocabulary, file["dialect"]).matcher(config_of(file))
+    return Grammars(vocabulary, DIALECTS[file["dialect"]]).matcher(config_of(file))
 
 
 def config_of(file: dict[str, Any]) -> GenerationConfig:
@@ -87,7 +91,7 @@ def config_of(file: dict[str, Any]) -> GenerationConfig:
 
 @pytest.mark.parametrize("file", GIVEN["files"], ids=lambda file: file["name"])
 def test_every_state_of_the_conformance_file(file: dict[str, Any], given_vocabulary: Vocabulary) -> None:
-    automaton = compile_grammar(config_of(file), file["dialect"], SEPARATORS)
+    automaton = compile_grammar(config_of(file), DIALECTS[file["dialect"]], SEPARATORS)
     assert to_bytes(automaton) == b64decode(file["file"])
     for state in file["states"]:
         matcher = matcher_of(file, given_vocabulary)
