@@ -16,13 +16,12 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
-from ..decode.batch import KvBudget
 from ..decode.config import GenerationConfig
-from ..decode.lanes import Lanes
 from ..decode.limits import Limits
 from ..decode.schedule import Schedule
 from ..decode.sequence import Accepted, FinishReason, Sequence
@@ -53,15 +52,13 @@ class Batcher:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
         budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
-
-        def open_schedule(limits: Limits, budget: KvBudget) -> Schedule:
-            planner = session.planner()
-            return Schedule(session.backend, manifest.block, manifest.mask_id, limits, planner, budget)
-
-        self._schedule: Schedule | Lanes = (
-            open_schedule(self.limits, budget)
-            if self.limits.kv_bytes is None
-            else Lanes(self.limits, budget, open_schedule)
+        self._schedule = Schedule(
+            session.backend,
+            manifest.block,
+            manifest.mask_id,
+            replace(self.limits, max_rows=budget.max_rows),
+            session.planner(),
+            budget,
         )
         self._budget = budget
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs

@@ -74,6 +74,14 @@ class Cache(Protocol):
         """
         ...
 
+    def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
+        """Reduce the room to about `capacity` entries a row, keeping the same entries as `reserve`."""
+        ...
+
+    def release(self, row: int) -> None:
+        """Free the memory of a row's entries, where the host can; none of them is used again."""
+        ...
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of row `source` over row `target`."""
         ...

@@ -6,15 +6,23 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from ..errors import SessionError
-from .backend import GROWTH, Backend, StepInput, StepOutput, StepPlan
+from .backend import GROWTH, Backend, StepInput, StepOutput, StepPlan, bucket
 from .sequence import Accepted, Sequence
+
+
+class NoMemory(Exception):
+    """Memory for the entries of `seqs` is short; the others fit."""
+
+    def __init__(self, seqs: abc.Sequence[Sequence], error: BaseException) -> None:
+        super().__init__(str(error))
+        self.seqs, self.error = seqs, error
 
 
 @contextmanager
@@ -27,11 +35,14 @@ def error_boundary(seqs: abc.Sequence[Sequence], accepted: list[Accepted]) -> It
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
+    except NoMemory as short:
+        accepted += [seq.fail(short.error) for seq in short.seqs]
     except BaseException as error:
         accepted += [seq.fail(error) for seq in seqs]
 
 
 SLOTS = 64  # of a decode step within a KV budget: a wider sequence adds entries to all sequences of its step
+SHRINK = 4  # capacity is reduced to what the sequences need if it is this many times as large
 
 
 class Batch:
@@ -39,8 +50,9 @@ class Batch:
     being read, shorter ones before longer ones. Row i of the cache belongs to `active[i]`.
     """
 
-    def __init__(self, backend: Backend, num_rows: int, mask_id: int) -> None:
+    def __init__(self, backend: Backend, num_rows: int, mask_id: int, *, releases_rows: bool = False) -> None:
         self.backend, self.num_rows, self.mask_id = backend, num_rows, mask_id
+        self._releases_rows = releases_rows  # the memory of rows that are not used
         self.cache = backend.new_cache(num_rows)
         self.active: list[Sequence] = []
         self.num_decoding = 0
@@ -82,7 +94,10 @@ class Batch:
             slot_index = list(range(pending - 1, plan.slots))
             output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)
-        self.cache.reserve(max(cursors) + slots, self.lengths)
+        try:
+            self.cache.reserve(max(cursors) + slots, self.lengths)
+        except SessionError as error:  # the other sequences take their next step
+            raise NoMemory([s for s in seqs if s.cursor + slots > self.cache.capacity], error) from error
         want_logits = any(seq.wants_logits for seq in seqs)
         inputs = StepInput(*(np.array(v, np.int64) for v in (input_ids, cursors, output_index)))
         first, begun = self.active.index(seqs[0]), perf_counter()
@@ -127,6 +142,7 @@ class Batch:
         for i in range(len(self.active) - 1, self.num_decoding, -1):
             self.move(i - 1, i, accepted)
         self.active[self.num_decoding] = seq
+        self._release(self.num_decoding)
 
     def start_decoding(self, seq: Sequence) -> None:
         """The prompt of `seq`, the first that is being read, has been read."""
@@ -135,7 +151,7 @@ class Batch:
 
     def drop_finished(self, accepted: list[Accepted]) -> None:
         """Remove sequences that have ended, and close the gaps; decoding sequences stay first."""
-        active = self.active
+        active, before = self.active, len(self.active)
         while ended := [i for i, seq in enumerate(active) if seq.finish_reason is not None]:
             i = ended[-1]
             self.store(active[i])
@@ -146,6 +162,9 @@ class Batch:
             for later in range(i + 1, len(active)):
                 self.move(later, later - 1, accepted)
             active.pop()
+            self._release(len(active))
+        if 0 < len(active) < before:
+            self._shrink()
 
     def move(self, source: int, target: int, accepted: list[Accepted]) -> None:
         """Move the sequence at `source` to `target`, with its final entries unless it has ended. It ends if
@@ -153,9 +172,21 @@ class Batch:
         """
         if source != target:
             seq = self.active[target] = self.active[source]
+            self._release(target)
             if seq.finish_reason is None:
                 with error_boundary([seq], accepted):
                     self.cache.move(source, target, seq.cursor)
+
+    def _release(self, row: int) -> None:
+        if self._releases_rows:
+            self.cache.release(row)
+
+    def _shrink(self) -> None:
+        """Reduce a capacity that only sequences needed that have ended: it makes every step slower."""
+        capacity = bucket(max(len(seq.tokens) for seq in self.active) + SLOTS, 0)
+        if self.cache.capacity >= SHRINK * capacity:
+            with suppress(Exception):  # most likely a lack of memory for the copy; the rows stay as they were
+                self.cache.shrink(capacity, self.lengths)
 
     def free(self) -> None:
         """Free the KV memory; no sequence is active."""
@@ -167,9 +198,10 @@ class Batch:
 class KvBudget:
     """How many sequences fit in `num_bytes` of KV memory; None for no limit but `max_rows`.
 
-    A batch allocates as many entries for each sequence as its longest sequence may need, of `entry_bytes`
-    each.
-    `max_capacity`: most entries of a sequence. `fixed`: a sequence always takes that many.
+    by_row: memory that is never written costs nothing, as on a host. Sequences then start by the entries that
+        each may need. Else a batch allocates as many for each as the longest needs, and each has an equal
+        share.
+    entry_bytes: of one entry. max_capacity: most entries of a sequence. fixed: a sequence always takes them.
     """
 
     max_rows: int
@@ -177,23 +209,7 @@ class KvBudget:
     entry_bytes: int = 1
     max_capacity: int = 0
     fixed: bool = False
-
-    @property
-    def short_bytes(self) -> int:
-        """Half of an equal share: `max_rows` such sequences leave half of the memory to longer ones."""
-        return (self.num_bytes or 0) // (2 * self.max_rows)
-
-    @property
-    def short_entries(self) -> int | None:
-        """Tokens of a prompt and an answer that fit in `short_bytes`, None for any number."""
-        if self.num_bytes is None or self.fixed:
-            return None
-        return self.short_bytes // self.entry_bytes // GROWTH * GROWTH * 4 // 5 - SLOTS
-
-    @property
-    def max_slots(self) -> int | None:
-        """Slots of a decode step that `row_bytes` counts on, None for any number."""
-        return None if self.num_bytes is None or self.fixed else SLOTS
+    by_row: bool = True
 
     @property
     def num_entries(self) -> int:
@@ -202,25 +218,58 @@ class KvBudget:
             return self.max_rows * self.max_capacity
         return self.num_bytes // self.entry_bytes
 
-    def max_entries(self, num_rows: int) -> int | None:
-        """Entries that each of `num_rows` sequences may have, None for any number."""
+    @property
+    def row_entries(self) -> int:
+        """Most entries of one sequence."""
+        return self.num_entries if self.by_row else self.num_entries // self.max_rows
+
+    @property
+    def half_share(self) -> int:
+        """Entries of half an equal share: `max_rows` such sequences leave half to longer ones."""
+        return self.num_entries // self.max_rows // 2
+
+    @property
+    def short_entries(self) -> int | None:
+        """Tokens of a prompt and an answer that leave memory to longer ones where these can use it: those of
+        half an equal share, else of a whole one. None for any number.
+        """
         if self.num_bytes is None or self.fixed:
             return None
-        return self.num_bytes // (self.entry_bytes * num_rows)
+        if self.by_row:
+            return self.half_share - SLOTS
+        return self.row_entries // GROWTH * GROWTH * 4 // 5 - SLOTS
+
+    @property
+    def max_slots(self) -> int | None:
+        """Slots of a decode step that `entries` counts on, None for any number."""
+        return None if self.num_bytes is None or self.fixed else SLOTS
+
+    @property
+    def max_entries(self) -> int | None:
+        """Entries to which a saved prefix may widen all sequences, None for any number."""
+        return None if self.num_bytes is None or self.fixed or self.by_row else self.row_entries
 
     def check(self, seq: Sequence) -> None:
         """Raise SessionError for a sequence that does not fit even alone."""
-        if self.num_bytes is not None and (num_bytes := self.row_bytes(seq)) > self.num_bytes:
+        if self.num_bytes is not None and self.entries(seq) > self.row_entries:
+            need, most = (n * self.entry_bytes / 1e6 for n in (self.entries(seq), self.row_entries))
             raise SessionError(
                 f"a prompt of {seq.stats.prompt_tokens} tokens with max_new_tokens"
-                f" {seq.config.max_new_tokens} may take {num_bytes / 1e6:.2f} MB of KV memory, this service"
-                f" gives {self.num_bytes / 1e6:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
+                f" {seq.config.max_new_tokens} may take {need:.2f} MB of KV memory, this service"
+                f" gives {most:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
             )
 
-    def row_bytes(self, seq: Sequence) -> int:
-        """The most that one sequence takes, with the quarter by which memory grows at least."""
+    def entries(self, seq: Sequence) -> int:
+        """The most that one sequence takes; of memory that is allocated, with the quarter by which it grows
+        at least.
+        """
         if self.fixed:
-            return self.max_capacity * self.entry_bytes
-        length = seq.stats.prompt_tokens + seq.config.max_new_tokens
-        entries = min(length, self.max_capacity) + SLOTS
-        return -(-entries * 5 // (4 * GROWTH)) * GROWTH * self.entry_bytes
+            return self.max_capacity
+        length = min(seq.stats.prompt_tokens + seq.config.max_new_tokens, self.max_capacity) + SLOTS
+        return length if self.by_row else -(-length * 5 // (4 * GROWTH)) * GROWTH
+
+    def left(self, seqs: abc.Sequence[Sequence]) -> int | None:
+        """Entries that a further sequence may have beside `seqs`, None for any number."""
+        if self.num_bytes is None or not self.by_row:
+            return None
+        return self.num_entries - sum(self.entries(seq) for seq in seqs)

@@ -37,9 +37,10 @@ class Limits:
     max_stops: Maximum stop strings, and eos_ids.
     client_share: The part of all places, running and waiting, that one client may have: above 0, at most 1.
 
-    With kv_bytes, a request starts as soon as one of max_rows is free and a running batch, or the memory that
-    these batches leave, has room for its prompt and max_new_tokens; at most 4 x max_rows requests pass one
-    that waits for memory, then no other starts before it. Raises SessionError for invalid values.
+    With kv_bytes, a request starts as soon as one of max_rows is free and the memory that running requests
+    leave has room for its prompt and max_new_tokens; on a GPU each may have an equal share. At most 4 x
+    max_rows requests pass one that waits for memory, then no other starts before it. Raises SessionError for
+    invalid values.
     """
 
     max_rows: Count = 8

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 
 from .batch import Batch, KvBudget
 from .limits import Limits
 from .queue import Queue
 from .sequence import Accepted, Sequence
+
+MAX_PASSES = 4  # times max_rows: sequences that may pass one that waits for memory
 
 
 class Prefill:
@@ -23,6 +26,7 @@ class Prefill:
         self.chunk = min(most, batch.backend.max_slots or most)
         most = max(most, 2 * block, limits.cache_block)  # tokens of an answer that a step feeds at once
         self.max_pending = min(most, batch.backend.max_slots or most, budget.max_slots or most)
+        self.is_memory_short = False  # a sequence waits for memory
         self.num_chunks = 0  # that were read so far: prompts take turns
 
     def next(self, left: int, accepted: list[Accepted]) -> Sequence | None:
@@ -37,13 +41,17 @@ class Prefill:
 
     def admit(self, accepted: list[Accepted]) -> None:
         """Start a waiting sequence, before the others whose prompts are being read, if there is room."""
-        seq = self._next_waiting()
-        if seq is None or len(self.batch.active) == self.limits.max_rows:
-            return
-        self.waiting.remove(seq)
-        self.batch.add(seq, accepted)
-        self.batch.lookup(seq, self.chunk, self.budget.max_entries(self.batch.num_rows))
-        self.batch.drop_finished(accepted)  # sequences that could not be moved
+        has_place = len(self.batch.active) < self.limits.max_rows
+        if has_place and (seq := self._next_waiting()) is not None:
+            if self.budget.num_bytes is not None:
+                for other in takewhile(lambda other: other is not seq, self._with_places()):
+                    other.num_passes += not self._fits(other)
+            self.waiting.remove(seq)
+            self.batch.add(seq, accepted)
+            self.batch.lookup(seq, self.chunk, self.budget.max_entries)
+            self.batch.drop_finished(accepted)  # sequences that could not be moved
+        if self.budget.num_bytes is not None:
+            self.is_memory_short = not all(map(self._fits, self._with_places()))
 
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next: the first one, or while prompts are being read the first
@@ -57,7 +65,22 @@ class Prefill:
         shortest = self._chunks_left(readers[0])
         return next((seq for seq in self._candidates() if 2 * self._chunks_left(seq) <= shortest), None)
 
+    def _fits(self, seq: Sequence) -> bool:
+        """Whether the memory that running sequences leave is enough for `seq`."""
+        left = self.budget.left(self.batch.active)
+        return left is None or self.budget.entries(seq) <= left
+
     def _candidates(self) -> Iterator[Sequence]:
+        """Waiting sequences that may start, in the order of their turns. Others may pass one that waits for
+        memory, MAX_PASSES times as many as `max_rows`; then they wait until it has started.
+        """
+        if self.budget.num_bytes is None:
+            return self._with_places()
+        most, seqs = MAX_PASSES * self.limits.max_rows, list(self._with_places())
+        late = [seq for seq in seqs if seq.num_passes >= most][:1]
+        return filter(self._fits, late or seqs)
+
+    def _with_places(self) -> Iterator[Sequence]:
         """Waiting sequences in the order of their turns, without those of clients that have all their
         sequences.
         """

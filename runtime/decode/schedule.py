@@ -44,7 +44,8 @@ class Schedule:
                 " give a smaller one"
             )
         self.waiting = Queue()
-        self.batch = Batch(backend, limits.max_rows, mask_id)
+        releases_rows = self.budget.num_bytes is not None and self.budget.by_row
+        self.batch = Batch(backend, limits.max_rows, mask_id, releases_rows=releases_rows)
         self.prefill = Prefill(self.batch, self.waiting, block, limits, self.budget)
 
     def step(self) -> Iterator[list[Accepted]]:
@@ -82,7 +83,14 @@ class Schedule:
 
     @property
     def num_rows(self) -> int:
-        return self.limits.max_rows
+        """Sequences that run, and those of half an equal share of the KV memory that could start; none could
+        while one waits for memory.
+        """
+        running, most = self.running, self.limits.max_rows
+        if (left := self.budget.left(running)) is None:
+            return most
+        is_short = self.waiting and self.prefill.is_memory_short
+        return min(most, len(running) + (0 if is_short else left // max(1, self.budget.half_share)))
 
     @property
     def num_running(self) -> int:

@@ -135,6 +135,7 @@ class Sequence:
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
         self.cursor, self.cache_block = 0, 1
+        self.num_passes = 0  # sequences that started before this one while it waited for memory
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)

@@ -65,18 +65,29 @@ class KvRows:
         """
         if capacity <= self.capacity:
             return
-        entries = bucket(capacity, self.capacity)
+        self._resize(bucket(capacity, self.capacity), lengths)
+
+    def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
+        self._resize(bucket(capacity, 0), lengths)
+
+    def release(self, row: int) -> None:
+        self.memory.release(self.buffers, row)
+
+    def _resize(self, entries: int, lengths: Sequence[int]) -> None:
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
-        num_bytes = entries * self.num_rows * self.entry_bytes
-        if self.memory.device == "cpu":
-            require(num_bytes, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
+        is_host = self.memory.device == "cpu"
+        # Unused rows take no memory on the host, because it is never written.
+        num_rows = max(1, len(lengths)) if is_host else self.num_rows
+        num_bytes = entries * num_rows * self.entry_bytes
+        if is_host:
+            require(num_bytes, f"KV memory of {num_rows} row(s) of {entries} entries", ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries, lengths)
             else:
                 buffers = self.memory.zeros(self._count, shape, self._dtype)
         except Exception as error:  # MemoryError on the host; the classes of devices' libraries
-            raise shortage(self.num_rows, entries, num_bytes, error) from error
+            raise shortage(num_rows, entries, num_bytes, error) from error
         # From here on nothing can fail. The binding goes first, because it refers to the old memory.
         self.unbind()
         self.buffers, self.capacity = buffers, entries

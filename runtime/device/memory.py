@@ -15,6 +15,7 @@ import numpy as np
 from .. import machine
 from ..errors import SessionError
 
+PAGE = mmap.PAGESIZE
 # Of memory that child processes do not share. Windows has only such memory.
 PRIVATE: dict[str, int] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
@@ -35,8 +36,9 @@ def require(num_bytes: int, what: str, advice: str) -> None:
 class HostTensor:
     """A numpy array at a fixed address."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: np.ndarray, block: mmap.mmap | None = None, offset: int = 0) -> None:
         self.array, self.address, self.shape = array, int(array.ctypes.data), array.shape
+        self.block, self.offset = block, offset  # where the array is, for KV tensors
 
     def write(self, value: np.ndarray) -> None:
         """Replace the content by an array of the same shape."""
@@ -70,13 +72,13 @@ class HostMemory:
         size = prod(shape)
         block = mmap.mmap(-1, count * size * dtype.itemsize, **PRIVATE)
         return [
-            HostTensor(np.frombuffer(block, dtype, size, i * size * dtype.itemsize).reshape(shape))
-            for i in range(count)
+            HostTensor(np.frombuffer(block, dtype, size, offset).reshape(shape), block, offset)
+            for offset in range(0, count * size * dtype.itemsize, size * dtype.itemsize)
         ]
 
     def widen(self, buffers: Sequence[HostTensor], capacity: int, lengths: Sequence[int]) -> list[HostTensor]:
-        """Larger KV tensors with the first `lengths[i]` entries of row i, then zeros. `buffers` stay
-        unchanged.
+        """KV tensors of another capacity with the first `lengths[i]` entries of row i, then zeros. `buffers`
+        stay unchanged.
         """
         rows, heads, _, dim = buffers[0].shape
         wider = self.zeros(len(buffers), (rows, heads, capacity, dim), buffers[0].array.dtype)
@@ -84,6 +86,17 @@ class HostMemory:
             for row, length in enumerate(lengths):
                 new.array[row, :, :length] = old.array[row, :, :length]
         return wider
+
+    def release(self, buffers: Sequence[HostTensor], row: int) -> None:
+        """Return the whole pages of a row to the system; they are zero when they are next used."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for buffer in buffers:
+            num_bytes = buffer.array[row].nbytes
+            start = buffer.offset + row * num_bytes
+            first, end = -(-start // PAGE) * PAGE, (start + num_bytes) // PAGE * PAGE
+            if buffer.block is not None and first < end:
+                buffer.block.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def move(self, buffers: Sequence[HostTensor], source: int, target: int, length: int) -> None:
         """Copy at least the first `length` entries of row `source` over row `target`."""

@@ -332,7 +332,10 @@ class Session:
         """A budget of `num_bytes` of KV memory for at most `max_rows` sequences; None for no limit."""
         variant = self.variant
         entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
-        return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
+        capacity, is_host = self.backend.max_capacity, DeviceName.of(self.device).kind == "cpu"
+        if num_bytes is not None and variant.is_engine:
+            max_rows = max(1, min(max_rows, num_bytes // (capacity * entry)))
+        return KvBudget(max_rows, num_bytes, entry, capacity, variant.is_engine, is_host)
 
     def planner(self) -> Planner:
         """A planner for one batch."""

@@ -38,7 +38,7 @@ CPP_ONLY: dict[str, str] = {
     "Choice cost_file built_in_cost event_of": "arguments, a tuple, or a function of a class",
     "Saved Backend.free_memory Backend.max_entries Batch.step_rows": "a step may be split",
     "Batch.num_active Schedule.has_read PrefixCache.held": "Python reads the attribute",
-    "Lanes.num_entries Schedule.num_entries Schedule.num_rows_of": "Python sums over `running`",
+    "Schedule.num_entries Schedule.num_rows_of": "Python sums over `running`",
     "Run": "the generator `run`",
     "PrefixHandle.begin_step": "the slots are known before a part of a step, not after the whole",
     "Sequence.cancel Sequence.expire": "Python has end",
@@ -53,7 +53,8 @@ CPP_ONLY: dict[str, str] = {
     "Schedule.admit Schedule.plan Schedule.forward Schedule.accept": "until C++ has a cache block",
     "Schedule.finish": "the same",
     "Schedule.decoding Schedule.decode_plans Schedule.first_plan Schedule.commit_and_accept": "the same",
-    "Schedule.steps Lanes.steps Prefill.begin Prefill.next_chunk Predictions.then Commit": "the same",
+    "Schedule.steps Prefill.begin Prefill.next_chunk Predictions.then Commit": "the same",
+    "KvBudget.short_bytes KvBudget.row_bytes": "until C++ has no lanes",
 }
 PYTHON_ONLY: dict[str, str] = {
     "Penalties Occurrences Draws top_of": "logit_bias, other penalties and logprobs are in Python only",
@@ -63,8 +64,10 @@ PYTHON_ONLY: dict[str, str] = {
     "GenerationConfig.is_structured GenerationConfig.structure": "only `grammar` constrains",
     "GenerationConfig.passes GenerationConfig.with_values": "structs are copied and changed",
     "Limits.max_of_client Limits.of_rows Stats.copy Stats.to_dict Sequence.start": "inline in C++",
-    "Schedule.num_rows Schedule.running Lanes.running Lane run": "C++ has counts and `Run`",
-    "Sequence.is_full Sequence.commits_blocks Lanes.step": "until C++ has Limits::cache_block",
+    "Schedule.num_rows Schedule.running run": "C++ has counts and `Run`",
+    "Sequence.is_full Sequence.commits_blocks": "until C++ has Limits::cache_block",
+    "KvBudget.row_entries KvBudget.half_share KvBudget.left KvBudget.entries": "until C++ has no lanes",
+    "Cache.shrink Cache.release NoMemory": "the same",
     "Outlook.all_accepted": "a function of exact_planner.cpp",
     "Sequence.change Sequence.is_over": "C++ has set_tau and set_exact; its streams know when they end",
 }

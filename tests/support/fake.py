@@ -54,6 +54,14 @@ class FakeCache:
                 entries[row, :length] = self.entries[row, :length]
             self.entries = entries
 
+    def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
+        self.entries, old = np.full((len(self.entries), capacity), -1, np.int64), self.entries
+        for row, length in enumerate(lengths):
+            self.entries[row, :length] = old[row, :length]
+
+    def release(self, row: int) -> None:
+        self.entries[row] = -1
+
     def move(self, source: int, target: int, length: int) -> None:
         self.moves.append((source, target, length))
         self.entries[target, :length] = self.entries[source, :length]

@@ -78,6 +78,9 @@ class CudaMemory:
             self._copy(pairs, (capacity * entry, entries * entry), length * entry, heads)
         return wider
 
+    def release(self, buffers: Sequence[CudaTensor], row: int) -> None:
+        """The device has no memory of single rows."""
+
     def move(self, buffers: Sequence[CudaTensor], source: int, target: int, length: int) -> None:
         heads, pitch, entry, row = _sizes(buffers[0])
         pairs = [(b.address + target * row, b.address + source * row) for b in buffers]

@@ -95,6 +95,12 @@ class TrtCache:
         """
         _ = self.memory
 
+    def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
+        """The capacity is the engine's."""
+
+    def release(self, row: int) -> None:
+        """The device has no memory of single rows."""
+
     @property
     def entry_bytes(self) -> int:
         return self.memory.count * self.memory.kv_heads * self.memory.entry_bytes

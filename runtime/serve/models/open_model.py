@@ -130,6 +130,6 @@ class OpenModel:
             most = min(most, limits.max_new_tokens)
         budget = self.session.kv_budget(limits.max_rows, limits.kv_bytes)
         if budget.short_entries is not None:  # half is for the prompt
-            least = min(LEAST_TOKENS, budget.num_entries // 4)
+            least = min(LEAST_TOKENS, budget.row_entries // 4)
             most = min(most, max(least, budget.short_entries // 2))
         return max(1, most)

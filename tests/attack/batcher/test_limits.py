@@ -39,8 +39,8 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
         def watched() -> Any:
             nonlocal most
             for accepted in steps():
-                open_now = [lane.schedule.batch.cache for lane in batcher._schedule._lanes]  # type: ignore[union-attr]
-                most = max(most, sum(cache.num_rows * cache.capacity * entry for cache in open_now))
+                running = batcher._schedule.running
+                most = max(most, sum(batcher._budget.entries(seq) * entry for seq in running))
                 yield accepted
 
         monkeypatch.setattr(batcher._schedule, "step", watched)

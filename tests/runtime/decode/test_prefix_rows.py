@@ -81,7 +81,7 @@ def test_a_long_entry_does_not_widen_rows_beyond_their_memory() -> None:
     spoken(FakeBackend(chaotic), store, [(long, greedy())], piece=256)
     for num_bytes, cached in ((None, 40), (8 * 2 * 2000, 40), (8 * 2 * 256, 0)):
         backend = FakeBackend(chaotic)
-        budget = KvBudget(2, num_bytes, 8, backend.max_capacity)
+        budget = KvBudget(2, num_bytes, 8, backend.max_capacity, by_row=False)
         seq = Sequence(0, [*SYSTEM, 999], greedy(), (), prefix_handle=store.handle())
         budget.check(seq)
         schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=64), budget=budget)
@@ -94,9 +94,9 @@ def test_a_long_entry_does_not_widen_rows_beyond_their_memory() -> None:
 
 def test_a_row_with_many_pending_tokens_keeps_its_neighbour_within_the_memory() -> None:
     backend = FakeBackend(lambda known, _: (1 + len(known) % 9, 0.9))
-    budget = KvBudget(2, 8 * 2 * 384, 8, backend.max_capacity)
+    budget = KvBudget(2, 8 * 2 * 384, 8, backend.max_capacity, by_row=False)
     seqs = [Sequence(i, [1 + i], greedy(200, tau=1.0), ()) for i in range(2)]
-    assert all(2 * budget.row_bytes(seq) <= 8 * 2 * 384 for seq in seqs)
+    assert all(budget.entries(seq) <= 384 for seq in seqs)
     schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=256), budget=budget)
     schedule.add(seqs[0])
     while not schedule.is_idle:

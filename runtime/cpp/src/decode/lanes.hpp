@@ -1,4 +1,4 @@
-// runtime/decode/lanes.py: rows of different lengths within one KV budget: each batch of them has memory of its own.
+// No Python file: batches of rows of different lengths, until libmars admits rows by their own entries.
 #pragma once
 
 #include <atomic>
