@@ -38,6 +38,9 @@ struct AttentionKernel {
         const auto* start = context.GetInput(KV_LENGTH).GetTensorData<int64_t>();
         for (int64_t row = 0; row < rows; ++row)
             require(start[row] >= 0 && start[row] <= capacity - slots, "Attention: kv_length and the slots must be within the capacity");
+        for (const Input one : {SCALE, WINDOW})
+            require(context.GetInput(one).GetTensorTypeAndShapeInfo().GetElementCount() == 1,
+                    "Attention: scale and window are one number each");
         const int64_t window = *context.GetInput(WINDOW).GetTensorData<int64_t>();
         require(window > 0, "Attention: the window must be 1 or more");
         const size_t count = static_cast<size_t>(rows * kv_heads * capacity * entries[3]);

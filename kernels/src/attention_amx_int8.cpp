@@ -21,10 +21,10 @@ struct alignas(64) Registers {
 
 // Memory of a thread. Queries are those of a tile and as many more as fill up registers. The high bytes of numbers, then the low ones.
 struct Bytes {
-    std::vector<int8_t> queries[2]; // codes [parts, queries, BYTES]; a part is 64 dimensions
-    std::vector<int8_t> weights[2]; // [count / BYTES, queries, BYTES]
-    std::vector<int8_t> values;     // [parts, 4, count / 4, BYTES], see `unpack_values`
-    std::vector<int32_t> sums;      // [queries / LINES, 2, LINES, LINES]
+    Buffer<int8_t> queries[2]; // codes [parts, queries, BYTES]; a part is 64 dimensions
+    Buffer<int8_t> weights[2]; // [count / BYTES, queries, BYTES]
+    Buffer<int8_t> values;     // [parts, 4, count / 4, BYTES], see `unpack_values`
+    Buffer<int32_t> sums;      // [queries / LINES, 2, LINES, LINES]
 };
 
 inline Bytes& own_bytes() {
@@ -38,7 +38,7 @@ class AmxTile : public Tile<Many> {
 
   private:
     void score() override {
-        for (auto& numbers : bytes.queries) numbers.assign(parts * stored * BYTES, 0);
+        for (auto& numbers : bytes.queries) numbers.clear(parts * stored * BYTES);
         for (size_t r = 0; r < queries; ++r)
             for (size_t d = 0; d < dims; d += BYTES / 2) { // their second and third of four numbers change places
                 const auto there = static_cast<__mmask32>(~uint32_t{0} >> (BYTES / 2 - std::min(BYTES / 2, dims - d)));

@@ -2,7 +2,7 @@
 // by one file for each instruction set.
 #pragma once
 
-#include <vector>
+#include <new>
 
 #include "attention_numbers.hpp"
 
@@ -25,13 +25,44 @@ struct Chunk {
     int8_t bytes[CHUNK] = {};
 };
 
+// Numbers of a thread, whose memory only grows. Not std::vector: the linker keeps one copy of its functions for all files, which could be
+// one for instructions that this processor lacks.
+template <class Number>
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    ~Buffer() { ::operator delete(numbers); }
+
+    void resize(size_t wanted) {
+        if (wanted > room) {
+            void* const made = ::operator new(wanted * sizeof(Number));
+            ::operator delete(numbers);
+            numbers = static_cast<Number*>(std::memset(made, 0, wanted * sizeof(Number)));
+            room = wanted;
+        }
+        count = wanted;
+    }
+    void clear(size_t wanted) { // to zeros
+        resize(wanted);
+        std::memset(numbers, 0, wanted * sizeof(Number));
+    }
+    size_t size() const { return count; }
+    Number* data() { return numbers; }
+    Number& operator[](size_t i) { return numbers[i]; }
+
+  private:
+    Number* numbers = nullptr;
+    size_t count = 0, room = 0;
+};
+
 // Memory of a thread, which stays for the next tile.
 struct Scratch {
-    std::vector<int16_t> codes, weights;         // [queries, dims], [queries, count]
-    std::vector<float> rotated, factors, scores; // [dims], [queries], [queries, count]
-    std::vector<float> key_scales, value_scales; // [count]
-    std::vector<int32_t> sums, unpacked;         // [queries, dims], pairs [VALUES / 2, dims]
-    std::vector<int64_t> totals;                 // [queries, dims]
+    Buffer<int16_t> codes, weights;         // [queries, dims], [queries, count]
+    Buffer<float> rotated, factors, scores; // [dims], [queries], [queries, count]
+    Buffer<float> key_scales, value_scales; // [count]
+    Buffer<int32_t> sums, unpacked;         // [queries, dims], pairs [VALUES / 2, dims]
+    Buffer<int64_t> totals;                 // [queries, dims]
 };
 
 inline Scratch& own_scratch() {
@@ -49,13 +80,13 @@ class Tile {
           values(call.values + head * call.capacity * stride),
           begin(std::max<int64_t>(0, call.start[row] + static_cast<int64_t>(slot) + 1 - call.window)),
           end(static_cast<size_t>(call.start[row]) + slot + slots), count(rounded_up(end - begin, Isa::ENTRIES)) {
-        own.codes.assign(queries * dims, 0);
+        own.codes.clear(queries * dims);
         own.rotated.resize(dims);
         own.factors.resize(queries);
         own.scores.resize(queries * count);
         own.weights.resize(queries * count);
-        own.key_scales.assign(count, 0);
-        own.value_scales.assign(count, 0);
+        own.key_scales.clear(count);
+        own.value_scales.clear(count);
         for (size_t j = begin; j < end; ++j) {
             own.key_scales[j - begin] = scale_of(key(j) + call.head_dim);
             own.value_scales[j - begin] = scale_of(value(j) + call.head_dim);
@@ -130,8 +161,8 @@ class Tile {
     }
 
     virtual void mix() {
-        own.sums.assign(queries * dims, 0);
-        own.totals.assign(queries * dims, 0);
+        own.sums.clear(queries * dims);
+        own.totals.clear(queries * dims);
         own.unpacked.resize(VALUES / 2 * dims);
         for (size_t j = begin; j < end; j += VALUES) {
             const size_t entries = std::min(VALUES, end - j), pairs = (entries + 1) / 2;
@@ -208,13 +239,12 @@ class Tile {
 };
 
 void write(const Attention& call, size_t row, size_t kv_head) {
-    static thread_local std::vector<float> rotated;
-    rotated.resize(call.head_dim);
+    float rotated[MOST_DIMS];
     const size_t head = row * call.kv_heads + kv_head, first = head * call.capacity + static_cast<size_t>(call.start[row]);
     for (size_t slot = 0; slot < call.slots; ++slot) {
         const size_t from = (head * call.slots + slot) * call.head_dim, to = (first + slot) * call.entry_bytes();
-        rotate(call.k + from, call.head_dim, rotated.data());
-        write_entry(rotated.data(), call.head_dim, call.keys + to);
+        rotate(call.k + from, call.head_dim, rotated);
+        write_entry(rotated, call.head_dim, call.keys + to);
         write_entry(call.v + from, call.head_dim, call.values + to);
     }
 }

@@ -1,6 +1,7 @@
 // The operators `mars_export::LayerStart` and `LayerEnd`: a decoder layer before and after its attention. ONNX Runtime's own operators compute
 // what has other last bits in its other versions and on other processors: norms, rotations and SiLU.
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "ort.hpp"
@@ -43,6 +44,13 @@ class StandardOperator {
         std::vector<ONNXTensorElementDataType> values;
         for (const auto& [type, value] : types) names.push_back(type), values.push_back(value);
         op = Ort::Op::Create(info, name, domain, version, names.data(), values.data(), types.size(), attributes, count, inputs, 1);
+        // ONNX Runtime's list of these operators ends before a session in static storage that was opened later than it was made.
+        static const int once = std::atexit([] { is_ending = true; });
+        static_cast<void>(once);
+    }
+    StandardOperator(const StandardOperator&) = delete;
+    ~StandardOperator() {
+        if (is_ending) op.release();
     }
 
     void operator()(const Ort::KernelContext& context, std::initializer_list<const OrtValue*> inputs, OrtValue* output) const {
@@ -51,6 +59,7 @@ class StandardOperator {
     }
 
   private:
+    inline static bool is_ending = false; // the process, or the use of this library
     Ort::Op op{nullptr};
 };
 

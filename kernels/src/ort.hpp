@@ -2,6 +2,8 @@
 #pragma once
 
 #define ORT_API_MANUAL_INIT
+#include <atomic>
+#include <new>
 #include <string_view>
 
 #include <onnxruntime_cxx_api.h>
@@ -23,7 +25,21 @@ struct Threads {
 
     template <class Part>
     void operator()(size_t count, Part part) const {
-        context.ParallelFor([](void* data, size_t index) { (*static_cast<Part*>(data))(index); }, count, 0, &part);
+        struct Work {
+            Part part;
+            std::atomic<bool> failed{false};
+        } work{part};
+        context.ParallelFor(
+            [](void* data, size_t index) {
+                auto& own = *static_cast<Work*>(data);
+                try {
+                    own.part(index);
+                } catch (const std::bad_alloc&) { // ONNX Runtime's threads end the process at an exception
+                    own.failed = true;
+                }
+            },
+            count, 0, &work);
+        if (work.failed) throw std::bad_alloc();
     }
 };
 

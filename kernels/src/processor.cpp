@@ -13,7 +13,7 @@ Processor::Processor() {
     const unsigned avx512 = 1u << 16 | 1u << 30 | 1u << 31, amx = 1u << 24 | 1u << 25; // F, BW, VL; tiles of bytes
     avx2 = saves_ymm && (b & 1u << 5) != 0;
     avx512_vnni = saves_zmm && (b & avx512) == avx512 && (c & 1u << 11) != 0;
-    amx_int8 = saves_zmm && saves_tiles && (b & avx512) == avx512 && (d & amx) == amx;
+    amx_int8 = avx512_vnni && saves_tiles && (d & amx) == amx; // a hypervisor may hide VNNI, which attention uses too
     avx_vnni = avx2 && most > 0 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4) != 0;
 }
 

@@ -8,6 +8,7 @@ from typing import overload
 
 import numpy as np
 
+from ..errors import SessionError
 from .config import GenerationConfig
 
 FLOAT = np.finfo(np.float32)
@@ -59,8 +60,16 @@ class Penalties:
             self._answered.add(token)
 
     def of(self, logits: np.ndarray) -> np.ndarray:
-        """Logits float32 [vocab] with bias and penalties; the same array if there are none."""
+        """Logits float32 [vocab] with bias and penalties; the same array if there are none. Raises
+        SessionError for logits that are not numbers.
+        """
         config = self._config
+        if not np.isfinite(logits.max()):
+            raise SessionError(
+                "the model's logits are not numbers (NaN or infinite), so no token can be chosen; export the"
+                " bundle again",
+                code="failed",
+            )
         if not (len(self._bias_ids) or self._repeats or self._counts):
             return logits
         changed = logits.copy()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..accept import accept, verify
+from ..errors import SessionError
 from .backend import StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
@@ -306,10 +307,15 @@ class Sequence:
 
         None, only for a sequence with a grammar, if nothing can be accepted; the next step tries again.
         """
+        predictions = Predictions.of(output, i, plan.outputs, self.config)
+        if np.isnan(predictions.probabilities).any():
+            raise SessionError(
+                "the model's predictions are not numbers (NaN); export the bundle again", code="failed"
+            )
         if self.is_full:
             self.cursor += plan.pending
         self.stats.forwards += 1
-        return self.accept(Predictions.of(output, i, plan.outputs, self.config), plan.draft_tokens)
+        return self.accept(predictions, plan.draft_tokens)
 
     def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Accepted | None:
         """Accept predictions from the left. The first `num_draft_tokens` draft tokens were fed; the

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from support.attention import Heads, Step, run, write_graph
@@ -70,6 +71,22 @@ def test_slots_beyond_the_memory_are_an_error(
     graph = write_graph(tmp_path / "graph.onnx", sizes)
     with pytest.raises(Exception, match="kv_length and the slots must be within the capacity"):
         run(graph, replace(step, kv_length=np.array(kv_length)), instructions.library)
+
+
+@pytest.mark.parametrize("name", ["scale", "window"])
+def test_an_empty_number_is_an_error(instructions: kernels.Kernels, name: str, tmp_path: Path) -> None:
+    """Nothing is read from a tensor without elements."""
+    sizes = Heads(2, 1, 16)
+    step = Step.drawn(np.random.default_rng(0), sizes, 2, 8, [0, 0])
+    model = onnx.load(write_graph(tmp_path / "graph.onnx", sizes))
+    call = next(node for node in model.graph.node if node.op_type == "Attention")
+    place = {"scale": 6, "window": 7}[name]
+    number = next(each for each in model.graph.initializer if each.name == call.input[place])
+    empty = np.zeros(0, onnx.numpy_helper.to_array(number).dtype)
+    number.CopyFrom(onnx.numpy_helper.from_array(empty, number.name))
+    onnx.save(model, tmp_path / "graph.onnx")
+    with pytest.raises(Exception, match="scale and window are one number each"):
+        run(tmp_path / "graph.onnx", step, instructions.library)
 
 
 def test_a_row_of_nonsense_leaves_other_rows_as_they_are(

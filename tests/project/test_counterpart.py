@@ -35,6 +35,8 @@ CPP_ONLY: dict[str, str] = {
     "is_one_of duration_of num_common parse_automaton Queue.size_of DraftTokens.is_forced": "an expression",
     "Outlook.num_draft_tokens Sequence.num_tokens ThinkingStream.size Vocabulary.text": "an expression",
     "Error DeviceError MemoryError": "Python has built-in exceptions of this kind",
+    "Interrupt Interrupted Sequence.watch": "Python ends no running step",
+    "check_numbers": "inline in Penalties.of",
     "Choice cost_file built_in_cost event_of": "arguments, a tuple, or a function of a class",
     "Saved Backend.free_memory Backend.max_entries Batch.step_rows": "a step may be split",
     "Batch.num_active Schedule.has_read PrefixCache.held": "Python reads the attribute",

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <dlfcn.h>
 #include <fstream>
+#include <link.h>
 #include <sched.h>
 #include <set>
 #include <sstream>
 #include <sys/utsname.h>
 #include <thread>
 #include <unistd.h>
+
+#include <mars/errors.hpp>
 
 #include "joined.hpp"
 
@@ -40,6 +43,19 @@ std::int64_t cached(const std::filesystem::path& group) {
         if (name == "active_file" || name == "inactive_file") sum += value;
     return sum;
 }
+
+/// The directory of the file with this code. Libraries that are opened from it are never looked for in the working directory, to which
+/// the loader's own names can be relative.
+std::filesystem::path find_own_directory() {
+    Dl_info info{};
+    void* loaded = nullptr;
+    std::error_code error;
+    if (dladdr1(reinterpret_cast<const void*>(&own_directory), &info, &loaded, RTLD_DL_LINKMAP) == 0) return {};
+    const char* const name = static_cast<const link_map*>(loaded)->l_name;
+    return std::filesystem::canonical(*name != '\0' ? name : "/proc/self/exe", error).parent_path(); // no name: the program itself
+}
+
+const std::filesystem::path directory_at_load = find_own_directory();
 
 std::optional<std::int64_t> least(std::optional<std::int64_t> one, std::optional<std::int64_t> other) {
     return one && other ? std::min(*one, *other) : one ? one : other;
@@ -122,10 +138,9 @@ std::string this_platform() {
 }
 
 std::filesystem::path own_directory() {
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<const void*>(&own_directory), &info) == 0 || info.dli_fname == nullptr) return {};
-    std::error_code error;
-    return std::filesystem::canonical(info.dli_fname, error).parent_path();
+    // Found while the library is loaded, because its name may be relative to the working directory of that time.
+    if (directory_at_load.empty()) throw SessionError("the directory of libmars is unknown: its file was moved or removed");
+    return directory_at_load;
 }
 
 } // namespace mars

@@ -36,7 +36,7 @@ std::string processor(const MachineFiles& files = {});
 /// Operating system and processor of this machine, such as `linux-x86_64`.
 std::string this_platform();
 
-/// The directory of the library or program that contains this code.
+/// The directory of the library or program that contains this code. Throws SessionError if it is unknown.
 std::filesystem::path own_directory();
 
 } // namespace mars

@@ -1,10 +1,14 @@
 // The batcher over a fake model: many threads, failures, rows that share, the end, and nothing left behind.
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -91,6 +95,111 @@ TEST_CASE("any failure ends only the requests it concerns") {
     mars::Request fine = batcher.submit(fake::Tokens{1}, config_of({}, 5));
     CHECK(fine.result(30.0).token_ids.size() == 5);
     CHECK(batcher.counts().failed == 2);
+}
+
+TEST_CASE("a lost device ends the batcher and every request") {
+    Opened opened;
+    mars::Batcher batcher(opened.session, limits_of(1));
+    opened.backend.open(false);
+    mars::Request running = batcher.submit(fake::Tokens{1}, endless), waiting = batcher.submit(fake::Tokens{2}, endless);
+    opened.backend.is_lost = true;
+    opened.backend.open();
+    CHECK_THROWS_AS(running.result(30.0), mars::DeviceLost);
+    CHECK_THROWS_AS(waiting.result(30.0), mars::DeviceLost);
+    CHECK_FALSE(batcher.alive());
+    CHECK(opened.backend.entered() == 1); // it is tried once
+    CHECK(message_of([&] { batcher.submit(fake::Tokens{1}); }) == "this batcher failed; make a new one");
+}
+
+#ifndef __SANITIZE_THREAD__ // which does not know forked threads
+TEST_CASE("in a forked child a batcher and its requests refuse, and nothing waits") {
+    Opened opened;
+    auto batcher = std::make_unique<mars::Batcher>(opened.session, limits_of(1));
+    opened.backend.open(false);
+    mars::Request request = batcher->submit(fake::Tokens{1}, endless);
+    opened.backend.wait_for_step();
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        const auto refuses = [](const auto& call) {
+            try {
+                call();
+                return false;
+            } catch (const mars::SessionError& error) {
+                return std::string(error.what()).find("forked") != std::string::npos;
+            }
+        };
+        bool good = !batcher->alive() && refuses([&] { batcher->submit(fake::Tokens{1}, endless); });
+        good = good && refuses([&] { request.result(); }) && refuses([&] { request.next(); });
+        {
+            const mars::Request ended = std::move(request);
+        }
+        batcher.reset();
+        _exit(good ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    opened.backend.open();
+    CHECK(batcher->alive());
+}
+#endif
+
+namespace {
+
+/// A device whose steps end when they are interrupted, and not before.
+struct Interruptible : fake::Backend {
+    using fake::Backend::Backend;
+    void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool logits, mars::StepOutput& output) override {
+        if (!waits) return fake::Backend::step(cache, first, input, logits, output);
+        std::promise<void> stopped;
+        input.interrupt->set_stop([&] { stopped.set_value(); });
+        ++num_waiting;
+        const bool is_stopped = stopped.get_future().wait_for(60s) == std::future_status::ready;
+        input.interrupt->set_stop(nullptr);
+        if (!is_stopped) throw mars::DeviceError("nobody stopped the step");
+        throw mars::Interrupted();
+    }
+    std::atomic<bool> waits{true};
+    std::atomic<int> num_waiting{0};
+};
+
+} // namespace
+
+TEST_CASE("a running step ends when all of its sequences have been ended: stream, rows of a batch, requests") {
+    auto made = std::make_unique<Interruptible>(fake::hashed, context);
+    Interruptible& backend = *made;
+    const mars::Session session = mars::Opened::over({"nowhere", mars::parse_manifest(valid().dump())}, std::move(made));
+    const auto when_waiting = [&](int steps, const std::function<void()>& call) {
+        return std::thread([&backend, steps, call] {
+            while (backend.num_waiting < steps) std::this_thread::sleep_for(1ms);
+            call();
+        });
+    };
+    mars::Stream stream = session.stream(fake::Tokens(300, 1), endless);
+    std::thread other = when_waiting(1, [&] { stream.cancel(); });
+    while (stream.next()) {
+    }
+    other.join();
+    CHECK_FALSE(stream.failed());
+    CHECK(stream.completion().finish_reason == mars::FinishReason::cancelled);
+    CHECK(stream.completion().token_ids.empty());
+
+    mars::Batcher batcher(session, limits_of(2));
+    mars::Request one = batcher.submit(fake::Tokens{1}, endless);
+    other = when_waiting(2, [&] { one.cancel(); });
+    CHECK(one.result(30.0).finish_reason == mars::FinishReason::cancelled);
+    other.join();
+    backend.waits = false;
+    CHECK(batcher.submit(fake::Tokens{1}, config_of({}, 5)).result(30.0).token_ids.size() == 5);
+
+    mars::Interrupt interrupt(2); // two rows: one that nobody wants does not end the step of the other
+    bool is_stopped = false;
+    interrupt.drop();
+    interrupt.set_stop([&] { is_stopped = true; });
+    CHECK_FALSE(is_stopped);
+    interrupt.drop();
+    CHECK(is_stopped);
 }
 
 TEST_CASE("a batcher that fails reports no running step") {

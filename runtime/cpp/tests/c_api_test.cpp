@@ -2,12 +2,27 @@
 // use it rightly, on real bundles.
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include <mars/mars.h>
 
 #include "c_api/handles.hpp"
 #include "conformance.hpp"
+
+#ifndef MARS_SANITIZED
+namespace {
+thread_local bool is_starving = false;
+}
+
+void* operator new(std::size_t size) {
+    void* const made = is_starving ? nullptr : std::malloc(size > 0 ? size : 1);
+    return made != nullptr ? made : throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
 
 namespace {
 
@@ -42,6 +57,39 @@ TEST_CASE("NULL handles: empty values, and they can be freed") {
     mars_conversation_close(nullptr);
 }
 
+TEST_CASE("every exception is a status, with the code and field of the error") {
+    const auto said = [](const auto& body, mars_status status) {
+        mars_error* error = nullptr;
+        CHECK(mars::c::guarded(&error, body) == status);
+        CHECK(mars_error_status(error) == status);
+        const std::string words = std::string(mars_error_code(error)) + " " + mars_error_field(error);
+        mars_error_free(error);
+        return words;
+    };
+    CHECK(said([] { throw mars::BundleError("x"); }, MARS_ERROR_BUNDLE) == "failed ");
+    CHECK(said([] { throw mars::SessionError("x", "limit_exceeded", "stop"); }, MARS_ERROR_SESSION) == "limit_exceeded stop");
+    CHECK(said([] { throw mars::DeviceError("x"); }, MARS_ERROR_DEVICE) == "failed ");
+    CHECK(said([] { throw mars::DeviceLost("x"); }, MARS_ERROR_DEVICE_LOST) == "failed ");
+    CHECK(said([] { throw mars::MemoryError("x"); }, MARS_ERROR_MEMORY) == "out_of_memory ");
+    CHECK(said([] { throw mars::Overloaded("x", 2); }, MARS_ERROR_OVERLOADED) == "overloaded ");
+    CHECK(said([] { throw mars::c::ArgumentError("x"); }, MARS_ERROR_ARGUMENT) == "invalid_value ");
+    CHECK(said([] { throw std::bad_alloc(); }, MARS_ERROR_MEMORY) == "out_of_memory ");
+    CHECK(said([] { throw 7; }, MARS_ERROR_INTERNAL) == "failed ");
+    CHECK(std::strlen(mars_error_code(nullptr)) + std::strlen(mars_error_field(nullptr)) == 0);
+}
+
+#ifndef MARS_SANITIZED // a sanitizer has its own
+TEST_CASE("without memory for an error there is still a status and a message") {
+    mars_error* error = nullptr;
+    is_starving = true;
+    const mars_status status = mars_generate(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &error);
+    is_starving = false;
+    CHECK(status == MARS_ERROR_MEMORY);
+    CHECK(mars_error_status(error) == MARS_ERROR_MEMORY);
+    CHECK(message_of(error) == "out of memory");
+}
+#endif
+
 TEST_CASE("session options") {
     mars_session_options given;
     mars_session_options_init(&given, sizeof given);
@@ -65,6 +113,9 @@ TEST_CASE("session options") {
     CHECK_FALSE(mars::c::options_of(&given).parse_special);
     given.parse_special = 1;
     CHECK(mars::c::options_of(&given).parse_special);
+    CHECK(mars::c::options_of(&given).prefill_tokens == 256);
+    given.prefill_tokens = 64;
+    CHECK(mars::c::options_of(&given).prefill_tokens == 64);
     given.num_options = 2;
     CHECK(refusal() == "option_names must not be NULL");
     const char* names[] = {"a.b", "device_id"};

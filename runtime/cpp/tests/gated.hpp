@@ -36,7 +36,8 @@ class Gated : public fake::Backend {
             changed_.notify_all();
             changed_.wait(lock, [this] { return is_open_; });
         }
-        if (fails) throw mars::DeviceError("the device is gone");
+        if (fails) throw mars::DeviceError("the step failed");
+        if (is_lost) throw mars::DeviceLost("the device is gone");
         if (starves) throw std::bad_alloc();
         widest = std::max(widest.load(), input.rows);
         fake::Backend::step(cache, first, input, logits, output);
@@ -59,7 +60,7 @@ class Gated : public fake::Backend {
         return entered_;
     }
 
-    std::atomic<bool> fails{false}, starves{false};
+    std::atomic<bool> fails{false}, is_lost{false}, starves{false};
     std::atomic<std::int64_t> widest{0};
 
   private:

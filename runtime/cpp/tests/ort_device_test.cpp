@@ -171,6 +171,20 @@ TEST_CASE("rows stay unchanged if memory runs out while they grow") {
     check_equal(step(*backend, *cache, 100, 5), step(*backend, *untouched, 100, 5));
 }
 
+TEST_CASE("a step that nobody waits for is ended in ONNX Runtime") {
+    const auto backend = opened();
+    const auto cache = backend->new_cache(1);
+    cache->reserve(128);
+    mars::StepInput input{1, 8, 1, some_ids(8, 1), {0}, {7}};
+    input.interrupt = std::make_shared<mars::Interrupt>(1);
+    mars::StepOutput output;
+    backend->step(*cache, 0, input, false, output); // with an interrupt that does not come
+    input.interrupt->drop();
+    CHECK_THROWS_AS(backend->step(*cache, 0, input, false, output), mars::Interrupted);
+    input.interrupt = nullptr;
+    backend->step(*cache, 0, input, false, output);
+}
+
 TEST_CASE("the default size of the prefix cache depends on the device's free memory") {
     const auto memory = std::make_shared<Counted>();
     memory->free = 1600;

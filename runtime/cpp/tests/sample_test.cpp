@@ -1,6 +1,7 @@
 // Draws and choices against tests/conformance/uniform.json and choices.json; settings out of range.
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include <mars/errors.hpp>
 
@@ -48,6 +49,31 @@ TEST_CASE("every case of choices.json") {
         CHECK(made.token == each["token"].get<std::int64_t>());
         CHECK(std::abs(made.confidence - each["confidence"].get<double>()) < 1e-6);
     }
+}
+
+TEST_CASE("logits that are not numbers are refused, however a token is chosen") {
+    const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
+    for (const double temperature : {0.0, 1.0})
+        for (const auto& [top_k, top_p, min_p] : {std::tuple(0, 1.0, 0.0), {3, 1.0, 0.0}, {0, 0.5, 0.0}, {0, 1.0, 0.05}, {0, 0.9, 1.0}})
+            for (std::size_t at = 0; at < 20; ++at)
+                for (const float wrong : {nan, infinity, -infinity}) {
+                    std::vector<float> logits(20, 1.0F);
+                    logits[7] = 9;
+                    logits[at] = wrong;
+                    mars::GenerationConfig config;
+                    config.temperature = temperature;
+                    config.top_k = top_k;
+                    config.top_p = top_p;
+                    config.min_p = min_p;
+                    const auto token = [&] { return mars::choose(logits.data(), 20, config, {}, 3).token; };
+                    if (wrong == -infinity) // a token that cannot be
+                        CHECK(token() != static_cast<std::int64_t>(at));
+                    else
+                        CHECK_THROWS_WITH_AS(token(), doctest::Contains("not numbers"), mars::DeviceError);
+                }
+    mars::GenerationConfig config;
+    const std::vector<float> none(20, -infinity);
+    CHECK_THROWS_AS(mars::choose(none.data(), 20, config, {}, 3), mars::DeviceError);
 }
 
 TEST_CASE("draws cover the whole distribution, including unlikely and equally likely tokens") {

@@ -1,15 +1,21 @@
 // Sessions and streams over a fake model: requests and their refusals, several threads, tau that changes on the way.
 #include <atomic>
+#include <cmath>
+#include <functional>
 #include <thread>
 
+#include <mars/batcher.hpp>
+#include <mars/conversation.hpp>
 #include <mars/session.hpp>
 
 #include "config.hpp"
 #include "conformance.hpp"
 #include "device/ort/backend.hpp"
 #include "fake.hpp"
+#include "joined.hpp"
 #include "manifest.hpp"
 #include "session/answers.hpp"
+#include "small_tokenizer.hpp"
 
 namespace {
 
@@ -75,6 +81,70 @@ TEST_CASE("prompts from text, messages and token ids") {
     CHECK(opened.generate({4, 5}, config_of(1, 3)).token_ids == opened.generate(fake::Tokens{4, 5}, config_of(1, 3)).token_ids);
     CHECK_THROWS_WITH_AS(opened.generate({{"user", "hi"}}), doctest::Contains("no tokenizer"), mars::SessionError);
     CHECK_THROWS_WITH_AS(opened.stream({{"user", "hi"}}), doctest::Contains("no tokenizer"), mars::SessionError);
+}
+
+TEST_CASE("a prompt is measured before it is tokenized, in characters") {
+    mars::Bundle bundle{"nowhere", mars::parse_manifest(valid().dump())};
+    mars::Text text{
+        mars::Tokenizer::from_json(small_tokenizer(no_split).dump()),
+        mars::ChatTurns::from_json(R"({"between": {"start": {"user": ""}}, "after": {"user": ""}, "trimmed": [], "reserved": []})")};
+    const mars::Session opened =
+        mars::Opened::over(std::move(bundle), std::make_unique<fake::Backend>(fake::hashed, context), std::move(text));
+    std::string wide; // of as many bytes, which are fewer characters
+    for (int i = 0; i < 35'000; ++i) wide += "\xC3\xA9";
+    for (const mars::Prompt& prompt :
+         {mars::Prompt(std::string(70'000, 'a')), mars::Prompt({{"user", std::string(70'000, 'a')}}), mars::Prompt(wide)}) {
+        std::string said, code, field;
+        try {
+            opened.encode(prompt);
+        } catch (const mars::SessionError& error) {
+            said = error.what(), code = error.code, field = error.field;
+        }
+        const bool is_short = prompt.text() != nullptr && *prompt.text() == wide;
+        CHECK(begins_with(said, is_short ? "the prompt has 35000 tokens"
+                                         : "the prompt has 70000 characters, this bundle's context takes at most 65536"));
+        CHECK(code == "context_length_exceeded");
+        CHECK(field == "prompt");
+    }
+    mars::Conversation talk = opened.conversation();
+    CHECK_THROWS_WITH_AS(talk.send(std::string(70'000, 'a'), {}), doctest::Contains("70000 characters"), mars::SessionError);
+}
+
+TEST_CASE("predictions that are not numbers fail the request") {
+    const mars::Session opened =
+        session([](const fake::Tokens&, std::int64_t) { return std::pair<std::int64_t, float>(3, std::nanf("")); });
+    for (const std::optional<double>& tau : {std::optional<double>(), std::optional<double>(0.5), std::optional<double>(1.0)})
+        CHECK_THROWS_WITH_AS(opened.generate(fake::Tokens{4}, config_of(tau, 5)), doctest::Contains("not numbers"), mars::DeviceError);
+}
+
+TEST_CASE("errors name the setting at fault") {
+    const auto field_of = [](const std::function<void()>& call) {
+        try {
+            call();
+        } catch (const mars::Error& error) {
+            return std::string(error.code) + " " + error.field;
+        }
+        return std::string();
+    };
+    const mars::Session opened = session();
+    mars::GenerationConfig config;
+    config.top_p = 3;
+    config.max_new_tokens = 0;
+    CHECK(field_of([&] { opened.check(config); }) == "invalid_value max_new_tokens");
+    config = {};
+    config.temperature = 1;
+    CHECK(field_of([&] { opened.check(config); }) == "unsupported_by_model temperature");
+    config = {};
+    config.stop = {"a"};
+    CHECK(field_of([&] { opened.check(config); }) == "unsupported_by_model stop");
+    mars::Limits limits;
+    limits.max_stops = 1;
+    config.stop = {"a", "b"};
+    CHECK(field_of([&] { limits.check(config); }) == "limit_exceeded stop");
+    CHECK(field_of([&] { opened.encode(fake::Tokens(100, 1)); }) == "context_length_exceeded prompt");
+    CHECK(field_of([] { throw mars::MemoryError(""); }) == "out_of_memory ");
+    CHECK(field_of([] { throw mars::Overloaded("", 1); }) == "overloaded ");
+    CHECK(field_of([] { throw mars::DeviceLost(""); }) == "failed ");
 }
 
 TEST_CASE("a callback stops an answer, and its exception reaches the caller") {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import onnxruntime
@@ -17,6 +19,27 @@ CAPI = Path(onnxruntime.__file__).parent / "capi"
 
 def test_libmars_is_linked_to_no_onnxruntime() -> None:
     assert not [name for name in needed(build() / "libmars.so") if "onnxruntime" in name]
+
+
+def test_nothing_is_loaded_from_the_working_directory(bundles: Named, tmp_path: Path) -> None:
+    """Not even if libmars was loaded by a relative path, which leads elsewhere now."""
+    for folder in ("lib", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(build() / "libmars.so", tmp_path / "lib")
+    for name in ("libonnxruntime.so.1", "libmars_tensorrt.so"):
+        (tmp_path / "elsewhere" / name).write_text("hostile", encoding="utf-8")
+    code = (
+        "import ctypes, os, sys\n"
+        "mars = ctypes.CDLL('./libmars.so')\n"
+        "os.chdir('../elsewhere')\n"
+        "session, error = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "mars.mars_session_open(sys.argv[1].encode(), None, ctypes.byref(session), ctypes.byref(error))\n"
+        "mars.mars_error_message.restype = ctypes.c_char_p\n"
+        "sys.exit(mars.mars_error_message(error).decode())"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "MARS_ONNXRUNTIME"}
+    done = call(sys.executable, "-c", code, bundles("llama"), cwd=tmp_path / "lib", env=env)
+    assert (done.stderr, done.returncode) == ("\n", 1)  # no error
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,14 @@ MARS_API const char* mars_version(void);
 
 typedef enum mars_status {
     MARS_OK = 0,
-    MARS_ERROR_BUNDLE = 1,    /* the bundle is damaged, unsafe, or of a format this library does not read */
-    MARS_ERROR_SESSION = 2,   /* the bundle is fine but cannot run here, or the request cannot be served as it stands */
-    MARS_ERROR_ARGUMENT = 3,  /* this interface was used wrongly: a NULL, a wrong struct_size, an unknown constant */
-    MARS_ERROR_MEMORY = 4,    /* not enough memory for it now */
-    MARS_ERROR_INTERNAL = 5,  /* a bug of this library, or an exception of the caller's callback */
-    MARS_ERROR_DEVICE = 6,    /* a step failed on the device; the request was valid */
-    MARS_ERROR_OVERLOADED = 7 /* a batcher has no room for it now; see mars_error_retry_after */
+    MARS_ERROR_BUNDLE = 1,     /* the bundle is damaged, unsafe, or of a format this library does not read */
+    MARS_ERROR_SESSION = 2,    /* the bundle is fine but cannot run here, or the request cannot be served as it stands */
+    MARS_ERROR_ARGUMENT = 3,   /* this interface was used wrongly: a NULL, a wrong struct_size, an unknown constant */
+    MARS_ERROR_MEMORY = 4,     /* not enough memory for it now */
+    MARS_ERROR_INTERNAL = 5,   /* a bug of this library, or an exception of the caller's callback */
+    MARS_ERROR_DEVICE = 6,     /* a step failed on the device; the request was valid */
+    MARS_ERROR_OVERLOADED = 7, /* a batcher has no room for it now; see mars_error_retry_after */
+    MARS_ERROR_DEVICE_LOST = 8 /* the device has failed for good: restart the process */
 } mars_status;
 
 typedef struct mars_error mars_error;
@@ -52,6 +53,10 @@ typedef struct mars_error mars_error;
 MARS_API mars_status mars_error_status(const mars_error* error);
 /* What is wrong, where, and what to do; may have several lines. */
 MARS_API const char* mars_error_message(const mars_error* error);
+/* For programs: a code such as "context_length_exceeded" (docs/serving.md lists them), and the setting at fault or "prompt". "" if there is
+ * none. */
+MARS_API const char* mars_error_code(const mars_error* error);
+MARS_API const char* mars_error_field(const mars_error* error);
 /* Estimated seconds until there is room; 0 unless the status is MARS_ERROR_OVERLOADED. */
 MARS_API double mars_error_retry_after(const mars_error* error);
 /* Free an error. Like all functions that free, it accepts NULL. */
@@ -86,7 +91,8 @@ typedef struct mars_session_options {
     size_t num_options;
     mars_on_log on_log; /* NULL: nothing is logged */
     void* log_user;
-    void* cuda_stream; /* a cudaStream_t for CUDA steps; it must outlive the session, nothing else may use it during a step */
+    void* cuda_stream;      /* a cudaStream_t for CUDA steps; it must outlive the session, nothing else may use it during a step */
+    int64_t prefill_tokens; /* prompt tokens of one step, at most; 256 */
 } mars_session_options;
 
 typedef struct mars_session_info {

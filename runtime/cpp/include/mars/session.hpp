@@ -130,6 +130,9 @@ class MARS_API Session {
         /// A cudaStream_t on which CUDA steps run, such as that of a robot's perception. It must outlive the session,
         /// and may not be used for other work during a step. By default an engine creates a stream.
         void* cuda_stream = nullptr;
+        /// Prompt tokens of one step of `generate` and `stream`, at most. Fewer: other streams and cancellation wait less for a step,
+        /// and a prompt takes longer. A batcher has its own in Limits.
+        std::int64_t prefill_tokens = 256;
         /// Receives what was opened, and the log of ONNX Runtime or TensorRT. Default: nothing is logged.
         OnLog on_log = nullptr;
     };

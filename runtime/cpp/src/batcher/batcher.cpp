@@ -7,6 +7,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <unistd.h>
 
 #include <mars/batcher.hpp>
 
@@ -20,6 +21,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Client = std::optional<std::string>;
+
+bool is_lost(const std::exception_ptr& error) {
+    try {
+        if (error) std::rethrow_exception(error);
+    } catch (const DeviceLost&) {
+        return true;
+    } catch (...) { // the request's own
+    }
+    return false;
+}
 
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
@@ -46,6 +57,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
 
+    const pid_t process = ::getpid(); // whose thread this is
     const Session session;
     const Limits limits;
     const KvBudget budget;
@@ -70,6 +82,13 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     }
 
     // --- submitting ---
+
+    bool is_forked() const { return ::getpid() != process; }
+
+    /// Throws in a forked child, where nobody runs the steps and the lock may be held for ever.
+    void check_process() const {
+        if (is_forked()) throw SessionError("this batcher belongs to the process that was forked; make a new one");
+    }
 
     /// Throws if the batcher takes no requests. The lock is held.
     void check_open() const {
@@ -129,6 +148,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     /// A request's holder ends it.
     void end(std::int64_t number, FinishReason reason) {
+        if (is_forked()) return;
         const std::lock_guard<std::mutex> lock(mutex);
         conclude(number, reason, nullptr);
     }
@@ -189,9 +209,14 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     void step() {
         if (schedule.is_idle()) return;
+        std::exception_ptr lost;
         step_began = Clock::now().time_since_epoch().count();
-        schedule.steps([this](const Accepted& accepted) { deliver(accepted); });
+        schedule.steps([&](const Accepted& accepted) {
+            deliver(accepted);
+            if (is_lost(accepted.error)) lost = accepted.error;
+        });
         step_began = 0;
+        if (lost) std::rethrow_exception(lost);
         const std::lock_guard<std::mutex> lock(mutex);
         changed.notify_all(); // sequences may have started: there may be room for waiting requests
     }
@@ -237,6 +262,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     bool close(double drain, std::optional<double> timeout) {
         const Clock::duration rest = duration_of(drain, "drain"), patience = duration_of(timeout.value_or(forever), "timeout");
+        if (is_forked()) return true;
         std::unique_lock<std::mutex> lock(mutex);
         const bool is_own = std::this_thread::get_id() == thread.get_id();
         is_closed = true;
@@ -271,6 +297,7 @@ Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, co
     if (config.deadline && *config.deadline > 0)
         until = began + duration_of(*config.deadline, "deadline"); // other values are refused below
     const Clock::time_point last = began + duration_of(entry.wait.value_or(forever), "wait");
+    service_->check_process();
     service_->admit(entry.client, until ? std::min(last, *until) : last);
     std::shared_ptr<RequestState> answer;
     try {
@@ -284,6 +311,7 @@ Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, co
 }
 
 bool Batcher::alive() const {
+    if (service_->is_forked()) return false;
     const std::lock_guard<std::mutex> lock(service_->mutex);
     return !service_->is_closed;
 }

@@ -16,6 +16,7 @@ RequestState::RequestState(std::shared_ptr<const Opened> opened, NewSequence mad
 /// Wait until `is_enough`, at most until `last`. A reader checks the deadline itself, because the batcher's thread may
 /// hang in a step.
 bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, Clock::time_point last) {
+    if (::getpid() != process_ && !is_enough()) throw SessionError("this request belongs to the process that was forked");
     while (!is_enough()) {
         const bool has_ended = !is_over() && until_ && Clock::now() >= *until_;
         if (has_ended) {
@@ -66,6 +67,7 @@ Completion RequestState::result(std::optional<double> timeout) {
 }
 
 void RequestState::abandon() noexcept {
+    if (::getpid() != process_) return;
     cancel();
     const std::lock_guard<std::recursive_mutex> lock(calling_);
     is_abandoned_ = true; // the callback is kept, since this may be called from it

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unistd.h>
 
 #include <mars/batcher.hpp>
 
@@ -74,6 +75,7 @@ struct RequestState {
     bool has_event() const { return !events_.empty() || (is_over() && !is_told_); }
     std::optional<Event> take();
 
+    const pid_t process_ = ::getpid(); // whose batcher answers it
     const End end_;
     const std::optional<Clock::time_point> until_;
     const OnEvent callback_;

@@ -55,7 +55,11 @@ const char* mars_version(void) { return MARS_VERSION; }
 mars_status mars_error_status(const mars_error* error) { return error == nullptr ? MARS_OK : error->status; }
 const char* mars_error_message(const mars_error* error) { return error == nullptr ? "" : error->message.c_str(); }
 double mars_error_retry_after(const mars_error* error) { return error == nullptr ? 0.0 : error->retry_after; }
-void mars_error_free(mars_error* error) { delete error; }
+const char* mars_error_code(const mars_error* error) { return error == nullptr ? "" : error->code; }
+const char* mars_error_field(const mars_error* error) { return error == nullptr ? "" : error->field; }
+void mars_error_free(mars_error* error) {
+    if (error != &out_of_memory) delete error;
+}
 
 mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error) {
     return made(session, "session", error,

@@ -18,6 +18,8 @@
 struct mars_error {
     mars_status status;
     std::string message;
+    const char* code;
+    const char* field = "";
     double retry_after = 0.0;
 };
 
@@ -95,9 +97,21 @@ T known(const T* given, const T& defaults, const char* name) {
     return values;
 }
 
-inline mars_status fail(mars_error** error, mars_status status, const char* message, double retry_after = 0.0) noexcept {
-    if (error != nullptr) *error = new mars_error{status, mars::utf8::lossy(message), retry_after}; // it may quote a damaged file
-    return status;
+inline mars_error out_of_memory{MARS_ERROR_MEMORY, "out of memory", "out_of_memory"}; // instead of one that cannot be allocated
+
+inline mars_status fail(mars_error** error, mars_status status, const char* message, const char* code, const char* field = "",
+                        double retry_after = 0.0) noexcept {
+    if (error == nullptr) return status;
+    try {
+        *error = new mars_error{status, mars::utf8::lossy(message), code, field, retry_after}; // it may quote a damaged file
+    } catch (const std::bad_alloc&) {
+        *error = &out_of_memory;
+    }
+    return (*error)->status;
+}
+
+inline mars_status fail(mars_error** error, mars_status status, const mars::Error& problem, double retry_after = 0.0) noexcept {
+    return fail(error, status, problem.what(), problem.code, problem.field, retry_after);
 }
 
 /// Run `body`; an exception becomes a status and a message.
@@ -108,23 +122,25 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
         body();
         return MARS_OK;
     } catch (const mars::BundleError& problem) {
-        return fail(error, MARS_ERROR_BUNDLE, problem.what());
+        return fail(error, MARS_ERROR_BUNDLE, problem);
     } catch (const mars::Overloaded& problem) {
-        return fail(error, MARS_ERROR_OVERLOADED, problem.what(), problem.retry_after);
+        return fail(error, MARS_ERROR_OVERLOADED, problem, problem.retry_after);
+    } catch (const mars::DeviceLost& problem) {
+        return fail(error, MARS_ERROR_DEVICE_LOST, problem);
     } catch (const mars::DeviceError& problem) {
-        return fail(error, MARS_ERROR_DEVICE, problem.what());
+        return fail(error, MARS_ERROR_DEVICE, problem);
     } catch (const mars::MemoryError& problem) {
-        return fail(error, MARS_ERROR_MEMORY, problem.what());
+        return fail(error, MARS_ERROR_MEMORY, problem);
     } catch (const mars::Error& problem) {
-        return fail(error, MARS_ERROR_SESSION, problem.what());
+        return fail(error, MARS_ERROR_SESSION, problem);
     } catch (const ArgumentError& problem) {
-        return fail(error, MARS_ERROR_ARGUMENT, problem.what());
+        return fail(error, MARS_ERROR_ARGUMENT, problem.what(), "invalid_value");
     } catch (const std::bad_alloc&) {
-        return fail(error, MARS_ERROR_MEMORY, "out of memory");
+        return fail(error, MARS_ERROR_MEMORY, "out of memory", "out_of_memory");
     } catch (const std::exception& problem) {
-        return fail(error, MARS_ERROR_INTERNAL, problem.what());
+        return fail(error, MARS_ERROR_INTERNAL, problem.what(), "failed");
     } catch (...) {
-        return fail(error, MARS_ERROR_INTERNAL, "an exception that is not a std::exception, perhaps from the callback");
+        return fail(error, MARS_ERROR_INTERNAL, "an exception that is not a std::exception, perhaps from the callback", "failed");
     }
 }
 

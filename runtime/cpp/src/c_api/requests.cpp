@@ -22,6 +22,7 @@ mars_session_options default_options() {
     mars_session_options values{};
     values.struct_size = sizeof values;
     values.cache_bytes = MARS_CACHE_AUTO;
+    values.prefill_tokens = Session::Options().prefill_tokens;
     return values;
 }
 
@@ -55,6 +56,7 @@ Session::Options options_of(const mars_session_options* options) {
     wanted.safe = given.safe != 0;
     wanted.parse_special = given.parse_special != 0;
     wanted.cuda_stream = given.cuda_stream;
+    wanted.prefill_tokens = given.prefill_tokens;
     if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
     for (std::size_t i = 0; i < given.num_options; ++i) {
         const char* const name = (&needed(given.option_names, "option_names"))[i];

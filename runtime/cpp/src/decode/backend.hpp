@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,13 +26,46 @@ struct StepPlan {
     std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
 };
 
+/// Ends a running step as soon as all of its sequences have been ended. Thread-safe.
+class Interrupt {
+  public:
+    explicit Interrupt(std::int64_t num_seqs) : num_wanted_(num_seqs) {}
+
+    /// One of the sequences was ended by another thread.
+    void drop() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (--num_wanted_ == 0 && stop_) stop_();
+    }
+
+    /// What stops the step; null when it is over.
+    void set_stop(std::function<void()> stop) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stop_ = std::move(stop);
+        if (num_wanted_ == 0 && stop_) stop_();
+    }
+
+    bool is_due() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return num_wanted_ == 0;
+    }
+
+  private:
+    mutable std::mutex mutex_;
+    std::int64_t num_wanted_;
+    std::function<void()> stop_;
+};
+
+/// A step ended by its Interrupt: what it wrote is void, and nobody waits for it.
+struct Interrupted : std::exception {};
+
 /// The inputs of one forward over neighbouring rows, row after row.
 struct StepInput {
     std::int64_t rows = 0, slots = 0, outputs = 0;
-    std::vector<std::int64_t> input_ids;    ///< [rows, slots]
-    std::vector<std::int64_t> kv_length;    ///< [rows]
-    std::vector<std::int64_t> output_index; ///< [rows, outputs]
-    bool want_topk = false;                 ///< also return the likeliest tokens of each prediction, if the graph has them
+    std::vector<std::int64_t> input_ids;            ///< [rows, slots]
+    std::vector<std::int64_t> kv_length;            ///< [rows]
+    std::vector<std::int64_t> output_index;         ///< [rows, outputs]
+    bool want_topk = false;                         ///< also return the likeliest tokens of each prediction, if the graph has them
+    std::shared_ptr<Interrupt> interrupt = nullptr; ///< for a backend that can end a running step; null: it runs to its end
 };
 
 /// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size]; topk_ids and topk_logprobs [rows,
@@ -102,7 +138,7 @@ class Backend {
     /// Run one forward on the cache rows first, first + 1, ... and fill `output`.
     ///
     /// Writes KV entries kv_length ... kv_length + slots - 1 of each row, which the caller has reserved. Throws
-    /// SessionError.
+    /// SessionError, and Interrupted.
     virtual void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) = 0;
 };
 

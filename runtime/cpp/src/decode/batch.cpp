@@ -90,12 +90,14 @@ void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
         input_.slots = std::max(input_.slots, plans[i].slots());
         input_.outputs = std::max(input_.outputs, plans[i].outputs());
     }
+    input_.interrupt = std::make_shared<Interrupt>(input_.rows);
     bool want_logits = false;
     std::int64_t longest = 0;
     for (std::size_t i = 0; i < count; ++i) {
         Sequence& seq = *active_[first + i];
         const StepPlan& plan = plans[i];
         seq.stats.starts();
+        seq.watch(input_.interrupt);
         if (seq.prefix_handle)
             seq.prefix_handle->begin_step(seq.cursor, input_.slots, seq.is_reading() && plan.pending < seq.num_pending());
         std::vector<std::int64_t>& ids = input_.input_ids;

@@ -44,6 +44,7 @@ template <typename Body>
 void error_boundary(const std::vector<Sequence*>& seqs, std::vector<Accepted>& accepted, const Body& body) {
     try {
         body();
+    } catch (const Interrupted&) { // the sequences of that step have ended, and are dropped like others
     } catch (...) {
         for (Sequence* seq : seqs) accepted.push_back(seq->fail(std::current_exception()));
     }

@@ -42,7 +42,9 @@ GenerationConfig GenerationConfig::with_profile(const GenerationConfig& profile)
 
 void GenerationConfig::check() const {
     std::ostringstream wrong;
+    const char* first = "tau";
     const auto check = [&](const char* name, bool good, const char* what, auto value) {
+        if (!good && wrong.tellp() == 0) first = name;
         if (!good) wrong << (wrong.tellp() > 0 ? "; " : "") << name << " must be " << what << ", not " << value;
     };
     const auto from_zero = [](double value) { return std::isfinite(value) && value >= 0; };
@@ -64,7 +66,7 @@ void GenerationConfig::check() const {
         wrong << (wrong.tellp() > 0 ? "; " : "")
               << "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau " << *tau
               << " accepts what is likely; give one of them";
-    if (wrong.tellp() > 0) throw SessionError(wrong.str());
+    if (wrong.tellp() > 0) throw SessionError(wrong.str(), "invalid_value", first);
 }
 
 } // namespace mars

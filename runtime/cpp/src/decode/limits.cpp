@@ -38,15 +38,17 @@ void Limits::check() const {
 
 void Limits::check(const GenerationConfig& config) const {
     std::string wrong;
-    const auto at_most = [&](const char* name, std::int64_t asked, const std::optional<std::int64_t>& most) {
-        if (most && asked > *most)
-            add(wrong, std::to_string(asked) + " " + name + " are asked for, this service allows at most " + std::to_string(*most) +
-                           "; ask for fewer");
+    const char* first = "";
+    const auto at_most = [&](const char* field, const char* name, std::int64_t asked, const std::optional<std::int64_t>& most) {
+        if (!most || asked <= *most) return;
+        if (wrong.empty()) first = field;
+        add(wrong, std::to_string(asked) + " " + name + " are asked for, this service allows at most " + std::to_string(*most) +
+                       "; ask for fewer");
     };
-    at_most("max_new_tokens", config.max_new_tokens, max_new_tokens);
-    at_most("stop strings", static_cast<std::int64_t>(config.stop.size()), max_stops);
-    at_most("eos_ids", config.eos_ids ? static_cast<std::int64_t>(config.eos_ids->size()) : 0, max_stops);
-    if (!wrong.empty()) throw SessionError(wrong);
+    at_most("max_new_tokens", "max_new_tokens", config.max_new_tokens, max_new_tokens);
+    at_most("stop", "stop strings", static_cast<std::int64_t>(config.stop.size()), max_stops);
+    at_most("eos_ids", "eos_ids", config.eos_ids ? static_cast<std::int64_t>(config.eos_ids->size()) : 0, max_stops);
+    if (!wrong.empty()) throw SessionError(wrong, "limit_exceeded", first);
 }
 
 std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }

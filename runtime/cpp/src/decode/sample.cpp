@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include <mars/errors.hpp>
+
 #include "decode/token_set.hpp"
 
 namespace mars {
@@ -80,8 +82,20 @@ double uniform(std::uint64_t seed, std::uint64_t position) {
     return static_cast<double>(splitmix64(seed, position) >> 11U) / 9007199254740992.0; // 2**53
 }
 
+void check_numbers(const float* logits, std::int64_t vocab_size) {
+    bool is_number = true;
+    float top = -std::numeric_limits<float>::infinity();
+    for (std::int64_t i = 0; i < vocab_size; ++i) {
+        is_number &= logits[i] == logits[i];
+        top = std::max(top, logits[i]);
+    }
+    if (!is_number || std::isinf(top))
+        throw DeviceError("the model's logits are not numbers (NaN or infinite), so no token can be chosen; export the bundle again");
+}
+
 Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,
               std::int64_t position, const TokenSet* allowed) {
+    check_numbers(logits, vocab_size);
     std::vector<float> changed, masked;
     if (config.repetition_penalty != 1) {
         changed = penalized(logits, vocab_size, config.repetition_penalty, seen);

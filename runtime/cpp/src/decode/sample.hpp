@@ -16,6 +16,9 @@ std::uint64_t splitmix64(std::uint64_t seed, std::uint64_t position);
 /// A number in [0, 1) that depends on `seed` and `position` only, so that a draw does not depend on the run length.
 double uniform(std::uint64_t seed, std::uint64_t position);
 
+/// Throws DeviceError if one of `logits` [vocab_size] is not a number, or the largest is infinite.
+void check_numbers(const float* logits, std::int64_t vocab_size);
+
 struct Choice {
     std::int64_t token;
     double confidence;

@@ -114,6 +114,8 @@ void Sequence::commit_chunk(std::int64_t num_tokens) {
 }
 
 std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {
+    for (const double probability : predictions.probabilities)
+        if (std::isnan(probability)) throw DeviceError("the model's predictions are not numbers (NaN); export the bundle again");
     cursor += plan.pending;
     ++stats.forwards;
     return accept(predictions, plan.draft_tokens);

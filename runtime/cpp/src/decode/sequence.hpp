@@ -149,7 +149,14 @@ class Sequence {
     void set_exact(bool exact);
     std::optional<double> tau() const;
 
-    /// From any thread: end the sequence before its next step.
+    /// A step with this sequence begins: `interrupt` learns when another thread ends the sequence.
+    void watch(std::shared_ptr<Interrupt> interrupt) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        interrupt_ = std::move(interrupt);
+        if (told_ != untold) interrupt_->drop();
+    }
+
+    /// From any thread: end the sequence before its next step, and the running one if no other sequence needs it.
     void cancel() { end(FinishReason::cancelled); }
 
     /// The same because its deadline has passed. The first reason counts.
@@ -177,8 +184,10 @@ class Sequence {
     /// Expected number of accepted draft tokens.
     double expected_accepted(const DraftTokens& those) const;
     void end(FinishReason reason) {
-        int none = untold;
-        told_.compare_exchange_strong(none, static_cast<int>(reason));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (told_ != untold) return;
+        told_ = static_cast<int>(reason);
+        if (interrupt_) interrupt_->drop();
     }
 
     GenerationConfig config_;
@@ -190,8 +199,10 @@ class Sequence {
 
     // Requests of other threads.
     static constexpr int untold = -1;
-    std::atomic<double> wanted_;    // tau, or exact_mode
-    std::atomic<int> told_{untold}; // the FinishReason to end with
+    std::atomic<double> wanted_;           // tau, or exact_mode
+    std::atomic<int> told_{untold};        // the FinishReason to end with
+    std::mutex mutex_;                     // guards changes of told_, and interrupt_
+    std::shared_ptr<Interrupt> interrupt_; // of its last step
 };
 
 } // namespace mars

@@ -46,7 +46,7 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
         check_blocks(backend, seqs, commit.cache_block);
         schedule = std::make_unique<BlockSchedule>(backend, block, mask, rows, commit.cache_block);
     } else {
-        schedule = std::make_unique<Schedule>(backend, block, mask, prefill_chunk, KvBudget{rows}, session_->planner());
+        schedule = std::make_unique<Schedule>(backend, block, mask, session_->prefill_tokens, KvBudget{rows}, session_->planner());
     }
     run_.emplace(std::move(schedule), seqs);
 }

@@ -6,6 +6,7 @@
 
 #include "joined.hpp"
 #include "session/answers.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
@@ -72,6 +73,7 @@ struct Conversation::State {
 
     Stream& send(std::vector<Said> said, const std::string& question, const GenerationConfig& config) {
         const std::size_t before = said.size();
+        session->measure(utf8::length(question));
         Spelling spelling = prompt(said, question);
         const auto length = [&] { return static_cast<std::int64_t>(spelling.ids.size()); };
         const std::int64_t need = std::min(config.max_new_tokens, capacity() / room);
@@ -149,6 +151,7 @@ void Conversation::reset() {
 
 void Conversation::resume(const std::vector<Message>& messages) {
     state_->settle();
+    for (const Message& each : messages) state_->session->measure(utf8::length(each.content));
     const bool has_system = !messages.empty() && messages.front().role == "system";
     const std::optional<std::string> system = has_system ? std::optional(messages.front().content) : std::nullopt;
     std::vector<State::Said> said;

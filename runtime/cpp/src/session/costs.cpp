@@ -9,7 +9,6 @@
 #include "bundle/profiles.hpp"
 #include "bundle/sha256.hpp"
 #include "device/ort/backend.hpp"
-#include "device/ort/kernels.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -65,8 +64,7 @@ std::optional<fs::path> cost_file(const Bundle& bundle, const Variant& variant, 
                          this_platform(),
                          processor()};
     if (!options.empty()) known.push_back(options);
-    if (variant.precision == "w8a8")
-        if (const std::optional<Kernels> kernels = installed_kernels()) known.push_back(kernels->instructions);
+    if (variant.precision == "w8a8") known.push_back(kernel_instructions());
     const std::string name = sha256(known.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
     return *cache / "costs-cpp" / (name.substr(0, 32) + ".json");
 }

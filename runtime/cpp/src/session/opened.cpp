@@ -13,11 +13,14 @@
 #include "log.hpp"
 #include "machine.hpp"
 #include "structured/constrained_sequence.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
 namespace {
 
+constexpr const char *too_long = "context_length_exceeded", *unsupported = "unsupported_by_model"; // codes of errors
+constexpr std::int64_t characters_per_token = 32, always_taken = 65'536;                           // longer texts are not tokenized
 constexpr std::size_t max_openings = 16;                  // system messages whose tokens are remembered
 constexpr std::int64_t cache_share = 16;                  // the prefix cache gets this fraction of the free memory,
 constexpr std::int64_t max_cache = std::int64_t{1} << 30; // but at most this many bytes
@@ -91,9 +94,11 @@ Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optio
 }
 
 Session Session::open(const std::filesystem::path& path, const Options& options) try {
+    if (options.prefill_tokens < 1) throw SessionError("prefill_tokens must be 1 or more, not " + std::to_string(options.prefill_tokens));
     if (options.cache_bytes && *options.cache_bytes < 0)
         throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
     Opened opened = opened_here(open_bundle(path, options.verify, options.safe), options);
+    opened.prefill_tokens = options.prefill_tokens;
     note(options.on_log, LogLevel::info, path.string() + ": variant " + opened.variant + " on " + options.device);
     if (!opened.text_problem.empty()) note(options.on_log, LogLevel::warning, opened.text_problem);
     return Session(std::make_shared<Opened>(std::move(opened)));
@@ -106,7 +111,8 @@ GrammarState Opened::new_grammar_state(const GenerationConfig& config) const {
     const bool has_logits = is_one_of("logits", backend->outputs());
     if (!has_logits && !is_one_of("topk_ids", backend->outputs()) && leaves_a_choice(matcher))
         throw SessionError("a grammar needs a bundle with logits or with --top-k 16: where the likeliest token is not allowed, "
-                           "another must be chosen");
+                           "another must be chosen",
+                           unsupported, "grammar");
     return {std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has_logits, bundle.manifest.block - 1};
 }
 
@@ -166,13 +172,27 @@ NewSequence Opened::new_sequence(std::int64_t index, const Prompt& prompt, const
 
 std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
     std::vector<std::int64_t> ids;
-    if (const auto* given = prompt.token_ids())
+    if (const auto* given = prompt.token_ids()) {
         ids = *given;
-    else if (const auto* messages = prompt.messages())
-        ids = needs_text().encode(*messages, prompt.thinking());
-    else
-        ids = needs_text().encode(*prompt.text());
+    } else if (const auto* messages = prompt.messages()) {
+        std::int64_t characters = 0;
+        for (const Message& each : *messages) characters += utf8::length(each.content);
+        needs_text();
+        measure(characters, wanted);
+        ids = text->encode(*messages, prompt.thinking());
+    } else {
+        needs_text();
+        measure(utf8::length(*prompt.text()), wanted);
+        ids = text->encode(*prompt.text());
+    }
     if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
+    if (static_cast<std::int64_t>(ids.size()) > most)
+        throw SessionError(
+            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
+                (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+                "; shorten the prompt",
+            too_long, "prompt");
     const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
     std::string outside;
     int count = 0;
@@ -183,27 +203,36 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
     if (mask && is_one_of(*mask, ids))
         throw SessionError("the prompt holds the mask token " + std::to_string(*mask) +
                            ", which stands for a token that is not known yet; leave it out");
-    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
-    if (static_cast<std::int64_t>(ids.size()) > most)
-        throw SessionError(
-            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
-            (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
-            "; shorten the prompt");
     return ids;
+}
+
+void Opened::measure(std::int64_t characters, std::optional<std::int64_t> wanted) const {
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
+    const std::int64_t taken = std::max(always_taken, characters_per_token * most);
+    if (characters > taken)
+        throw SessionError("the prompt has " + std::to_string(characters) + " characters, " +
+                               (most == context ? "this bundle's context takes" : "what is taken here is") + " at most " +
+                               std::to_string(taken) + "; shorten it",
+                           too_long, "prompt");
 }
 
 void Opened::check(const GenerationConfig& config) const {
     config.check();
     if (!bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
         throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
-                           "mode, and set prompt_lookup for several tokens a step");
+                           "mode, and set prompt_lookup for several tokens a step",
+                           unsupported, "tau");
     if (config.metric != Metric::probability && !is_one_of(to_string(config.metric), backend->outputs()))
-        throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
+        throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics", unsupported,
+                           "metric");
     if (config.needs_logits() && !is_one_of("logits", backend->outputs()))
-        throw SessionError("temperature and repetition_penalty need a bundle with logits: export it without --no-logits");
-    if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
+        throw SessionError("temperature and repetition_penalty need a bundle with logits: export it without --no-logits", unsupported,
+                           config.is_greedy() ? "repetition_penalty" : "temperature");
+    if (!config.stop.empty() && !text && text_problem.empty())
+        throw SessionError("stop strings need a bundle with a tokenizer", unsupported, "stop");
     if (!config.stop.empty()) needs_text();
-    if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
+    if (!config.grammar.empty() && !text && text_problem.empty())
+        throw SessionError("a grammar needs a bundle with a tokenizer", unsupported, "grammar");
     if (!config.grammar.empty()) needs_text();
 }
 

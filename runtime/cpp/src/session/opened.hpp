@@ -46,6 +46,7 @@ struct Opened {
     std::string variant;      // name of the running variant
     std::string device;       // such as "cuda:1"; empty for a custom backend
     std::string text_problem; // why `text` is empty although the bundle has a tokenizer
+    std::int64_t prefill_tokens = Session::Options().prefill_tokens;
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
@@ -70,6 +71,9 @@ struct Opened {
                                                     const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
+
+    /// Throws SessionError for a text that is longer than `most` tokens, or the context, can be: tokenizing it would take long.
+    void measure(std::int64_t characters, std::optional<std::int64_t> most = std::nullopt) const;
 
     /// Token ids of a prompt that may have at most `most` tokens and must fit the context.
     std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;

@@ -82,7 +82,8 @@ std::optional<Choice> GrammarState::best(const Predictions& predictions, std::in
     }
     if (i == 0 && !can_ask_)
         throw SessionError(std::string("the grammar allows none of the tokens that ") + (k > 0 ? "its top-k holds" : "this bundle gives") +
-                           " at this position, and there are no logits to choose from; export the bundle without --no-logits");
+                               " at this position, and there are no logits to choose from; export the bundle without --no-logits",
+                           "unsupported_by_model");
     wants_logits = wants_logits || i == 0;
     return std::nullopt;
 }

@@ -11,7 +11,8 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t max_stop_strings = 16, longest_stop = 256; // stop strings, and characters of each
+constexpr std::size_t max_stop_strings = 16;
+constexpr std::int64_t longest_stop = 256; // characters
 
 } // namespace
 
@@ -24,12 +25,11 @@ std::vector<std::int64_t> Text::encode(const Rendered& prompt, std::size_t from)
 
 TextStream::TextStream(const Text& text, std::vector<std::string> stop)
     : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer)), stop_(std::move(stop)) {
-    std::size_t characters = 0;
+    std::int64_t characters = 0;
     for (const std::string& word : stop_) {
         if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8");
         longest_stop_ = std::max(longest_stop_, word.size());
-        const auto continues = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; };
-        characters = std::max(characters, word.size() - static_cast<std::size_t>(std::count_if(word.begin(), word.end(), continues)));
+        characters = std::max(characters, utf8::length(word));
     }
     if (stop_.size() > max_stop_strings || characters > longest_stop)
         throw SessionError("at most " + std::to_string(max_stop_strings) + " stop strings of at most " + std::to_string(longest_stop) +

@@ -1,7 +1,9 @@
 // No Python file: strict UTF-8: decoding, validation, and replacing invalid bytes by U+FFFD.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -22,6 +24,11 @@ inline char32_t next(std::string_view text, std::size_t& at) {
 }
 
 void append(std::string& text, char32_t code_point);
+
+/// The number of characters of valid UTF-8.
+inline std::int64_t length(std::string_view text) {
+    return std::count_if(text.begin(), text.end(), [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U; });
+}
 
 /// The number of leading bytes that are whole characters.
 std::size_t valid_prefix(std::string_view text);

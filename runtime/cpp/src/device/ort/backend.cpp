@@ -6,7 +6,7 @@
 
 #include "device/lost.hpp"
 #include "device/name.hpp"
-#include "device/ort/kernels.hpp"
+#include "log.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -75,10 +75,9 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     if (is_cuda) check_cuda_version(version());
     check_memory(bundle, variant);
     try {
-        const std::optional<Kernels> kernels = is_on_cpu && is_w8a8 ? installed_kernels() : std::nullopt;
-        options.needs_exact_products = is_on_cpu && is_w8a8 && !kernels;
-        const std::filesystem::path operators = kernels ? kernels->library : std::filesystem::path();
-        open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level), operators);
+        options.has_own_operators = is_on_cpu && is_w8a8;
+        if (options.has_own_operators) note(settings.on_log, LogLevel::info, "w8a8 on " + kernel_instructions());
+        open_graph(graph_, file, provider, options, settings, variant.accuracy_level.value_or(fastest_level));
         check_signature(file);
         if (is_cuda && !memory_) memory_ = cuda_memory(name.ordinal());
         are_rows_bound_once_ = is_on_cpu || memory_ != nullptr;
@@ -108,6 +107,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     try {
         run(rows, first, input, want_logits, output);
     } catch (const Ort::Exception& error) {
+        if (input.interrupt && input.interrupt->is_due()) throw Interrupted();
         rethrow<DeviceError>(error, what("ONNX Runtime failed in"), step_advice);
     } catch (const std::bad_alloc&) {
         throw MemoryError(what("no memory for inputs and results of") + step_advice);
@@ -127,7 +127,15 @@ void OrtBackend::run(OrtRows& rows, std::int64_t first, const StepInput& input, 
     rows.binding.BindInput("output_index", tensor(input.output_index, {input.rows, input.outputs}));
     bind_results(rows, input, want_logits, output);
     const auto begun = std::chrono::steady_clock::now();
-    graph_.session.Run(Ort::RunOptions(), rows.binding);
+    Ort::RunOptions options;
+    struct Watched {
+        Interrupt* interrupt;
+        ~Watched() {
+            if (interrupt != nullptr) interrupt->set_stop(nullptr);
+        }
+    } watched{input.interrupt.get()};
+    if (input.interrupt) input.interrupt->set_stop([&options] { options.SetTerminate(); });
+    graph_.session.Run(options, rows.binding);
     run_time_ += (std::chrono::steady_clock::now() - begun).count();
 }
 

@@ -34,7 +34,7 @@ void* open_library() {
     std::error_code error;
     fs::path path = said != nullptr && *said != '\0' ? fs::path(said) : library_in(own_directory());
     if (path.empty()) path = library_in(own_directory() / wheel);
-    if (fs::is_directory(path, error)) path = library_in(path);
+    if (fs::is_directory(path, error)) path = library_in(fs::absolute(path));
     // Resolve links: ONNX Runtime looks for its providers beside the path it was opened by.
     if (!path.empty()) path = fs::weakly_canonical(path, error);
     void* library = dlopen(path.empty() ? library_name : path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

@@ -12,6 +12,7 @@
 #include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"
+#include "src/operators.hpp" // of mars-export-kernels
 
 namespace mars {
 
@@ -24,10 +25,9 @@ void disable_telemetry() {
     static_cast<void>(once);
 }
 
-constexpr int least_cuda_minor = 27;                                             // of ONNX Runtime 1
+constexpr int least_cuda_minor = 27; // of ONNX Runtime 1
+constexpr const char* kernels_variable = "MARS_EXPORT_KERNELS";
 constexpr const char* accuracy_entry = "session.qdq_matmulnbits_accuracy_level"; // profiles are checked against it
-
-void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
 /// `user` is the session's OnLog.
 void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*, const char*, const char*, const char* message) {
@@ -114,20 +114,27 @@ bool is_shortage(const std::exception& error) {
     return std::any_of(known.begin(), known.end(), [&](const char* each) { return words.find(each) != std::string::npos; });
 }
 
+std::string kernel_instructions() {
+    const char* const wanted = std::getenv(kernels_variable);
+    const std::string name = kernels::instructions();
+    if (wanted != nullptr && *wanted != '\0' && wanted != std::string("0") && wanted != name) // 0 is for Python
+        throw SessionError(std::string(kernels_variable) + "=" + std::string(wanted).substr(0, 60) +
+                           " is not an instruction set of this processor, whose fastest is " + name + "; unset it");
+    return name;
+}
+
 void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
-                const OrtSettings& settings, std::int64_t accuracy_level, const std::filesystem::path& operators) {
+                const OrtSettings& settings, std::int64_t accuracy_level) {
     disable_telemetry();
     graph.on_log = settings.on_log;
-    graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
+    graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars"); // the process has one: that of the host program, if it was first
     Ort::SessionOptions all;
     all.SetLogSeverityLevel(graph.on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
     if (graph.on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(all, pass_message, &graph.on_log));
     if (const std::optional<int> threads = settings.threads ? settings.threads : default_threads()) all.SetIntraOpNumThreads(*threads);
     all.AddConfigEntry(accuracy_entry, std::to_string(accuracy_level).c_str());
     for (const auto& [name, value] : options.entries) all.AddConfigEntry(name.c_str(), value.c_str());
-    if (options.needs_exact_products)
-        for (const auto& [name, value] : exact_entries(graph.env, options.entries)) all.AddConfigEntry(name.c_str(), value.c_str());
-    if (!operators.empty()) all.RegisterCustomOpsLibrary(operators.c_str());
+    if (options.has_own_operators) kernels::add_operators(all);
     add_provider(all, provider, provider_options(provider, options.of_provider), settings.cuda_stream);
     graph.session = Ort::Session(graph.env, file.c_str(), all);
 }

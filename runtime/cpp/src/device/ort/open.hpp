@@ -30,7 +30,7 @@ struct OrtSettings {
 /// Session configuration entries, whose names have a dot, and options of the execution provider, whose names have none.
 struct OrtParts {
     OrtOptions entries, of_provider;
-    bool needs_exact_products = false; // of bytes
+    bool has_own_operators = false; // those of mars-export-kernels, which are a part of libmars
 };
 
 /// Split options by their names. `number`: the device's, which providers call device_id. Throws SessionError for
@@ -48,12 +48,11 @@ OrtOptions provider_options(const std::string& provider, OrtOptions own);
 /// be copied to the CPU in every layer.
 void check_cuda_version(const std::string& version);
 
-/// Load a graph. `operators`: a library of own operators, or empty. Throws Ort::Exception.
-void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
-                const OrtSettings& settings, std::int64_t accuracy_level, const std::filesystem::path& operators);
+/// The instruction set of w8a8 graphs on a CPU. Throws SessionError if this processor lacks the one that MARS_EXPORT_KERNELS names.
+std::string kernel_instructions();
 
-/// Configuration entries with which sessions with `entries` multiply bytes exactly. Tests it once per process. Throws
-/// SessionError if there are none, and Ort::Exception.
-OrtOptions exact_entries(const Ort::Env& env, const OrtOptions& entries);
+/// Load a graph. Throws Ort::Exception.
+void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
+                const OrtSettings& settings, std::int64_t accuracy_level);
 
 } // namespace mars

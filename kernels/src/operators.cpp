@@ -1,5 +1,7 @@
-// The operators of this library for ONNX Runtime, in the domain `mars_export`. The exported graph has each of them as a function of standard
-// operators, for sessions without this library.
+// The operators for ONNX Runtime, in the domain `mars_export`. The exported graph has each of them as a function of standard
+// operators, for sessions without them.
+#include "operators.hpp"
+
 #include <cstdlib>
 
 #include "ort.hpp"
@@ -29,8 +31,6 @@ Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part, size
 
 namespace {
 
-constexpr uint32_t OLDEST_API = 1; // which every ONNX Runtime has
-
 // x [..., inputs] times weight [inputs, outputs] int8, with a scale for each output
 struct QuantizedMatMul {
     static constexpr const char* NAME = "QuantizedMatMul";
@@ -56,27 +56,17 @@ struct QuantizedMatMul {
 
 } // namespace
 
-} // namespace mars::kernels
-
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept
-    try {
-    const OrtApi* const api = base->GetApi(ORT_API_VERSION);
-    if (!api)
-        return base->GetApi(mars::kernels::OLDEST_API)
-            ->CreateStatus(ORT_FAIL, "mars-export-kernels was built with the headers of a newer ONNX Runtime: update onnxruntime, or set "
-                                     "MARS_EXPORT_KERNELS=0");
-    Ort::InitApi(api);
-    static const mars::kernels::Operator<mars::kernels::QuantizedMatMul> product;
+void add_operators(OrtSessionOptions* options) {
+    static const Operator<QuantizedMatMul> product;
     static const Ort::CustomOpDomain domain = [] {
         Ort::CustomOpDomain made("mars_export");
-        for (const OrtCustomOp* added : {static_cast<const OrtCustomOp*>(&product), mars::kernels::layer_start(),
-                                         mars::kernels::layer_end(), mars::kernels::attention()})
+        for (const OrtCustomOp* added : {static_cast<const OrtCustomOp*>(&product), layer_start(), layer_end(), attention()})
             made.Add(added);
         return made;
     }();
-    return Ort::GetApi().AddCustomOpDomain(options, domain);
-} catch (const std::exception& error) {
-    return Ort::Status(error).release();
+    Ort::ThrowOnError(Ort::GetApi().AddCustomOpDomain(options, domain));
 }
 
-extern "C" __attribute__((visibility("default"))) const char* mars_export_kernels_instructions() { return mars::kernels::chosen().name; }
+const char* instructions() { return chosen().name; }
+
+} // namespace mars::kernels
