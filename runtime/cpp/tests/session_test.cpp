@@ -101,8 +101,8 @@ TEST_CASE("a prompt is measured before it is tokenized, in characters") {
             said = error.what(), code = error.code, field = error.field;
         }
         const bool is_short = prompt.text() != nullptr && *prompt.text() == wide;
-        CHECK(begins_with(said, is_short ? "the prompt has 35000 tokens"
-                                         : "the prompt has 70000 characters, this bundle's context takes at most 65536"));
+        CHECK(mars::begins_with(said, is_short ? "the prompt has 35000 tokens"
+                                               : "the prompt has 70000 characters, this bundle's context takes at most 65536"));
         CHECK(code == "context_length_exceeded");
         CHECK(field == "prompt");
     }

@@ -23,7 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mars_export import GenerationConfig
+from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.sample import Draws, Penalties, choose, confidence_of, uniform
 
@@ -191,3 +191,20 @@ def test_the_metrics_of_a_candidate() -> None:
     entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
     assert confidence_of(values, 1, "entropy") == pytest.approx(entropy)
     assert confidence_of(np.array([0, -1e9], np.float32), 0, "entropy") == 0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"min_p": 0.05}, {"top_k": 3}, {"top_p": 0.5}, {}])
+def test_logits_that_are_not_numbers_are_refused(values: dict[str, Any], wrong: float) -> None:
+    """The cases of libmars's sample_test.cpp."""
+    settings = config(**({"temperature": 1.0} | values))
+    for place in range(20):
+        row = np.ones(20, np.float32)
+        row[7], row[place] = 9, wrong
+        with pytest.raises(SessionError, match="logits are not numbers") as caught:
+            choose(row, settings, Penalties(settings), 3)
+        assert caught.value.code == "failed"
+        with pytest.raises(SessionError, match="logits are not numbers"):
+            Draws(row[None], settings, Penalties(settings), 3)[0]
+        row[place] = -math.inf  # a token that cannot be
+        assert choose(row, settings, Penalties(settings), 3)[0] != place
