@@ -32,6 +32,7 @@ class SessionOptions(c.Structure):
         ("on_log", ON_LOG),
         ("log_user", c.c_void_p),
         ("cuda_stream", c.c_void_p),
+        ("prefill_tokens", c.c_int64),
     )
 
 

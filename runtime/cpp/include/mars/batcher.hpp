@@ -63,7 +63,7 @@ class MARS_API Request {
     /// request then continues.
     Completion result(std::optional<double> timeout = std::nullopt);
 
-    /// End the answer; its row is free before the next step. Has no effect after the end.
+    /// End the answer; its row is free before the next step, and a step of this row alone ends. Has no effect after the end.
     void cancel();
 
     /// The answer so far, as in its events; `finish_reason` is cancelled until it is finished. Never waits for a step.

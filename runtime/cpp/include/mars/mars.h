@@ -280,7 +280,7 @@ MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, in
  * it is out of range. */
 MARS_API double mars_stream_tau(const mars_stream* stream);
 MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
-/* From any thread: end the answer before its next step. */
+/* From any thread: end the answer, and its running step. An engine's step cannot be ended: it is the last one. */
 MARS_API void mars_stream_cancel(mars_stream* stream);
 /* The answer so far. */
 MARS_API mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error);

@@ -221,7 +221,7 @@ class MARS_API Stream {
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// From any thread: end the answer before its next step.
+    /// From any thread: end the answer, and its running step. An engine's step cannot be ended: it is the last one.
     void cancel();
 
     /// End the answer now, free its memory, and keep its entries in the prefix cache.
