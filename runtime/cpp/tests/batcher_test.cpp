@@ -157,7 +157,7 @@ struct Interruptible : fake::Backend {
         ++num_waiting;
         const bool is_stopped = stopped.get_future().wait_for(60s) == std::future_status::ready;
         input.interrupt->set_stop(nullptr);
-        if (!is_stopped) throw mars::DeviceError("nobody stopped the step");
+        if (!is_stopped) throw mars::DeviceError("the step was not stopped");
         throw mars::Interrupted();
     }
     std::atomic<bool> waits{true};
@@ -193,7 +193,7 @@ TEST_CASE("a running step ends when all of its sequences have been ended: stream
     backend.waits = false;
     CHECK(batcher.submit(fake::Tokens{1}, config_of({}, 5)).result(30.0).token_ids.size() == 5);
 
-    mars::Interrupt interrupt(2); // two rows: one that nobody wants does not end the step of the other
+    mars::Interrupt interrupt(2); // two rows: a cancelled one does not end the step of the other
     bool is_stopped = false;
     interrupt.drop();
     interrupt.set_stop([&] { is_stopped = true; });

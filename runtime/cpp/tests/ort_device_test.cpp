@@ -171,7 +171,7 @@ TEST_CASE("rows stay unchanged if memory runs out while they grow") {
     check_equal(step(*backend, *cache, 100, 5), step(*backend, *untouched, 100, 5));
 }
 
-TEST_CASE("a step that nobody waits for is ended in ONNX Runtime") {
+TEST_CASE("a step whose sequences are over ends in ONNX Runtime") {
     const auto backend = opened();
     const auto cache = backend->new_cache(1);
     cache->reserve(128);

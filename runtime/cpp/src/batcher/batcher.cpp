@@ -85,7 +85,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     bool is_forked() const { return ::getpid() != process; }
 
-    /// Throws in a forked child, where nobody runs the steps and the lock may be held for ever.
+    /// Throws in a forked child, where no thread runs the steps, and the lock may be held forever.
     void check_process() const {
         if (is_forked()) throw SessionError("this batcher belongs to the process that was forked; make a new one");
     }

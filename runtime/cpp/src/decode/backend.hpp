@@ -55,7 +55,7 @@ class Interrupt {
     std::function<void()> stop_;
 };
 
-/// A step ended by its Interrupt: what it wrote is void, and nobody waits for it.
+/// A step ended by its Interrupt: what it wrote is void, and its sequences are over.
 struct Interrupted : std::exception {};
 
 /// The inputs of one forward over neighbouring rows, row after row.
