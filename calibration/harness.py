@@ -43,16 +43,12 @@ class Answers:
         """Open the bundle, in exact mode unless tau or a profile is given. Raises MarsError."""
         if not bundle:
             raise CalibrationError("bundle=PATH is missing")
-        if profile is not None and (tau is not None or metric is not None):
-            raise CalibrationError("a profile sets tau and metric; give profile=, or them, not both")
-        if metric is not None and tau is None:
-            raise CalibrationError("metric says what tau bounds; give tau= too")
-        config = GenerationConfig(tau=tau, metric=metric or "probability", max_new_tokens=max_gen_toks)
+        settings: dict[str, Any] = {"tau": tau, "metric": metric, "max_new_tokens": max_gen_toks}
+        settings = {name: value for name, value in settings.items() if value is not None}
         session = Session.open(str(bundle), run_on, threads=threads, cache_bytes=0)
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, but the harness sends text")
-        if profile is not None:
-            config = session.profile(str(profile)).with_values(max_new_tokens=max_gen_toks)
+        config = session.config(None if profile is None else str(profile), **settings)
         session.check(config)
         return cls(session, config, batch)
 

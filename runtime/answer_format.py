@@ -48,10 +48,8 @@ def canonical(name: str, value: Any) -> Any:
 
 
 def json_problems(name: str, text: Any) -> Sequence[str]:
-    """All problems of a schema or of tools, which must be canonical."""
-    if text is None:
-        return ()
-    return _read(name, text)[1] if isinstance(text, str) else [f"{name} must be {JSON_FORMS[name][1]}"]
+    """All problems of a schema or of tools, which must be canonical; what is no text breaks a rule below."""
+    return _read(name, text)[1] if isinstance(text, str) else ()
 
 
 @lru_cache(CACHED)
@@ -188,4 +186,7 @@ CHOICE = Rule(
     _is_choice,
 )
 SEPARATORS = Rule('a comma and a colon, with white space around them, such as (", ", ": ")', _is_separators)
+SCHEMA, TOOLS = (
+    Rule(words, lambda value: isinstance(value, str), "FILE") for _, words in JSON_FORMS.values()
+)
 GRAMMAR = Rule("the name of a grammar of the bundle", lambda value: isinstance(value, str) and value != "")

@@ -90,4 +90,5 @@ def one_of(values: Collection[str]) -> Rule:
 MASKS = Rule(
     '"auto", "full" or an integer of 0 or more',
     lambda value: value in ("auto", "full") or is_integer(value, 0),
+    "auto|full|N",
 )

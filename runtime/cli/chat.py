@@ -14,7 +14,7 @@ from ..errors import MarsError
 from ..terminal.console import err, print_error, print_json, uninterrupted, visible
 from ..terminal.options import BundleArgument, takes_options
 from .generate import MaxNewTokens, PrintOptions, calls_of, completion_json, print_summary, show
-from .options import AnswerOptions, SessionOptions, tau_warning
+from .options import AnswerOptions, SessionOptions, Settings, tau_warning
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
@@ -150,6 +150,7 @@ def chat(
     *,
     max_new_tokens: MaxNewTokens = 512,
     answers: AnswerOptions,
+    settings: Settings,
     model: SessionOptions,
     drop_oldest: Annotated[
         bool, typer.Option("--drop-oldest", help="Forget the oldest turns when the context is full.")
@@ -164,12 +165,11 @@ def chat(
     Type a message. /help lists the commands, such as /undo and /system. Ctrl-C ends an answer, Ctrl-D or
     /quit ends the chat.
     """
-    config = answers.config(max_new_tokens)
     session = model.open(bundle)
-    config = answers.with_profile(session, config)
+    config = answers.config(session, settings | {"max_new_tokens": max_new_tokens})
     talk = Talk(
         session.conversation(answers.system, drop_oldest=drop_oldest), config, runs=printed.runs,
-        has_masks=answers.has_masks,
+        has_masks="masks" in settings,
         names=None if config.tools is None else lambda answer: [c["name"] for c in calls_of(session, answer)],
     )  # fmt: skip
     if sys.stdin.isatty() and not (printed.quiet or as_json):

@@ -14,7 +14,7 @@ from ..errors import MarsError
 from ..terminal.console import err, out, print_error, print_json, progress_bars, visible
 from ..terminal.options import BundleArgument, Count, Json, takes_options
 from ..text.toolcalls import ToolCall
-from .options import AnswerOptions, SessionOptions
+from .options import AnswerOptions, SessionOptions, Settings
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
@@ -154,14 +154,12 @@ class AskOptions:
     prompt: Prompt. By default, or with -, read standard input.
     file: Read the prompt from a file.
     raw: Continue the prompt as it is, without the chat template.
-    stop: End the answer before this text. Repeatable.
     number: Number of answers; their seeds count up.
     """
 
     prompt: Annotated[str | None, typer.Option("--prompt", "-p")] = None
     file: Annotated[Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False)] = None
     raw: bool = False
-    stop: list[str] | None = None
     number: Annotated[int, typer.Option("--n", metavar="N", min=1, max=64)] = 1
 
     @property
@@ -192,13 +190,9 @@ class OnceOptions:
     Decoding:
     cache_block: With a tau, tokens whose KV entries become final together: 1 is cursor commit, more the
         paper's block commit.
-
-    Structured answers:
-    grammar: The answer follows this grammar of the bundle (`mars-export grammar`).
     """
 
     cache_block: Count = 1
-    grammar: Annotated[str | None, typer.Option(metavar="NAME")] = None
 
 
 @app.command(context_settings={"allow_extra_args": True})  # so that their error says -p
@@ -210,6 +204,7 @@ def generate(
     ask: AskOptions,
     max_new_tokens: MaxNewTokens = 256,
     answers: AnswerOptions,
+    settings: Settings,
     once: OnceOptions,
     model: SessionOptions,
     printed: PrintOptions,
@@ -222,12 +217,11 @@ def generate(
     if context.args:
         words = quote(" ".join(context.args))
         raise typer.BadParameter(f"give the prompt with -p: mars-export generate {bundle} -p {words}")
-    config = answers.config(max_new_tokens, tuple(ask.stop or ()), once.grammar)
-    if ask.number > 1 and config.is_greedy:
+    if ask.number > 1 and not settings.get("temperature"):
         raise MarsError(f"--n {ask.number}: greedy answers are all equal; add --temp")
     text, cache_block = ask.text, once.cache_block
     session = model.open(bundle)
-    config = answers.with_profile(session, config)
+    config = answers.config(session, settings | {"max_new_tokens": max_new_tokens})
     prompt: Any = text
     if not ask.raw:
         system = [] if answers.system is None else [{"role": "system", "content": answers.system}]

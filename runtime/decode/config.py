@@ -7,7 +7,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from ..accept import METRICS, is_one_token, passes
-from ..answer_format import CHOICE, GRAMMAR, REGEX, SEPARATORS, Json, canonical, json_problems
+from ..answer_format import (
+    CHOICE,
+    GRAMMAR,
+    REGEX,
+    SCHEMA,
+    SEPARATORS,
+    TOOLS,
+    Json,
+    canonical,
+    json_problems,
+)
 from ..errors import SessionError
 from ..rules import MASKS, Rule, broken, integer, is_integer, is_number, number, one_of
 
@@ -37,46 +47,56 @@ OFF: Mapping[str, Any] = {
     "logit_bias": (), "top_logprobs": 0,
 }  # fmt: skip
 PENALTY = number("a number of -2 to 2", -2, 2)
-SEED = Rule("an integer of 0 to 2**64 - 1", lambda value: is_integer(value, 0) and value < 2**64)
+SEED = integer(0, "an integer of 0 to 2**64 - 1", high=2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """Settings of one request.
 
-    tau: the confidence a prediction needs to be accepted without verification. Lower is faster and riskier;
-        tau >= 1 (entropy: tau <= 0) is one-token mode. A tau turns exact mode off; giving both is an error.
-    metric: the confidence: probability, margin (over the second most likely token) or entropy (nats).
-    max_new_tokens: most tokens of the answer.
-    masks: most mask slots of one step, each with one more prediction; "full" for all that the block
-        allows, "auto" for the number that is fastest, chosen step by step (docs/decoding.md).
-    eos_ids: end-of-sequence tokens; None for the model's. A list is accepted, as for stop and choice.
-    stop: strings that end the text and are not part of it.
-    temperature: 0 is greedy. Above it tokens are drawn, and tau applies to the drawn token's confidence.
-    top_k: draw from the k most likely tokens; 0 is off.
-    top_p: draw from the smallest set of this probability; 1 is off.
-    seed: draws depend on it and on the position only. With a tau, the text is repeatable if `masks`
-        is fixed, too.
-    repetition_penalty: of tokens that the prompt or the answer contains; 1 is off.
-    exact: the default. Several tokens per step, and the text of one-token decoding.
-    prompt_lookup: propose, too, what followed the last `prompt_lookup` tokens where they occurred before
-        (exact mode only); 0 is off.
-    min_p: draw from tokens at least this much as likely as the most likely one; 0 is off.
-    cache_salt: only requests with the same salt share KV entries.
-    schema: the answer is JSON of this schema, a text or a mapping. It becomes JSON text here.
-    regex: the answer matches this regular expression.
-    choice: the answer is one of these strings.
-    tools: the answer is calls of these functions, in OpenAI's form, as text or as a list.
-    separators: between the items of a JSON answer and after a key; None for `", "` and `": "`. There is no
-        other white space.
-    grammar: the answer follows this grammar of the bundle (`mars-export grammar`).
-    presence_penalty: subtracted from the logits of tokens that the answer contains; 0 is off.
-    frequency_penalty: the same, for each time that they occur; 0 is off.
-    logit_bias: numbers that are added to the logits of tokens, by their ids.
-    top_logprobs: return this many of the most likely tokens at each position, at most 20.
+    Decoding:
+    exact: The text of one token a step, several tokens at a time. The default.
+    tau: Accept predictions with at least this confidence, without verification. Lower is faster and riskier;
+        the paper uses 0.95; 1 (entropy: 0) is one token a step. Not with exact.
+    metric: Confidence that tau is compared with: probability, margin (top-1 minus top-2) or entropy (nats).
+        The last two need a bundle exported with --metrics.
+    masks: Maximum mask slots of a step: auto (the default) tunes it for speed, full is as many as the
+        bundle's block allows. In exact mode it never changes the text; with a tau, auto may give other texts
+        in other runs.
+    prompt_lookup: Prompt lookup: if the last N tokens occurred before, propose the text that followed them.
+        Exact mode only; 0 is off.
+    stop: End the answer before this text. Repeatable.
 
-    At most one of schema, regex, choice, tools and grammar may be set (docs/structured.md). Raises
-    SessionError that lists every invalid value.
+    Sampling:
+    temperature: 0 is greedy. Above 0 needs a bundle with logits. Also --temp. A tau applies to the drawn
+        token's confidence.
+    top_k: Sample from the K most likely tokens; 0 is off.
+    top_p: Sample from the smallest set of tokens with this probability; 1 is off.
+    min_p: Sample from tokens with at least this share of the highest probability; 0 is off.
+    seed: Seed; 0 by default. The same settings give the same text: with a tau all masks are then used, unless
+        masks is given (`repeatable`).
+    repetition_penalty: Above 1 makes repetition less likely; 1 is off.
+
+    Structured answers:
+    schema: The answer is JSON that satisfies this JSON schema.
+    regex: The answer matches this regular expression.
+    choice: The answer is one of these texts. Repeatable.
+    tools: The answer calls these functions: JSON in the form of OpenAI's API.
+    grammar: The answer follows this grammar of the bundle (`mars-export grammar`).
+
+    Python only:
+    max_new_tokens: Maximum tokens of the answer.
+    eos_ids: End-of-sequence tokens; None for the model's. A list is accepted, as for stop and choice.
+    cache_salt: Only requests with the same salt share KV entries.
+    separators: Between the items of a JSON answer and after a key; None for `", "` and `": "`. There is no
+        other white space.
+    presence_penalty: Subtracted from the logits of tokens that the answer contains; 0 is off.
+    frequency_penalty: The same, for each time that they occur; 0 is off.
+    logit_bias: Numbers that are added to the logits of tokens, by their ids.
+    top_logprobs: Return this many of the most likely tokens at each position, at most 20.
+
+    At most one of schema (a text or a mapping), regex, choice, tools (a text or a list) and grammar may be
+    set (docs/structured.md). Raises SessionError that lists every invalid value.
     """
 
     tau: Annotated[float | None, number("a number of 0 or more")] = None
@@ -94,10 +114,10 @@ class GenerationConfig:
     prompt_lookup: Annotated[int, integer(0)] = 0
     min_p: Annotated[float, number("a number of 0 to 1", high=1)] = 0.0
     cache_salt: Annotated[str, Rule("a text", lambda value: isinstance(value, str))] = ""
-    schema: Json | None = None
+    schema: Annotated[Json | None, SCHEMA] = None
     regex: Annotated[str | None, REGEX] = None
     choice: Annotated[Sequence[str] | None, CHOICE] = None
-    tools: Json | None = None
+    tools: Annotated[Json | None, TOOLS] = None
     separators: Annotated[tuple[str, str] | None, SEPARATORS] = None
     grammar: Annotated[str | None, GRAMMAR] = None
     presence_penalty: Annotated[float, PENALTY] = 0.0
@@ -200,6 +220,6 @@ def repeatable(config: GenerationConfig, *, has_masks: bool, has_seed: bool = Fa
     no masks of the user's, and is sampled or has a seed. Exact mode does not depend on the number of masks.
     """
     has_tau = not config.exact and not config.one_token
-    if has_tau and not has_masks and (has_seed or not config.is_greedy):
+    if has_tau and not has_masks and config.masks == "auto" and (has_seed or not config.is_greedy):
         return config.with_values(masks="full", tau=config.tau)
     return config

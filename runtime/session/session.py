@@ -13,7 +13,7 @@ from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
 from ..decode.backend import Backend
 from ..decode.batch import KvBudget
-from ..decode.config import GenerationConfig
+from ..decode.config import GenerationConfig, repeatable
 from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Schedule, run
@@ -25,7 +25,7 @@ from ..decode.speculation.planner import Planner
 from ..decode.stats import Stats
 from ..device.name import DeviceName, GpuOptions
 from ..device.variants import load
-from ..errors import SessionError
+from ..errors import MarsError, SessionError
 from ..structured.constrained_sequence import ConstrainedSequence
 from ..structured.grammar_state import GrammarState
 from ..structured.grammar_state_factory import GrammarStateFactory
@@ -42,6 +42,7 @@ from .prefix_dir import PREFIX_BYTES, PrefixDir, cache_share
 from .prefix_file import PrefixFormat
 from .support import check_support
 
+PROFILE_SETS = {"exact", "tau", "metric", "masks"}
 MAX_MARK = 32  # tokens of a mark with white space around it
 
 
@@ -290,6 +291,27 @@ class Session:
         SessionError if this bundle does not support it.
         """
         return self._grammar_states.of(config, thinking)
+
+    def config(self, profile: str | None = None, **settings: Any) -> GenerationConfig:
+        """The config of a request: `settings`, with those of a profile of the bundle, repeatable as a seed
+        requires. Raises SessionError, also for settings that the profile sets and for a metric without tau.
+        """
+        if profile is not None and (given := PROFILE_SETS & settings.keys()):
+            name = min(given)
+            raise SessionError(
+                f"a profile sets {', '.join(sorted(PROFILE_SETS))}; use either the profile or {name}",
+                field=name,
+            )
+        if "metric" in settings and "tau" not in settings:
+            raise SessionError("metric is the confidence that tau is compared with; give tau", field="metric")
+        config = GenerationConfig(**settings)
+        if profile is not None:
+            try:
+                config = config.with_profile(self.profile(profile))
+            except MarsError as error:
+                error.field = "profile"
+                raise
+        return repeatable(config, has_masks="masks" in settings, has_seed="seed" in settings)
 
     def prepare(self) -> None:
         """Build the tables of the first grammar and of the first special token in a message now: for a large

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature, getdoc, signature
@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..rules import Rule
-from .console import err
+from .console import err, text_of
 
 MODEL = "Model and device"  # a panel of --help
 
@@ -116,7 +116,24 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-PARSERS: Mapping[str, Callable[[Any], Any]] = {"SIZE": bytes_of, "NAME,...": comma_separated}
+def masks_of(masks: str) -> str | int:
+    if masks in ("auto", "full"):
+        return masks
+    if not (masks.isascii() and masks.isdecimal() and len(masks) < 10):
+        raise typer.BadParameter(f"auto, full or a number of 0 or more, not {masks!r}")
+    return int(masks)
+
+
+def file_text(name: str) -> str | None:
+    try:
+        return text_of(Path(name))
+    except OSError as error:
+        raise typer.BadParameter(f"{name}: {error.strerror}") from error
+
+
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "SIZE": bytes_of, "NAME,...": comma_separated, "auto|full|N": masks_of, "FILE": file_text,
+}  # fmt: skip
 """How the text of an option is read, by the metavar of its rule."""
 PYTHON_ONLY = "Python only"  # a panel whose fields are no options
 
@@ -142,7 +159,8 @@ class Without:
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Make each parameter whose type is a dataclass stand for one option per field, except for
-    fields that are parameters of the command themselves, and those in the annotation's `Without`.
+    fields that are parameters of the command themselves, and those in the annotation's `Without`. A parameter
+    of type `Annotated[dict[str, Any], DATACLASS]` gets a dictionary of the options that are given.
 
     An option's help is the field's description in the docstring of the dataclass, `name: text`; a line such
     as `Limits:` begins a panel, and the fields after `Python only:` are no options. An Annotated field adds
@@ -155,7 +173,13 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     types = {
         name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()
     }
-    plain = {name for name, kind in types.items() if not is_dataclass(kind)}
+    plain = {
+        name
+        for name, hint in hints.items()
+        if not (
+            is_dataclass(types[name]) or any(isinstance(a, type) and is_dataclass(a) for a in get_args(hint))
+        )
+    }
     groups = {name: _options(hints[name], plain) for name in types if name not in plain}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
@@ -182,10 +206,13 @@ DESCRIBED = re.compile(r"^(?P<panel>\S.*):$|^(?P<name>\w+): (?P<text>.*(?:\n +.*
 
 def _options(hint: Any, taken: Collection[str]) -> dict[str, Parameter]:
     """The options of a dataclass, by field, without fields of the names `taken`."""
-    group, hidden = hint, set(taken)
+    group, hidden, is_dict = hint, set(taken), False
     if get_origin(hint) is Annotated:
-        group, without = get_args(hint)
-        hidden.update(without.names)
+        group, extra = get_args(hint)
+        if is_dict := not is_dataclass(group):
+            group = extra
+        else:
+            hidden.update(extra.names)
     panel, described = None, dict[str, tuple[str | None, str]]()
     for match in DESCRIBED.finditer(getdoc(group) or ""):
         panel = match["panel"] or panel
@@ -196,9 +223,9 @@ def _options(hint: Any, taken: Collection[str]) -> dict[str, Parameter]:
         panel, text = described.get(field.name, (None, None))
         if field.name in hidden or panel == PYTHON_ONLY:
             continue
-        hint, info = _option(field.name, hints[field.name], field.default)
+        default = None if is_dict or field.default == () else field.default
+        hint, info = _option(field.name, hints[field.name], default)
         info.rich_help_panel, info.help = panel or info.rich_help_panel, text or info.help
-        default = None if field.default == () else field.default
         options[field.name] = Parameter(
             field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]
         )
@@ -209,13 +236,15 @@ def _option(name: str, hint: Any, default: Any) -> tuple[Any, Any]:
     """The type of a field on the command line, and its option."""
     hint, *settings = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     rule = next((each for each in settings if isinstance(each, Rule)), None)
-    if rule is not None:
-        info = typer.Option(metavar=rule.metavar)
-    elif settings:
+    if settings and rule is None:
         info = copy(settings[0])
-    else:  # a flag has no --no- form
-        info = typer.Option(*([f"--{name.replace('_', '-')}"] if hint is bool and default is False else []))
-    if (parser := PARSERS.get(info.metavar or "")) is not None:
-        hint, info.parser = str | None, parser
+    else:
+        is_flag = hint in (bool, bool | None) and not default  # without a --no- form
+        names = [f"--{name.replace('_', '-')}"] if is_flag else []
+        info = typer.Option(*names, metavar=rule.metavar if rule is not None else None)
+    if rule is not None and (parser := PARSERS.get(rule.metavar or "")) is not None:
+        hint, info.parser = str, parser
         info.show_default = default is None  # the help text has it, such as 4M
-    return list[str] | None if hint == tuple[str, ...] else hint, info
+    if hint in (tuple[str, ...], Sequence[str], Sequence[str] | None):
+        hint = list[str]
+    return hint if default is not None else hint | None, info

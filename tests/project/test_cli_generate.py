@@ -31,7 +31,7 @@ def test_masks_are_a_word_or_a_number(plain: Path, tmp_path: Path, monkeypatch: 
         assert "auto, full or a number of 0 or more" in " ".join(refused.stderr.replace("│", " ").split())
     both = run("generate", plain, "-p", "x", "--profile", "p", "--masks", "auto")
     assert both.returncode == 1
-    assert "--profile sets exact, tau, metric and masks" in both.stderr
+    assert "a profile sets exact, masks, metric, tau; use either the profile or masks" in both.stderr
 
 
 @pytest.mark.parametrize("source", ["option", "file", "stdin"])

@@ -114,7 +114,7 @@ int answer(const Options& options) {
     const mars::Session session = mars::Session::open(options.bundle, options.session);
     mars::GenerationConfig config = options.config;
     if (options.profile) config = config.with_profile(session.config_of_profile(*options.profile));
-    config = config.repeatable(options.has_masks || options.profile, options.has_seed);
+    config = config.repeatable(options.has_masks, options.has_seed);
     mars::Stream stream = session.stream(prompt, config, options.commit);
     std::signal(SIGINT, interrupt);
     bool odd = false;

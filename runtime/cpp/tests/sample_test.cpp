@@ -25,6 +25,8 @@ TEST_CASE("sampled or seeded requests do not depend on measured costs") {
     config.exact = false; // the usual tau
     CHECK(masks(false, false) == mars::all_masks);
     CHECK(config.repeatable(false, true).tau == std::nullopt);
+    config.masks = 3; // of a profile
+    CHECK(masks(false, true) == 3);
 }
 
 TEST_CASE("every case of uniform.json") {

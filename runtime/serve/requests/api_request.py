@@ -14,7 +14,6 @@ from .completions import CHAT, TEXT
 from .fields import Table, read_fields
 from .openai_responses import LOGPROBS, RESPONSES
 
-TAU_SETTINGS = ("exact", "tau", "metric", "profile", "masks")
 SETTINGS = frozenset(setting.name for setting in dataclasses.fields(GenerationConfig)) - {"tools"}
 AS_READ = ("model", "profile", "n", "stream", "include_usage", "return_steps", "template", "thinking")
 TEXT_TOKENS = 16  # default `max_tokens` of text completions, as in OpenAI's API
@@ -53,7 +52,6 @@ class ApiRequest:
     include_usage: whether the stream ends with `usage`
     return_steps: whether the tokens of each step are returned
     logprobs: whether the log-probabilities of tokens are returned
-    tau_settings: the fields of TAU_SETTINGS that the request sets
     template: variables of the chat template
     thinking: whether the model is to think; None for the template's own choice
     names: the request's field of each setting, for errors
@@ -71,7 +69,6 @@ class ApiRequest:
     include_usage: bool = False
     return_steps: bool = False
     logprobs: bool = False
-    tau_settings: frozenset[str] = frozenset()
     template: Mapping[str, Any] = field(default_factory=dict)
     thinking: bool | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -102,8 +99,6 @@ def read_request(kind: Kind, body: dict[str, Any]) -> ApiRequest:
     if kind == "text":
         values.setdefault("max_new_tokens", TEXT_TOKENS)
     settings = {name: value for name, value in values.items() if name in SETTINGS}
-    tau_settings = frozenset(name for name in TAU_SETTINGS if name in values)
-    _check_tau_settings(tau_settings)
     tools = _tools(values, names)
     if tools is not None and tools.must:
         settings.pop("schema", None)  # of the text, and the answer is a call
@@ -122,7 +117,6 @@ def read_request(kind: Kind, body: dict[str, Any]) -> ApiRequest:
         settings,
         tools=tools,
         logprobs="logprobs" in values,
-        tau_settings=tau_settings,
         names=names,
         body=body,
         **{name: values[name] for name in AS_READ if name in values},
@@ -138,14 +132,6 @@ def _with_system(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     if messages[0]["role"] == "system":
         system, rest = f"{system}\n\n{messages[0]['content']}", messages[1:]
     return [{"role": "system", "content": system}, *rest]
-
-
-def _check_tau_settings(tau_settings: frozenset[str]) -> None:
-    """Refuse combinations of settings that GenerationConfig does not know."""
-    if "profile" in tau_settings and (others := sorted(tau_settings - {"profile"})):
-        raise Refused(400, f"a profile sets {others[0]}; use one of them", param=others[0])
-    if "metric" in tau_settings and "tau" not in tau_settings:
-        raise Refused(400, "metric is the confidence that tau is compared with; add tau", param="metric")
 
 
 def _tools(values: Mapping[str, Any], names: Mapping[str, str]) -> Tools | None:

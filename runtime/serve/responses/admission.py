@@ -15,7 +15,7 @@ from ...bundle.turns import SWITCH
 from ...decode.config import GenerationConfig, repeatable
 from ...decode.limits import Limits
 from ...errors import MarsError
-from ...session.session import Session
+from ...session.session import PROFILE_SETS, Session
 from ...text.prompts import system_of
 from ..models.adaptive import EXACT
 from ..models.models import Models
@@ -61,11 +61,8 @@ async def admit(
     try:
         batcher, session = model.running(), model.session
         _check_places(batcher.limits, api_request)
-        if profile is not None and api_request.tau_settings:
-            name = sorted(api_request.tau_settings)[0]
-            raise Refused(
-                400, f"the model's name has a profile, which sets {name}; use one of them", param=name
-            )
+        if profile is not None and api_request.profile is not None:
+            raise Refused(400, "the model's name has a profile; give no other one", param="profile")
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
         configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
@@ -124,19 +121,15 @@ def _configs(
         settings["tools"] = tools
     if api_request.settings.get("temperature") and not api_request.has_seed:
         settings["seed"] = secrets.randbits(63)
-    config, level = GenerationConfig(**settings), None
-    if profile is not None:
-        try:
-            config = config.with_profile(model.session.profile(profile))
-        except MarsError as error:
-            raise Refused.of(error, "profile") from None
-    elif model.adaptive is not None and not api_request.tau_settings:
+    config, level = model.session.config(profile, **settings), None
+    if model.adaptive is not None and profile is None and not PROFILE_SETS & settings.keys():
         level = EXACT
         # Profiles are calibrated on greedy, unstructured answers.
         if not config.host_chooses and not config.is_structured:
             level = model.adaptive.names[model.level(choose=True)]
-            config = config.with_profile(model.levels[level])
-    config = repeatable(config, has_masks="masks" in api_request.tau_settings, has_seed=api_request.has_seed)
+            config = repeatable(
+                config.with_profile(model.levels[level]), has_masks=False, has_seed=api_request.has_seed
+            )
     if api_request.logprobs and config.metric != "probability":
         raise Refused(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
     seeds = [(config.seed + i) % 2**64 for i in range(1, api_request.n)]

@@ -109,6 +109,7 @@ def test_turns_are_taken_back() -> None:
         ({"tau": 0.9, "temperature": 0.8}, True, True, "auto"),
         ({"tau": 1.0, "temperature": 0.8}, False, True, "auto"),
         ({"tau": 0.9, "temperature": 0.8, "masks": 2}, True, True, 2),
+        ({"tau": 0.9, "temperature": 0.8, "masks": 2}, False, True, 2),
     ],
 )
 def test_drawn_texts_at_a_tau_get_all_masks(

@@ -358,8 +358,8 @@ def test_a_running_stream_is_steered(session: Session) -> None:
         steps = [step["tokens"] for chunk in chunks for step in chunk.choices[0].steps]
         assert [len(step) for step in steps[:4]] == [1] * 4, "at tau 1"
         assert len(steps[4]) > 1, "at tau 0"
-        assert {token["how"] for step in steps[:5] for token in step} == {"accepted"}
-        before, rest = ([t["id"] for step in part for t in step] for part in (steps[:5], steps[5:]))
+        assert {token["how"] for step in steps[:6] for token in step} == {"accepted"}
+        before, rest = ([t["id"] for step in part for t in step] for part in (steps[:6], steps[6:]))
         one_token = GenerationConfig(tau=1.0, max_new_tokens=len(rest))
         alone = session.generate([*session.encode(HELLO), *before], one_token)
         assert list(alone.token_ids) == rest, "in exact mode"
@@ -368,7 +368,7 @@ def test_a_running_stream_is_steered(session: Session) -> None:
 
 
 def _steer(server: Serving, path: str, pace: Paced) -> None:
-    """Four steps at tau 1, one at 0, the rest exact: one that waits was fed before settings changed."""
+    """Four steps at tau 1, two at 0, the rest exact: a step that waits has the settings of its beginning."""
     pace.let(2)
     until(lambda: pace.is_waiting)
     assert server.call(path, {"tau": 0.0}).json["mars"]["tau"] == 0.0

@@ -27,7 +27,8 @@ bool GenerationConfig::one_token() const { return !is_exact() && is_one_token(bo
 
 GenerationConfig GenerationConfig::repeatable(bool has_masks, bool has_seed) const {
     GenerationConfig same = *this;
-    if (!is_exact() && !one_token() && !has_masks && (has_seed || !is_greedy())) same.masks = all_masks;
+    const bool has_tau = !is_exact() && !one_token();
+    if (has_tau && !has_masks && masks == auto_masks && (has_seed || !is_greedy())) same.masks = all_masks;
     return same;
 }
 
