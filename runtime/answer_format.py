@@ -48,7 +48,7 @@ def canonical(name: str, value: Any) -> Any:
 
 
 def json_problems(name: str, text: Any) -> Sequence[str]:
-    """All problems of a schema or of tools, which must be canonical; what is no text breaks a rule below."""
+    """All problems of a schema or tools, which must be canonical. Their type has a Rule (SCHEMA, TOOLS)."""
     return _read(name, text)[1] if isinstance(text, str) else ()
 
 

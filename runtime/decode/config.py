@@ -96,7 +96,8 @@ class GenerationConfig:
     top_logprobs: Return this many of the most likely tokens at each position, at most 20.
 
     At most one of schema (a text or a mapping), regex, choice, tools (a text or a list) and grammar may be
-    set (docs/structured.md). Raises SessionError that lists every invalid value.
+    set, except for schema with tools: the answer is calls, or JSON of the schema (docs/structured.md). Raises
+    SessionError that lists every invalid value.
     """
 
     tau: Annotated[float | None, number("a number of 0 or more")] = None
@@ -145,7 +146,7 @@ class GenerationConfig:
         problems = list(broken(self).items())
         for name in ("schema", "tools"):
             problems += [(name, problem) for problem in json_problems(name, getattr(self, name))]
-        if len(names := self._structures) > 1:
+        if len(names := self._structures) > 1 and names != ["schema", "tools"]:
             problems.append((names[0], f"{' and '.join(names)} exclude each other: give one of them"))
         if self.exact is True and self.tau is not None:
             problem = (

@@ -26,6 +26,8 @@ def compile_into(path: str | Path, name: str, config: GenerationConfig) -> Store
     It replaces a grammar of the same name. Raises SessionError if the language is not regular or too large,
     or if the bundle has no tokenizer; BundleError if the bundle cannot be written.
     """
+    if config.schema is not None and config.tools is not None:
+        raise SessionError("schema and tools exclude each other in a stored grammar: give one of them")
     manifest = open_bundle(path).manifest
     if manifest.text is None:
         raise SessionError(f"{path}: a grammar needs a tokenizer, this bundle has none")

@@ -30,7 +30,7 @@ LIMITS = {
 
 
 class AnswerForm(NamedTuple):
-    """The form that a config asks of an answer; one of the first four is set.
+    """The form that a config asks of an answer; one of the first four is set, or schema and tools.
 
     thinking: whether calls may come after thinking (False), or must because the prompt has begun it (True)
     """
@@ -90,7 +90,9 @@ class Grammars:
             if form.schema == "false":
                 raise SessionError("the schema `false` allows no answer; use another one")
             schema = "{}" if form.schema == "true" else json.dumps(simplified(json.loads(form.schema)))
-            return str(library.grammar_from_json_schema(schema, overrides=options))
+            if form.tools is None:
+                return str(library.grammar_from_json_schema(schema, overrides=options))
+            answer = json.dumps(json.loads(schema) | {"x-guidance": options})
         assert form.tools is not None, "a structured config has one of them"
         forms = [
             " ".join(
@@ -104,6 +106,9 @@ class Grammars:
         ]
         lines = ["call: " + " | ".join(forms)]
         calls = r'call ("\n"? call)* "\n"?' if self._dialect.repeats else "call"
+        if form.schema is not None:
+            calls = f"({calls} | answer)"
+            lines.append(f"answer: %json {answer}")
         if form.thinking is not None:
             assert self._marks is not None
             start = "thought" if form.thinking else f"({json.dumps(self._marks.open)} thought)?"

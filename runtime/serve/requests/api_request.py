@@ -102,8 +102,9 @@ def read_request(kind: Kind, body: dict[str, Any]) -> ApiRequest:
     tools = _tools(values, names)
     if tools is not None and tools.must:
         settings.pop("schema", None)  # of the text, and the answer is a call
-    # A stored grammar may be compiled from tools, which the prompt then should list.
-    if tools is not None and (structured := sorted({"schema", "regex", "choice"} & settings.keys())):
+    # A stored grammar may be compiled from tools, which the prompt then should list. With a schema, the
+    # answer is calls or JSON of the schema.
+    if tools is not None and (structured := sorted({"regex", "choice"} & settings.keys())):
         name = structured[0]
         raise Refused(400, f"tools and {names[name]} exclude each other; use one", param=names[name])
     if "include_usage" in values and not values.get("stream"):

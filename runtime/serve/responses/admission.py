@@ -117,7 +117,7 @@ def _configs(
     """
     settings: dict[str, Any] = {"max_new_tokens": model.default_tokens, **api_request.settings}
     tools = _tools(api_request)
-    if api_request.tools is not None and api_request.tools.must:
+    if api_request.tools is not None and (api_request.tools.must or "schema" in settings):
         settings["tools"] = tools
     if api_request.settings.get("temperature") and not api_request.has_seed:
         settings["seed"] = secrets.randbits(63)

@@ -235,6 +235,29 @@ def test_a_schema(client: openai.OpenAI) -> None:
     assert (wrong.value.param, wrong.value.code) == ("response_format", "invalid_grammar")
 
 
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages"])
+def test_tools_beside_a_schema(kind: str, server: Serving) -> None:
+    """As agents send them: calls, or an answer of that schema. A bias decides which."""
+    need("llguidance", "grammar")
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "$defs": {"b": {}}}
+    schema["additionalProperties"] = False
+    function = {"name": "stop", "parameters": {"type": "object", "properties": {}}}
+    body, path = {
+        "chat": ({"messages": HELLO, "tools": [{"type": "function", "function": function}], "response_format":
+                  {"type": "json_schema", "json_schema": {"schema": schema}}}, "chat/completions"),
+        "responses": ({"input": "hi", "tools": [{"type": "function", **function}], "text":
+                       {"format": {"type": "json_schema", "schema": schema}}}, "responses"),
+        "messages": ({"messages": HELLO, "tools": [{"name": "stop", "input_schema": function["parameters"]}],
+                      "output_config": {"format": {"type": "json_schema", "schema": schema}}}, "messages"),
+    }[kind]  # fmt: skip
+    limit = "max_output_tokens" if kind == "responses" else "max_tokens"
+    for first, wanted in (("{", json.dumps('{"a": 1}')), ("[", '"name": "stop"')):
+        [token] = server.door.service.models.models["tiny"].source.text.tokenizer.encode(first).ids
+        answer = server.call(f"/v1/{path}", {**body, limit: 90, "logit_bias": {str(token): 100}})
+        assert answer.status == 200, answer.json
+        assert wanted in json.dumps(answer.json)
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_calls_of_tools(choice: Any, client: openai.OpenAI) -> None:
     need("llguidance", "grammar")

@@ -60,16 +60,30 @@ TAGGED = (
 
 @pytest.mark.parametrize(("answer", "is_right"), TAGGED)
 def test_an_answer_is_calls_in_tags(answer: str, is_right: bool, session: Session) -> None:
+    assert allows(GenerationConfig(tools=[WEATHER, STOP]), answer, session) is is_right
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [*TAGGED, ('{"a": 1}', True),
+     ('{"b": 1}', False), ("hello", False), ("", False)],
+)  # fmt: skip
+def test_tagged_calls_or_a_schema(answer: str, is_right: bool, session: Session) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/one"}}, "$defs": {"one": {"const": 1}}}
+    schema |= {"required": ["a"], "additionalProperties": False}
+    assert allows(GenerationConfig(schema=schema, tools=[WEATHER, STOP]), answer, session) is is_right
+
+
+def allows(config: GenerationConfig, answer: str, session: Session) -> bool:
+    """Whether a grammar for calls in tags allows this answer."""
     assert session.text is not None
-    matcher = grammars(session.text, TAGS).matcher(GenerationConfig(tools=[WEATHER, STOP]))
-    refused = False
+    matcher = grammars(session.text, TAGS).matcher(config)
     for token in session.text.tokenizer.encode(answer, add_special_tokens=False).ids:
         forced = matcher.forced()
         if not (forced[0] == token if forced else matcher.mask()[token]):
-            refused = True
-            break
+            return False
         matcher.consume(token)
-    assert (not refused and matcher.may_end) is is_right
+    return matcher.may_end
 
 
 @pytest.mark.parametrize("seed", range(6))
