@@ -158,7 +158,6 @@ def test_a_conversation_with_calls_goes_on(client: openai.OpenAI, session: Sessi
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
-        ({"tools": [WEATHER], "text": {"format": {"type": "json_object"}}}, "invalid_value", "text"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),
