@@ -88,8 +88,7 @@ class Choice(Delta):
         self.reason: FinishReason | None = None
         self.num_returned = 0  # characters of the tokens in earlier chunks
         self._reader: ToolStream | None = session.tool_stream() if api_request.tools is not None else None
-        is_chat = api_request.kind != "text" and not (api_request.has_grammar and not api_request.must_call)
-        self._thinking = session.thinking_stream(request.prompt) if is_chat else None
+        self._thinking = session.thinking_stream(request.prompt) if api_request.may_think else None
         self._once = api_request.tools is not None and api_request.tools.once
         self._unmarked: list[Token] = []  # until it is known whether the answer begins with thinking
         self._num_spelled = 0  # characters of the marked tokens
