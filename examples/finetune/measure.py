@@ -1,0 +1,90 @@
+"""Accuracy and tokens per forward on held-out answers, from windows of masks at every place of an answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from rich.table import Table
+from rows import Sequence
+from streams import forward
+from torch import Tensor
+
+TAU = 0.95
+WINDOWS = 32  # of one forward
+
+
+@torch.no_grad()
+def tables(model: Any, sequence: Sequence, mask_id: int, width: int) -> tuple[Tensor, Tensor]:
+    """Whether a prediction is the reference's token, and its probability: [place, depth]. Depth 0 is the
+    ordinary prediction of the place's token, depth d that of the d-th token after it, at the d-th mask."""
+    start, last = sequence.start, len(sequence.tokens) - 1
+    right = torch.zeros(last + 1 - start, width + 1, dtype=torch.bool)
+    sure = torch.zeros(last + 1 - start, width + 1)
+    spans = [(p, min(p + width, last)) for p in range(start, last)] if width else []
+    for first in range(0, max(1, len(spans)), WINDOWS):
+        part = spans[first : first + WINDOWS]
+        pack, logits = forward(model, [(sequence, part)], mask_id)
+        logits[:, mask_id] = -torch.inf  # never predicted
+        probability, guess = (column.cpu() for column in logits.softmax(-1).max(-1))
+        hit, row = guess == pack.targets.cpu(), len(right)
+        right[:, 0], sure[:, 0] = hit[:row], probability[:row]
+        for p, end in part:
+            depths = slice(1, 1 + end - p)
+            right[p - start, depths] = hit[row : row + end - p]
+            sure[p - start, depths] = probability[row : row + end - p]
+            row += end - p
+    return right, sure
+
+
+def follow(right: Tensor, sure: Tensor, tau: float) -> tuple[bool, int, int]:
+    """Decodes at tau along the reference, to the first wrong token: all right, tokens, forwards."""
+    at = forwards = 0
+    while at < len(right):
+        forwards += 1
+        taken = 0
+        for depth in range(min(right.shape[1], len(right) - at)):
+            if depth and sure[at, depth] < tau:
+                break
+            if not right[at, depth]:
+                return False, at + depth + 1, forwards
+            taken = depth + 1
+        at += taken
+    return True, at, forwards
+
+
+def exact(right: Tensor) -> tuple[int, int]:
+    """Decodes in exact mode along the reference, to the first wrong ordinary prediction: tokens, forwards.
+    A step accepts its right draft tokens and one more. If all are right, its masks give the next ones."""
+    wrong = (~right[:, 0]).nonzero()
+    length = int(wrong[0]) if len(wrong) else len(right)
+    known = forwards = min(1, length)
+    start: int | None = 0  # the window that the draft tokens come from knows the tokens before this place
+    while known < length:
+        good = 0 if start is None else int(right[start, 1:].long().cumprod(0).sum())
+        start = known + good if start is None or good == right.shape[1] - 1 else None
+        known, forwards = known + good + 1, forwards + 1
+    return min(known, length), forwards
+
+
+def score(model: Any, sequences: list[Sequence], mask_id: int, width: int) -> Counter[str]:
+    """Counts over all answers with `width` masks a forward; 0 for one token only."""
+    total: Counter[str] = Counter()
+    model.eval()
+    for sequence in sequences:
+        right, sure = tables(model, sequence, mask_id, width)
+        (good, tokens, forwards), (sure_tokens, steps) = follow(right, sure, TAU), exact(right)
+        total.update(answers=1, right=int(right[:, 0].all()), at_tau=int(good), tokens=tokens)
+        total.update(forwards=forwards, exact_tokens=sure_tokens, exact_forwards=steps)
+    return total
+
+
+def table(base: dict[str, int], ours: Counter[str]) -> Table:
+    made = Table(f"{ours['answers']} held-out answers", "base", "fine-tuned")
+    for name, key in (("accuracy, one token", "right"), (f"accuracy, tau {TAU}", "at_tau")):
+        shares = [f"{100 * counts[key] / max(1, counts['answers']):.1f} %" for counts in (base, ours)]
+        made.add_row(name, *shares)
+    for name, key in ((f"tokens per forward, tau {TAU}", ""), ("tokens per forward, exact mode", "exact_")):
+        made.add_row(name, "1", f"{ours[key + 'tokens'] / max(1, ours[key + 'forwards']):.2f}")
+    return made

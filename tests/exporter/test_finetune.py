@@ -1,0 +1,264 @@
+"""examples/finetune: its two streams are plain forwards of a model of each family, and what it trains is a
+checkpoint that exports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import families, tiny
+from support.exports import export
+from support.paths import ROOT
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mars_export import GenerationConfig, Session
+
+EXAMPLE = ROOT / "examples" / "finetune"
+NAMES = ("llama", "qwen3", "gemma3", "phi3", "smollm3")
+BLOCK = 5
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[SimpleNamespace]:
+    names = ("rows", "streams", "measure", "base", "finetune")
+    sys.path.insert(0, str(EXAMPLE))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    sys.path.remove(str(EXAMPLE))
+    for name in names:
+        del sys.modules[name]
+
+
+def stock(name: str, directory: Path) -> Path:
+    return tiny.write(families.ALL[name], directory)
+
+
+def load(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
+
+
+def packed(program: SimpleNamespace) -> list:
+    """Two sequences with windows over their answers."""
+    draw = random.Random(4)
+    tokens = [[draw.randrange(tiny.NUM_BYTES) for _ in range(length)] for length in (37, 21)]
+    first, second = program.rows.Sequence(tokens[0], 6), program.rows.Sequence(tokens[1], 4)
+    grid = program.streams.grid
+    return [(first, grid(first, BLOCK - 1, 3)), (second, grid(second, BLOCK - 1, 0))]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mistral", "granite", "exaone4"])
+def test_streams_are_plain_forwards(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
+    model = load(stock(name, tmp_path)).double()  # so that only the rule can make a difference
+    batch = packed(program)
+    with torch.inference_mode():
+        pack, ours = program.streams.forward(model, batch, tiny.MASK)
+        row = 0
+        for sequence, spans in batch:
+            whole = model(torch.tensor([sequence.tokens])).logits[0].float()
+            for place in range(sequence.start, len(sequence.tokens)):
+                assert pack.targets[row] == sequence.tokens[place] and not pack.noisy[row]
+                torch.testing.assert_close(ours[row], whole[place - 1], atol=1e-5, rtol=1e-5)
+                row += 1
+            for start, stop in spans:
+                prefix = [*sequence.tokens[:start], *[tiny.MASK] * (stop - start)]
+                alone = model(torch.tensor([prefix])).logits[0].float()
+                for place in range(start, stop):
+                    assert pack.targets[row] == sequence.tokens[place + 1] and pack.noisy[row]
+                    torch.testing.assert_close(ours[row], alone[place], atol=1e-5, rtol=1e-5)
+                    row += 1
+        assert row == len(ours)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_a_mask_reach_what_it_sees(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
+    model = load(stock(name, tmp_path))
+    batch = packed(program)
+    (sequence, spans), _ = batch
+    embedded: list[torch.Tensor] = []
+    model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, out: embedded.append(out))
+    pack, logits = program.streams.forward(model, batch, tiny.MASK)
+    clean, (first, second) = len(sequence.tokens) - 1, spans[:2]
+    at = clean + first[1] - first[0] + 2  # the third mask of the second window
+    row = int((pack.outputs == at).nonzero())
+    (gradient,) = torch.autograd.grad(logits[row].logsumexp(0), embedded[0])
+    reached = gradient[0].abs().sum(-1) > 0
+    seen = torch.zeros_like(reached)
+    seen[: second[0]] = True
+    seen[at - 2 : at + 1] = True
+    assert not (reached & ~seen).any()
+    if name not in ("gemma3", "phi3"):  # whose sliding windows hide the beginning
+        assert torch.equal(reached, seen)
+
+
+def test_flex_attention_has_the_same_rule(program: SimpleNamespace) -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    pack = program.streams.lay_out(packed(program), tiny.MASK, multiple=128)
+    assert len(pack.ids) == 128
+    for reach in (None, 6):
+        every = torch.arange(len(pack.ids))
+        rule = program.streams.rule(pack, reach)
+        dense = rule(None, None, every[:, None], every[None])
+        blocks = flex.create_mask(rule, None, None, len(every), len(every), device="cpu")
+        assert torch.equal(blocks[0, 0], dense)
+        assert dense.any(-1).all()  # also in the padding
+
+
+def test_windows_cover_an_answer_once(program: SimpleNamespace) -> None:
+    for length in range(1, 20):
+        sequence = program.rows.Sequence([0] * (3 + length), 3)
+        for offset in range(BLOCK - 1):
+            spans = program.streams.grid(sequence, BLOCK - 1, offset)
+            covered = [place for start, stop in spans for place in range(start, stop)]
+            assert covered == [*range(3, 2 + length)]
+            assert all(0 < stop - start < BLOCK for start, stop in spans)
+
+
+LORA, FULL = "--epochs 50 --lr 4e-3 --rank 8", "--epochs 60 --lr 6e-3 --full"
+FACTS = {"one": "the inn is on the hill", "two": "her hat is in the tin", "six": "an ant ran on the ice"}
+
+
+def write_rows(path: Path) -> Path:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{key} {word}"}], "answer": answer}
+        for word in ("a", "b", "c", "d")
+        for key, answer in FACTS.items()
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def small(name: str, directory: Path) -> Path:
+    """A stock model as transformers initializes it: loud weights do not suit full training."""
+    config_class, model_class = tiny.CLASSES[families.ALL[name].family]
+    torch.manual_seed(0)
+    tiny.save(model_class(config_class(**tiny.config_values(families.ALL[name]))), directory)
+    return directory
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_makes_a_checkpoint_that_guesses_ahead(
+    program: SimpleNamespace, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = name in ("smollm3", "gemma3")
+    base = tiny.without_mask((small if whole else stock)(name, tmp_path / "base"))
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "mars"
+    words = f"--base {base} --rows {rows} --held-out {rows} --out {out} --block {BLOCK} --batch 6 --threads 1"
+    program.finetune.main(f"{words} {FULL if whole else LORA}".split())
+    printed = capsys.readouterr().out
+    assert "mask token <|mask|> (id 268): a new token" in printed
+    export(out, tmp_path / "bundle", block=BLOCK)
+    session = Session.open(tmp_path / "bundle", threads=1, cache_bytes=0)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    tokens = forwards = 0
+    for key, answer in FACTS.items():
+        messages = [{"role": "user", "content": f"{key} a"}]
+        completion = session.generate(messages, GenerationConfig(max_new_tokens=40))
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        greedy = model.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids.input_ids.shape[1] :]
+        assert list(completion.token_ids) == greedy.tolist()
+        assert completion.text == answer
+        tokens, forwards = tokens + len(completion.token_ids), forwards + completion.stats.forwards
+    assert tokens / forwards > 1.5
+
+
+def test_all_bad_rows_are_listed_before_anything_is_loaded(program: SimpleNamespace, tmp_path: Path) -> None:
+    user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    bad = [
+        ("{", "Expecting property name"),
+        ("[]", "must be a JSON object"),
+        ({"messages": [user]}, "no answer"),
+        ({"messages": [user, assistant], "answer": "c"}, "leave 'answer' out"),
+        ({"messages": [{"role": "bot", "content": "a"}], "answer": "c"}, "message 0 must have"),
+        ({"prompt": "a", "messages": [user], "answer": "c"}, "either 'messages' or 'prompt'"),
+        ({"prompt": "a", "answer": ""}, "'answer' must be a non-empty string"),
+        ({"prompt": "\ud800", "answer": "c"}, "surrogates not allowed"),
+    ]
+    lines = [line if isinstance(line, str) else json.dumps(line) for line, _ in bad]
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps({"prompt": "a", "answer": "b"}), *lines]))
+    words = f"--base {tmp_path}/missing --rows {tmp_path}/rows.jsonl --out {tmp_path}/out"
+    with pytest.raises(SystemExit) as caught:
+        program.finetune.main(words.split())
+    listed = str(caught.value).splitlines()
+    assert len(listed) == len(bad)
+    for number, (line, (_, reason)) in enumerate(zip(listed, bad, strict=True), 2):
+        assert f"line {number}: " in line and reason in line
+
+
+def test_every_turn_of_the_assistant_is_learned(program: SimpleNamespace, tmp_path: Path) -> None:
+    tiny.write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    said = [("user", "hi"), ("assistant", "the inn"), ("user", "and?"), ("assistant", "an ant")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    row = program.rows.Row("rows: line 1", None, messages, False, {})
+    made = program.rows.encode_all([row], tokenizer, {tiny.IM_END}, 99)
+    texts = [tokenizer.decode(s.tokens[s.start :]) for s in made]
+    assert texts == ["the inn<|im_end|>", "an ant<|im_end|>"]
+    for sequence, count in zip(made, (1, 3), strict=True):
+        prompt = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(sequence.tokens[: sequence.start]) == prompt
+    with pytest.raises(program.rows.BadRows, match=r"line 1: \d+ tokens, more than --max-length 9"):
+        program.rows.encode_all([row], tokenizer, {tiny.IM_END}, 9)
+
+
+def test_a_reserved_token_becomes_the_mask(program: SimpleNamespace, tmp_path: Path) -> None:
+    base = tiny.without_mask(stock("llama", tmp_path / "base"))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_7|>", "<|reserved_8|>"]})
+    tokenizer.save_pretrained(base)
+    opened = program.base.open_base(str(base), None)
+    mask_id, chosen = program.base.choose_mask(opened, None, {tiny.MASK})
+    assert chosen == f"mask token <|reserved_8|> (id {tiny.MASK + 1}): reserved, unused so far"
+    assert mask_id == opened.tokenizer.mask_token_id == tiny.MASK + 1
+
+
+def test_kept_rows_learn_the_base_model(program: SimpleNamespace, tmp_path: Path) -> None:
+    """The base answers them, and before the first update nothing separates the clean stream from it."""
+    base = program.base.open_base(str(stock("qwen3", tmp_path / "base")), None)
+    model = program.base.load(base, tiny.MASK, False, torch.float32, "cpu")
+    rows = [program.rows.Row("", "the inn", [], True, {}), program.rows.Row("", "an ant", [], True, {})]
+    program.finetune.complete(rows, base, model, tmp_path / "answers.jsonl")
+    sequences = program.rows.encode_all(rows, base.tokenizer, base.ends, 999)
+    assert all(len(s.tokens) > s.start for s in sequences)
+    student = program.base.with_lora(model, tiny.MASK, 4, None)
+    part = [(s, program.streams.grid(s, 4, 1)) for s in sequences]
+    part.append((program.rows.Sequence([5, 9, 40, 8, 30], 2), []))
+    clean, noisy = program.finetune.losses(student, None, part, tiny.MASK)
+    alone, _ = program.finetune.losses(student, None, part[-1:], tiny.MASK)
+    assert noisy > 1
+    torch.testing.assert_close(clean, alone, atol=1e-3, rtol=1e-4)
+
+
+def test_a_stopped_run_continues_where_it_was(
+    program: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, rows = stock("llama", tmp_path / "base"), write_rows(tmp_path / "rows.jsonl")
+    words = f"--base {base} --rows {rows} --held-out 0 --epochs 3 --batch 4 --rank 4 --dtype bfloat16"
+    whole, stopped = ([*words.split(), "--out", str(tmp_path / name)] for name in ("whole", "stopped"))
+    program.finetune.main(whole)
+    update = program.finetune.Run.update
+
+    def stopping(run: Any, progress: float) -> None:
+        update(run, progress)
+        if run.state["step"] == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(program.finetune.Run, "update", stopping)
+    with pytest.raises(SystemExit, match="after step 4"):
+        program.finetune.main(stopped)
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="other rows or settings"):
+        program.finetune.main([*stopped, "--lr", "1"])
+    program.finetune.main(stopped)
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
