@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
@@ -14,6 +15,8 @@ import assistant
 import smalltalk
 import wide
 from tokenizers import Tokenizer
+
+from mars_export.exporter.checkpoint import default
 
 EOS = 2
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the base template's own
@@ -163,11 +166,8 @@ def encode(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
     return [*start, *answer, *[EOS] * example.finished], len(start)
 
 
-def mixture(
-    tokenizer: Tokenizer, seed: str, shares: dict[str, float]
-) -> Iterator[tuple[str, list[int], int]]:
-    """Tasks, tokens and prompt lengths in the shares of response tokens asked for; never a held-out
-    prompt."""
+def mixture(tokenizer: Tokenizer, seed: str, shares: dict[str, float]) -> Iterator[tuple[str, Example]]:
+    """Tasks and examples in the shares of response tokens asked for; never a held-out prompt."""
     streams = {task: examples(task, seed, held_out=False) for task in shares}
     closed = {
         task: {e.prompt() for rows in held_out_rows(task).values() for e in rows}
@@ -181,7 +181,21 @@ def mixture(
         example = next(e for e in streams[task] if e.prompt() not in closed[task])
         tokens, prompt = encode(tokenizer, example)
         spent[task] += len(tokens) - prompt
-        yield task, tokens, prompt
+        yield task, example
+
+
+def write_training(folder: Path, count: int, seed: str) -> None:
+    """Writes the first rows of the mixture for examples/finetune: those of chat, whose answers are the base
+    model's, to keep.jsonl, and the others to rows.jsonl."""
+    tokenizer = Tokenizer.from_file(str(default.base_directory() / "tokenizer.json"))
+    lines: dict[str, list[str]] = {"rows.jsonl": [], "keep.jsonl": []}
+    for task, example in itertools.islice(mixture(tokenizer, seed, SHARES), count):
+        messages = [{"role": role, "content": content} for role, content in example.messages]
+        row = {"messages": messages, "answer": example.answer, "finished": example.finished}
+        lines["keep.jsonl" if task == "chat" else "rows.jsonl"].append(json.dumps(row) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in lines.items():
+        (folder / name).write_text("".join(rows))
 
 
 def _line(task: str, row: Example) -> str:
@@ -225,5 +239,13 @@ def write_text(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_held_out(DATA, BUILT_IN)
-    write_text(TEXT)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", type=Path, help="write training rows to this directory, nothing else")
+    parser.add_argument("--count", type=int, default=5800, help="of training rows (default %(default)s)")
+    parser.add_argument("--seed", default="train-3")
+    args = parser.parse_args()
+    if args.train:
+        write_training(args.train, args.count, args.seed)
+    else:
+        write_held_out(DATA, BUILT_IN)
+        write_text(TEXT)

@@ -248,14 +248,14 @@ def main(arguments: list[str] | None = None) -> None:
         args.dtype = args.dtype or ("bfloat16" if device == "cuda" else "float32")
         args.out.mkdir(parents=True, exist_ok=True)
         base = open_base(args.base, args.adapter)
-        tests = encode_all(held, base.tokenizer, base.ends, args.max_length)
-        answered = encode_all(rows, base.tokenizer, base.ends, args.max_length)
+        encoding = base.tokenizer, base.ends, args.max_length
+        used = {token for s in encode_all([*rows, *held], *encoding) for token in s.tokens}
         is_new = base.tokenizer.mask_token is None
-        mask_id, chosen = choose_mask(base, args.mask_token, {t for s in answered + tests for t in s.tokens})
+        mask_id, chosen = choose_mask(base, args.mask_token, used)
         console.print(chosen, markup=False)
         model = load(base, mask_id, is_new, getattr(torch, args.dtype), device)
         complete(rows, base, model, args.out / "answers.jsonl")
-        sequences = encode_all(rows, base.tokenizer, base.ends, args.max_length)
+        sequences, tests = encode_all(rows, *encoding), encode_all(held, *encoding)
     except BadRows as error:
         sys.exit(str(error))
     lines = [json.dumps(row.task(), ensure_ascii=False) + "\n" for row in held]
@@ -271,7 +271,7 @@ def main(arguments: list[str] | None = None) -> None:
     run = Run(model, args, hashlib.sha256(data.encode()).hexdigest())
     trained = sum(p.numel() for p in run.copies) / 1e6
     console.print(
-        f"{len(sequences)} answers, {len(tests)} held out, {trained:.1f}M trained weights, {args.dtype}"
+        f"{len(sequences)} answers, {len(tests)} held out, {trained:.1f}M weights to train, {args.dtype}"
     )
     if run.state["base"] is None:
         with nullcontext() if args.full else model.disable_adapter():
@@ -280,11 +280,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"stopped after step {run.state['step']}; the same command continues")
     save(model, base, args.out)
     if tests:
+        console.print("measuring the held-out answers")
         console.print(table(run.state["base"], score(model, tests, mask_id, args.block - 1)))
     console.print(f"{run.state['step']} steps in {run.state['seconds']:.0f} s")
-    console.print(
-        f"next: mars-export onnx {args.out} -o {args.out.name}.bundle --block {args.block}", markup=False
-    )
+    command = f"mars-export onnx {args.out} -o {args.out.name}.bundle --block {args.block}"
+    console.print(f"next: {command}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

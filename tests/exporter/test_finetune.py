@@ -121,7 +121,7 @@ def test_windows_cover_an_answer_once(program: SimpleNamespace) -> None:
             assert all(0 < stop - start < BLOCK for start, stop in spans)
 
 
-LORA, FULL = "--epochs 50 --lr 4e-3 --rank 8", "--epochs 60 --lr 6e-3 --full"
+LORA, FULL = "--epochs 50 --lr 4e-3 --rank 8 --checkpointing", "--epochs 60 --lr 6e-3 --full"
 FACTS = {"one": "the inn is on the hill", "two": "her hat is in the tin", "six": "an ant ran on the ice"}
 
 
@@ -243,7 +243,7 @@ def test_a_stopped_run_continues_where_it_was(
     program: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, rows = stock("llama", tmp_path / "base"), write_rows(tmp_path / "rows.jsonl")
-    words = f"--base {base} --rows {rows} --held-out 0 --epochs 3 --batch 4 --rank 4 --dtype bfloat16"
+    words = f"--base {base} --rows {rows} --held-out 0 --batch 4 --rank 4 --dtype bfloat16 --threads 1"
     whole, stopped = ([*words.split(), "--out", str(tmp_path / name)] for name in ("whole", "stopped"))
     program.finetune.main(whole)
     update = program.finetune.Run.update
