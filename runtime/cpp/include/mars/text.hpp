@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,43 +20,6 @@ class Tokenizer;
 struct Message {
     std::string role;
     std::string content;
-};
-
-/// The growing text of one answer, created by Session::text_stream. Never shows an incomplete character, or text that
-/// may become a stop string. For one thread at a time.
-class MARS_API TextStream {
-  public:
-    /// Throws SessionError if a stop string is empty, invalid UTF-8 or longer than 256 characters, and for more than
-    /// 16.
-    explicit TextStream(const Text& text, std::vector<std::string> stop = {});
-
-    /// Add a token; returns whether it completes a stop string. The text then ends before that string.
-    bool push(std::int64_t token);
-
-    /// The text that became final since the last call.
-    std::string read();
-
-    /// The rest of the text; an incomplete character becomes U+FFFD.
-    std::string finish();
-
-    /// The text so far, held-back text included, without the stop string.
-    const std::string& text() const { return text_; }
-
-    /// Whether a stop string ended the text; later tokens add nothing.
-    bool stopped() const { return stopped_; }
-
-  private:
-    void append(std::string_view piece);
-    std::size_t held_back() const;
-    std::string up_to(std::size_t end);
-
-    std::shared_ptr<const Tokenizer> tokenizer_;
-    std::vector<std::string> stop_;
-    std::size_t longest_stop_ = 0;
-    std::vector<std::int64_t> pending_; // tokens that do not form whole characters yet
-    std::string text_;
-    std::size_t shown_ = 0;
-    bool stopped_ = false;
 };
 
 /// Splits a growing answer into the thinking at its beginning and the text after it, created by
@@ -81,6 +45,12 @@ class MARS_API ThinkingStream {
     /// Bytes at the beginning of the answer that are thinking or marks, as far as it is known.
     std::size_t size() const;
 
+    /// Whether the answer may still begin with the opening mark.
+    bool is_undecided() const { return place_ == Place::start; }
+
+    /// Whether the text after the thinking has begun.
+    bool is_over() const { return place_ == Place::text; }
+
   private:
     enum class Place { start, begun, thinking, closed, text };
 
@@ -90,6 +60,45 @@ class MARS_API ThinkingStream {
     Place place_;
     std::string held_;
     std::size_t pushed_ = 0, size_ = 0;
+};
+
+/// The growing text of one answer, created by Session::text_stream. Never shows an incomplete character, or text that
+/// may become a stop string. For one thread at a time.
+class MARS_API TextStream {
+  public:
+    /// Stop strings in the thinking that `thinking` splits off have no effect. Throws SessionError if a stop string is
+    /// empty, invalid UTF-8 or longer than 256 characters, and for more than 16.
+    explicit TextStream(const Text& text, std::vector<std::string> stop = {},
+                        std::optional<ThinkingStream> thinking = std::nullopt);
+
+    /// Add a token; returns whether it completes a stop string. The text then ends before that string.
+    bool push(std::int64_t token);
+
+    /// The text that became final since the last call.
+    std::string read();
+
+    /// The rest of the text; an incomplete character becomes U+FFFD.
+    std::string finish();
+
+    /// The text so far, held-back text included, without the stop string.
+    const std::string& text() const { return text_; }
+
+    /// Whether a stop string ended the text; later tokens add nothing.
+    bool stopped() const { return stopped_; }
+
+  private:
+    void append(std::string_view piece);
+    std::size_t held_back() const;
+    std::string up_to(std::size_t end);
+
+    std::shared_ptr<const Tokenizer> tokenizer_;
+    std::vector<std::string> stop_;
+    std::optional<ThinkingStream> thinking_;
+    std::size_t longest_stop_ = 0, searched_ = 0; // bytes: of the longest, and of the text without a stop string
+    std::vector<std::int64_t> pending_; // tokens that do not form whole characters yet
+    std::string text_;
+    std::size_t shown_ = 0;
+    bool stopped_ = false;
 };
 
 } // namespace mars

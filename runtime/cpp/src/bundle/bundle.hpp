@@ -35,11 +35,13 @@ struct ThinkingInfo {
     std::optional<std::map<std::string, std::string>> on, off;
 };
 
-/// How text becomes token ids. `tokenizer` is a file of the bundle, `chat` is JSON for ChatTurns.
+/// How text becomes token ids. `tokenizer` is a file of the bundle, `chat` is JSON for ChatTurns. `control_tokens` are
+/// plain text in messages although the tokenizer does not mark them as special.
 struct TextInfo {
     std::string tokenizer;
     std::optional<std::string> chat;
     std::optional<ThinkingInfo> thinking;
+    std::vector<std::string> control_tokens = {};
 };
 
 /// The values that one dimension may have, and the one the engine was optimized for.

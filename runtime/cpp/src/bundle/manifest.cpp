@@ -19,6 +19,7 @@ using Json = nlohmann::json;
 // Entries of lists (docs/format.md).
 constexpr std::size_t max_outputs_of_range = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256,
                       most_ranges = 64;
+constexpr std::size_t most_control_tokens = 100'000;
 constexpr std::int64_t max_extent = std::int64_t{1} << 20;
 
 /// Throws BundleError for another major version.
@@ -60,7 +61,9 @@ TextInfo read_text(Fields fields) {
     std::optional<ThinkingInfo> thinking;
     if (fields.has("thinking")) thinking = read_thinking(fields.object("thinking"));
     if (fields.has("chat")) chat = fields.object("chat").dump();
-    return {fields.text("tokenizer"), chat, thinking};
+    std::vector<std::string> control_tokens;
+    if (fields.has("control_tokens")) control_tokens = fields.texts("control_tokens", most_control_tokens);
+    return {fields.text("tokenizer"), chat, thinking, std::move(control_tokens)};
 }
 
 Extent read_extent(Fields fields) {

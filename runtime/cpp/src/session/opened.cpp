@@ -12,6 +12,7 @@
 #include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"
+#include "text/utf8.hpp"
 #include "structured/constrained_sequence.hpp"
 #include "text/utf8.hpp"
 
@@ -38,7 +39,7 @@ std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     ChatTurns turns = ChatTurns::from_json(info.chat.value_or("null"));
     if (info.thinking) std::tie(turns.on, turns.off) = std::tie(info.thinking->on, info.thinking->off);
-    return Text{Tokenizer::from_json(*json, file.string()), std::move(turns), parse_special};
+    return Text{Tokenizer::from_json(*json, file.string(), info.control_tokens), std::move(turns), parse_special};
 }
 
 void check_safe(const Bundle& bundle, const Variant& variant) {
@@ -152,7 +153,8 @@ NewSequence Opened::new_sequence(std::int64_t index, const Prompt& prompt, const
     NewSequence request;
     std::function<bool(std::int64_t)> stop;
     if (text) {
-        request.text = std::make_unique<TextStream>(*text, config.stop);
+        const bool may_think = !config.stop.empty() && config.grammar.empty();
+        request.text = std::make_unique<TextStream>(*text, config.stop, may_think ? thinking_stream(prompt) : std::nullopt);
         stop = [own = request.text.get()](std::int64_t token) { return own->push(token); };
     }
     const Ids ids = encode(prompt, most);
@@ -168,6 +170,16 @@ NewSequence Opened::new_sequence(std::int64_t index, const Prompt& prompt, const
     return request;
 } catch (const std::bad_alloc&) {
     throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
+}
+
+std::optional<ThinkingStream> Opened::thinking_stream(const Prompt& prompt) const {
+    const std::optional<TextInfo>& info = bundle.manifest.text;
+    if (prompt.messages() == nullptr || !info || !info->thinking) return std::nullopt;
+    const std::string rendered = needs_text().chat.render(*prompt.messages(), prompt.thinking()).text;
+    const std::string_view said = utf8::right_stripped(rendered);
+    const std::string& open = info->thinking->open;
+    const bool is_open = said.size() >= open.size() && said.substr(said.size() - open.size()) == open;
+    return ThinkingStream(open, info->thinking->close, is_open);
 }
 
 std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {

@@ -75,6 +75,9 @@ struct Opened {
     /// Throws SessionError for a text that is longer than `most` tokens, or the context, can be: tokenizing it would take long.
     void measure(std::int64_t characters, std::optional<std::int64_t> most = std::nullopt) const;
 
+    /// A splitter of the answer to a prompt of messages; no value if the chat template marks no thinking.
+    std::optional<ThinkingStream> thinking_stream(const Prompt& prompt) const;
+
     /// Token ids of a prompt that may have at most `most` tokens and must fit the context.
     std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
 

@@ -6,7 +6,6 @@
 
 #include "bundle/profiles.hpp"
 #include "session/answers.hpp"
-#include "text/utf8.hpp"
 
 namespace mars {
 
@@ -46,15 +45,7 @@ std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { 
 void Session::check(const GenerationConfig& config) const { opened_->check(config); }
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
-std::optional<ThinkingStream> Session::thinking_stream(const Prompt& prompt) const {
-    const std::optional<TextInfo>& info = opened_->bundle.manifest.text;
-    if (prompt.messages() == nullptr || !info || !info->thinking) return std::nullopt;
-    const std::string rendered = opened_->needs_text().chat.render(*prompt.messages(), prompt.thinking()).text;
-    const std::string_view said = utf8::right_stripped(rendered);
-    const std::string& open = info->thinking->open;
-    const bool is_open = said.size() >= open.size() && said.substr(said.size() - open.size()) == open;
-    return ThinkingStream(open, info->thinking->close, is_open);
-}
+std::optional<ThinkingStream> Session::thinking_stream(const Prompt& prompt) const { return opened_->thinking_stream(prompt); }
 
 SessionInfo Session::info() const {
     const Manifest& manifest = opened_->bundle.manifest;

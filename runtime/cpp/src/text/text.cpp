@@ -23,8 +23,9 @@ std::vector<std::int64_t> Text::encode(const Rendered& prompt, std::size_t from)
     return tokenizer.encode(std::string_view(prompt.text).substr(from), false, plain);
 }
 
-TextStream::TextStream(const Text& text, std::vector<std::string> stop)
-    : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer)), stop_(std::move(stop)) {
+TextStream::TextStream(const Text& text, std::vector<std::string> stop, std::optional<ThinkingStream> thinking)
+    : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer)), stop_(std::move(stop)), thinking_(std::move(thinking)) {
+    if (stop_.empty()) thinking_.reset();
     std::int64_t characters = 0;
     for (const std::string& word : stop_) {
         if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8");
@@ -59,8 +60,14 @@ std::string TextStream::finish() {
 
 void TextStream::append(std::string_view piece) {
     // Both are whole characters, so comparing bytes is enough.
-    const std::size_t start = text_.size() + 1 > longest_stop_ ? text_.size() + 1 - longest_stop_ : 0;
     text_ += piece;
+    std::size_t start = searched_ + 1 > longest_stop_ ? searched_ + 1 - longest_stop_ : 0;
+    if (thinking_) {
+        thinking_->push(piece);
+        if (!thinking_->is_over()) return;
+        start = std::max(start, thinking_->size());
+    }
+    searched_ = text_.size();
     std::size_t first = std::string::npos;
     for (const std::string& word : stop_) first = std::min(first, text_.find(word, start));
     if (first != std::string::npos) {
@@ -70,6 +77,7 @@ void TextStream::append(std::string_view piece) {
 }
 
 std::size_t TextStream::held_back() const {
+    if (thinking_ && thinking_->is_undecided()) return text_.size();
     for (std::size_t length = std::min(std::max<std::size_t>(longest_stop_, 1) - 1, text_.size()); length > 0; --length) {
         const std::string_view tail = std::string_view(text_).substr(text_.size() - length);
         if (std::any_of(stop_.begin(), stop_.end(), [&](const std::string& word) { return word.compare(0, length, tail) == 0; }))

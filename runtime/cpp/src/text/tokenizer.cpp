@@ -24,7 +24,7 @@ class Encoder {
         if (is_within && metaspace_) metaspace_->prefix = Metaspace::Prefix::never;
     }
 
-    /// Added tokens become their ids, except for special ones inside `plain`; the text between them is normalized.
+    /// Added tokens become their ids, except for control tokens inside `plain`; the text between them is normalized.
     void encode(std::string_view text, const Spans& plain = {}) {
         each_part(state_.verbatim, text, plain, [&](std::string_view part) {
             const std::optional<std::string> changed = normalized(part);
@@ -49,7 +49,7 @@ class Encoder {
     }
 
     bool is_text(const AddedTokens::Match& match, const Spans& plain) const {
-        if (!state_.tokens[static_cast<std::size_t>(match.id)].is_special) return false;
+        if (!state_.tokens[static_cast<std::size_t>(match.id)].is_control) return false;
         const auto span = std::partition_point(plain.begin(), plain.end(), [&](const auto& each) { return each.second <= match.start; });
         return span != plain.end() && span->first < match.start + match.length;
     }

@@ -21,11 +21,13 @@ class Tokenizer {
   public:
     /// Read the text of a `tokenizer.json`; `where` is its name in messages. Throws BundleError that lists everything
     /// wrong or not supported.
-    static Tokenizer from_json(std::string_view tokenizer_json, std::string_view where = "tokenizer.json");
+    /// `control_tokens` are plain text in messages, as all special tokens are.
+    static Tokenizer from_json(std::string_view tokenizer_json, std::string_view where = "tokenizer.json",
+                               const std::vector<std::string>& control_tokens = {});
 
     /// Token ids of a UTF-8 text. `add_special_tokens` also adds what the post-processor puts around a text, such as a
-    /// begin-of-text token. Inside the spans `plain`, special tokens are plain text. Throws SessionError for invalid
-    /// UTF-8.
+    /// begin-of-text token. Inside the spans `plain`, special and control tokens are plain text. Throws SessionError for
+    /// invalid UTF-8.
     std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true, const Spans& plain = {}) const;
 
     /// Token ids of a part that does not begin a text: nothing is added in front.

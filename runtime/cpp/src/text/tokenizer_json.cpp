@@ -29,7 +29,7 @@ class Reader {
   public:
     Reader(const Json& whole, const std::string& where) : whole_(whole), top_(&whole, where, problems_) {}
 
-    std::shared_ptr<const Tokenizer::State> read() {
+    std::shared_ptr<const Tokenizer::State> read(const std::vector<std::string>& control_tokens) {
         top_.text("version", {"1.0"});
         Fields model = top_.object("model");
         check_model(model);
@@ -47,6 +47,8 @@ class Reader {
         if (top_.has("post_processor")) post_processor(top_.object("post_processor"), *state);
         if (!problems_.empty()) refuse();
         finish(*state);
+        for (const std::string& token : control_tokens)
+            if (const std::int64_t id = id_of(token); id >= 0) state->tokens[static_cast<std::size_t>(id)].is_control = true;
         return state;
     }
 
@@ -318,7 +320,8 @@ class Reader {
         for (const auto& [token, id] : tokens_) {
             const auto changed = rewritten_.find(id);
             const std::string& written = changed == rewritten_.end() ? token : changed->second;
-            state.tokens[static_cast<std::size_t>(id)] = token_of(written, special_.count(id) > 0);
+            Tokenizer::State::Token& made = state.tokens[static_cast<std::size_t>(id)] = token_of(written, special_.count(id) > 0);
+            made.is_control = made.is_special;
         }
     }
 
@@ -341,12 +344,13 @@ class Reader {
 
 } // namespace
 
-Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, std::string_view where) {
+Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, std::string_view where,
+                               const std::vector<std::string>& control_tokens) {
     const std::string name(where);
     if (tokenizer_json.size() > size_limit)
         throw BundleError(name + ": larger than " + std::to_string(size_limit) + " bytes; this is not a tokenizer");
     const Json whole = parse_json(tokenizer_json, name);
-    return Tokenizer(Reader(whole, name).read());
+    return Tokenizer(Reader(whole, name).read(control_tokens));
 }
 
 } // namespace mars

@@ -47,7 +47,8 @@ struct Tokenizer::State {
     struct Token {
         std::string bytes; // what it adds to a text; empty if the id is unused
         bool is_special = false;
-        bool is_byte = false; // created by byte fallback
+        bool is_byte = false;    // created by byte fallback
+        bool is_control = false; // plain text in messages
     };
 
     explicit State(Bpe merges) : bpe(std::move(merges)) {}
