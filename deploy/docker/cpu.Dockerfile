@@ -20,7 +20,7 @@ FROM python:3.12-slim-bookworm
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin mars \
     && install -d -o mars -g mars /cache /bundles
 COPY --from=build /opt/mars /opt/mars
-# /cache keeps what a step costs here, so that a start does not measure it again.
+# /cache keeps which files were hashed, so that a restart does not hash them again.
 ENV PATH=/opt/mars/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 XDG_CACHE_HOME=/cache
 USER 10001:10001
 EXPOSE 8000

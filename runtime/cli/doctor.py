@@ -225,8 +225,8 @@ def proof(session: Session, reference: Session | None, subject: str) -> list[Fin
     plain = [session.generate(p, one_token).token_ids for p in prompts]
     fast = [session.generate(p, exact).token_ids for p in prompts]
     kind, where = DeviceName.of(session.device).kind, session.backend.kv_device
-    sizes = [size.positions for size in session.step_costs.learned]
-    steps = ", ".join(f"{size}: {1000 * session.cost.of(size):.2f}" for size in sizes)
+    block = session.bundle.manifest.block
+    steps = ", ".join(f"{slots}: {1000 * session.cost.of(slots):.2f}" for slots in (1, block, 2 * block))
     if reference is None:
         tokens = Finding(f"{subject}, tokens", "absent", "the graph does not run on the CPU")
     else:

@@ -13,7 +13,7 @@ from .limits import Limits
 from .prefill import Prefill
 from .queue import Queue
 from .sequence import Accepted, Sequence
-from .speculation.planner import Planner
+from .speculation.planner import StepPlanner
 
 
 class Schedule:
@@ -32,7 +32,7 @@ class Schedule:
         block: int,
         mask_id: int,
         limits: Limits,
-        planner: Planner | None = None,
+        planner: StepPlanner | None = None,
         budget: KvBudget | None = None,
     ) -> None:
         self.backend, self.block, self.limits, self.planner = backend, block, limits, planner

@@ -17,7 +17,7 @@ from .prefix import PrefixHandle
 from .sample import Draws, Penalties, Top, top_of
 from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
 from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
-from .speculation.exact_planner import Outlook
+from .speculation.exact_planner import StepForecast
 from .stats import Stats
 
 # A sequence with a tau proposes tokens only while all of them are this likely to be accepted.
@@ -274,12 +274,12 @@ class Sequence:
     def _expected_accepted(self, draft_tokens: DraftTokens) -> float:
         return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
 
-    def outlook(self, block: int, room: int) -> Outlook:
+    def forecast(self, block: int, room: int) -> StepForecast:
         """The expectations of the next step for the sequence, with `room` slots after its pending tokens."""
         num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
         expected = tuple(self.mask_rates.expected(self.max_masks(block)))
         ending = probabilities[num] if self.ends_at(num) else None
-        return Outlook(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
+        return StepForecast(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
 
     # --- hooks of ConstrainedSequence, which also overrides `accept`, `_append` and two properties ---
 

@@ -1,4 +1,4 @@
-"""The identity of a step's results and speed: the files of a variant, the library, the machine."""
+"""The identity of a step's results: the files of a variant, the library, the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from typing import Any
 
 from .. import machine
 from ..bundle.manifest import Variant
@@ -15,10 +14,8 @@ from ..bundle.profiles import sha256_of
 from ..device.ort.library import version_and_devices
 
 
-def fingerprint(
-    bundle: Bundle, variant: Variant, device: str, options: Mapping[str, str] | None, *more: Any
-) -> str:
-    """32 hex digits, the same for sessions whose steps give the same bits. `more` joins the values."""
+def fingerprint(bundle: Bundle, variant: Variant, device: str, options: Mapping[str, str] | None) -> str:
+    """32 hex digits, the same for sessions whose steps give the same bits."""
     manifest = bundle.manifest
     key = [
         sha256_of(manifest, variant.file),
@@ -34,6 +31,5 @@ def fingerprint(
         sorted(machine.cpu_flags()),
         machine.gpus() if device.startswith("cuda") else [],
         sorted((options or {}).items()),
-        *more,
     ]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]

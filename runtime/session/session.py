@@ -21,7 +21,7 @@ from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.draft_tokens import DraftTokens
 from ..decode.speculation.estimates import AcceptanceRates
-from ..decode.speculation.planner import Planner
+from ..decode.speculation.planner import StepPlanner
 from ..decode.stats import Stats
 from ..device.name import DeviceName, GpuOptions
 from ..device.variants import load
@@ -36,7 +36,6 @@ from ..text.tokenizer import Text, TextStream
 from ..text.toolcalls import ToolStream
 from .answer import Completion, Event, Stream
 from .conversation import Conversation
-from .cost_file import CostFile
 from .fingerprint import fingerprint
 from .prefix_dir import PREFIX_BYTES, PrefixDir, cache_share
 from .prefix_file import PrefixFormat
@@ -54,7 +53,6 @@ class Session:
         bundle: Bundle,
         variant: Variant,
         backend: Backend,
-        cost_file: CostFile | None = None,
         cache_bytes: int = 0,
         device: str = "cpu",
         *,
@@ -63,11 +61,8 @@ class Session:
     ) -> None:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
         self._prefixes = PrefixCache(cache_bytes, backend.reproducible_slots if cache_bytes else None)
-        self._cost: Cost | None = None
         self._acceptance_rates = AcceptanceRates()
-        self._cost_file = cost_file
-        curve = built_in(variant.precision, DeviceName.of(device).kind)
-        self.step_costs = LearnedCost(curve, cost_file.read() if cost_file is not None else ())
+        self._learned_cost = LearnedCost(built_in(variant.precision, DeviceName.of(device).kind))
         self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if bundle.manifest.text else None
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
         self._grammar_states = GrammarStateFactory(bundle, self.text, backend.outputs)
@@ -128,10 +123,9 @@ class Session:
             bundle, device, threads, variant, accuracy_level, safe=safe, options=options, gpu=gpu
         )
         name = DeviceName.of(device)
-        cost_file = CostFile.of(bundle, choice, str(name), threads, options)
         budget = cache_share(name) if cache_bytes is None else cache_bytes
         text_options = {"safe": safe, "parse_special": parse_special}
-        session = cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
+        session = cls(bundle, choice, backend, budget, str(name), **text_options)
         if prefix_dir is not None:
             bits = fingerprint(bundle, choice, str(name), options)
             form = PrefixFormat.of(bits, bundle.manifest.model, choice.kv_dtype, backend)
@@ -334,21 +328,13 @@ class Session:
 
     @property
     def cost(self) -> Cost:
-        """The cost of a step as the steps so far have shown it, those of this user's earlier sessions
-        included.
-        """
-        return self._cost or self.step_costs.cost
+        """The cost of a step as the session's steps so far have shown it."""
+        return self._learned_cost.cost
 
     @cost.setter
     def cost(self, value: Cost) -> None:
         """Use this table instead of a learned one, for the same numbers of masks in every run."""
-        self._cost = value
-
-    def _record(self, seqs: int, slots: int, seconds: float) -> None:
-        """Learn from a step, and write what was learned now and then."""
-        is_worth_saving = self.step_costs.record(seqs, slots, seconds)
-        if is_worth_saving and self._cost_file is not None:
-            self._cost_file.write(self.step_costs.learned)
+        self._learned_cost.fix(value)
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
         """A budget of `num_bytes` of KV memory for at most `max_rows` sequences; None for no limit."""
@@ -359,9 +345,9 @@ class Session:
             max_rows = max(1, min(max_rows, num_bytes // (capacity * entry)))
         return KvBudget(max_rows, num_bytes, entry, capacity, variant.is_engine, is_host)
 
-    def planner(self) -> Planner:
+    def planner(self) -> StepPlanner:
         """A planner for one batch."""
-        return Planner(lambda: self.cost, self._record)
+        return StepPlanner(lambda: self.cost, self._learned_cost.record)
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError if this bundle, or this variant's graph, lacks something that `config` needs."""

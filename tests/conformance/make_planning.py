@@ -21,8 +21,8 @@ from support.paths import CONFORMANCE
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
-from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, Outlook
-from mars_export.runtime.decode.speculation.planner import Planner
+from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, StepForecast
+from mars_export.runtime.decode.speculation.planner import TauPlanner
 
 RECORD = LearnedCost.record  # tests replace it, so that they learn nothing
 TABLES = [
@@ -41,13 +41,13 @@ def cost_of(points: list[list[float]]) -> Cost:
 def masks(case: dict[str, Any]) -> list[list[int]]:
     """Masks of each row at each step, all rows running until their script ends."""
     cost = cost_of(case["cost"])
-    planner, made = Planner(lambda: cost), []
+    planner, made = TauPlanner(), []
     rows = [
         Sequence(i, [1], GenerationConfig(masks="auto" if row["is_free"] else row["most"]), ())
         for i, row in enumerate(case["rows"])
     ]
     for step in range(case["steps"]):
-        made.append(planner.masks(rows, [row["most"] for row in case["rows"]]))
+        made.append(planner.choose(cost, rows, [row["most"] for row in case["rows"]]))
         for row, fed, script in zip(rows, made[-1], case["rows"], strict=True):
             passed = [c == "1" for c in script["passed"][step][: fed + 1]]
             accepted = 1 + next((k for k in range(fed) if not passed[k + 1]), fed)
@@ -118,11 +118,13 @@ def split_cases(tables: list[list[list[float]]]) -> list[dict[str, Any]]:
                 row = {"pending": draw.choice([1, 1, 1, 4]), "probabilities": probabilities}
                 row |= {"expected": expected, "ending": draw.choice([None, None, sure])}
                 rows.append(row | {"room": draw.choice([18, 18, 5, 0])})
-            outlooks = [
-                Outlook(r["pending"], tuple(r["probabilities"]), r["ending"], tuple(r["expected"]), r["room"])
+            forecasts = [
+                StepForecast(
+                    r["pending"], tuple(r["probabilities"]), r["ending"], tuple(r["expected"]), r["room"]
+                )
                 for r in rows
             ]
-            plans = planner.choose(cost_of(case["cost"]), outlooks, case["others"], case["floor"])
+            plans = planner.choose(cost_of(case["cost"]), forecasts, case["others"], case["floor"])
             feeds = [[plan.pending, plan.draft_tokens, plan.masks] for plan in plans]
             case["steps"].append({"rows": rows, "feeds": feeds})
         cases.append(case)

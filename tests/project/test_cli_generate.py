@@ -19,12 +19,10 @@ def test_generate_json(plain: Path) -> None:
     assert value["finish_reason"] in ("eos", "length")
 
 
-def test_masks_are_a_word_or_a_number(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_masks_are_a_word_or_a_number(plain: Path) -> None:
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for masks in ("auto", "0", "2"):
         assert run_process(*arguments, "--masks", masks).returncode == 0
-    assert not list(tmp_path.rglob("costs/*.json")), "too few steps to be worth it"
     for wrong in ("-1", "x", "9" * 500):
         refused = run(*arguments, "--masks", wrong)
         assert refused.returncode == 2

@@ -9,7 +9,7 @@ from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Accepted, Sequence
-from mars_export.runtime.decode.speculation.planner import Planner
+from mars_export.runtime.decode.speculation.planner import StepPlanner
 
 
 def decode(
@@ -17,7 +17,7 @@ def decode(
     seqs: abc.Sequence[Sequence],
     block: int,
     mask_id: int,
-    planner: Planner | None = None,
+    planner: StepPlanner | None = None,
     cache_block: int = 1,
 ) -> Iterator[list[Accepted]]:
     limits = Limits.of_rows(max(1, len(seqs)), cache_block)

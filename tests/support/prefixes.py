@@ -16,7 +16,7 @@ from mars_export.runtime.decode.prefix import PrefixCache, Saved
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.planner import Planner
+from mars_export.runtime.decode.speculation.planner import StepPlanner
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
 
@@ -88,7 +88,7 @@ def spoken(
         for i, (ids, config) in enumerate(jobs)
     ]
     limits = Bounds(max_rows, prefill_tokens=piece, cache_block=cache_block)
-    schedule = Schedule(backend, BLOCK, MASK, limits, Planner(lambda: Cost(((1, 1.0),))))
+    schedule = Schedule(backend, BLOCK, MASK, limits, StepPlanner(lambda: Cost(((1, 1.0),))))
     for events in run(schedule, seqs):
         for event in events:
             assert event.error is None, event.error

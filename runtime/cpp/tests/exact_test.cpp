@@ -27,7 +27,7 @@ fake::Tokens fed_in(const mars::StepInput& step) {
 }
 
 void run(mars::Backend& backend, const std::vector<mars::Sequence*>& rows, std::int64_t block,
-         std::optional<mars::Planner> planner = std::nullopt) {
+         std::optional<mars::StepPlanner> planner = std::nullopt) {
     const auto loop = loops::decode(backend, rows, block, fake::mask, std::move(planner));
     while (loop->next()) {
     }
@@ -111,7 +111,7 @@ TEST_CASE("every case of splits.json") {
         const mars::Cost cost(each["cost"].get<std::vector<std::pair<std::int64_t, double>>>());
         mars::ExactPlanner exact_planner;
         for (const Json& step : each["steps"]) {
-            std::vector<mars::Outlook> rows;
+            std::vector<mars::StepForecast> rows;
             for (const Json& row : step["rows"])
                 rows.push_back({row["pending"], row["probabilities"], optional_of<double>(row["ending"]), row["expected"], row["room"]});
             std::vector<fake::Tokens> plans;
@@ -150,7 +150,7 @@ TEST_CASE("exact rows give the one-token text with any number of masks, lookup, 
             mars::Sequence copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, masks), eos);
             run(backend, {&one}, 4);
             const auto loop =
-                loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, mars::Planner([&] { return cost; }));
+                loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, mars::StepPlanner([&] { return cost; }));
             while (loop->next()) rumoured.draft_tokens = rumours(rumoured.tokens);
             for (const mars::Sequence* row : {&exact, &rumoured, &copied}) {
                 CHECK(row->tokens == one.tokens);

@@ -11,7 +11,7 @@ namespace loops {
 
 /// Decode `seqs` with cursor commit. `backend` and `seqs` must outlive the result.
 inline std::unique_ptr<mars::Run> decode(mars::Backend& backend, const std::vector<mars::Sequence*>& seqs, std::int64_t block,
-                                         std::int64_t mask_id, std::optional<mars::Planner> planner = std::nullopt) {
+                                         std::int64_t mask_id, std::optional<mars::StepPlanner> planner = std::nullopt) {
     const mars::KvBudget budget{static_cast<std::int64_t>(seqs.size())};
     auto schedule = std::make_unique<mars::Schedule>(backend, block, mask_id, mars::prefill_chunk, budget, std::move(planner));
     return std::make_unique<mars::Run>(std::move(schedule), seqs);

@@ -17,8 +17,8 @@ using Points = std::vector<std::pair<std::int64_t, double>>;
 TEST_CASE("every case of masks.json") {
     for (const auto& each : conformance("masks.json")) {
         CAPTURE(each["name"].get<std::string>());
-        const auto cost = std::make_shared<mars::Cost>(each["cost"].get<Points>());
-        mars::Planner planner([cost] { return cost; });
+        const mars::Cost cost(each["cost"].get<Points>());
+        mars::TauPlanner planner;
         std::vector<std::unique_ptr<mars::Sequence>> rows;
         std::vector<mars::Sequence*> pointers;
         std::vector<std::int64_t> most;
@@ -31,7 +31,7 @@ TEST_CASE("every case of masks.json") {
         }
         for (std::size_t step = 0; step < each["steps"].get<std::size_t>(); ++step) {
             CAPTURE(step);
-            const std::vector<std::int64_t> masks = planner.masks(pointers, most);
+            const std::vector<std::int64_t> masks = planner.choose(cost, pointers, most);
             REQUIRE(masks == each["masks"][step].get<std::vector<std::int64_t>>());
             for (std::size_t i = 0; i < rows.size(); ++i) {
                 const auto script = each["rows"][i]["passed"][step].get<std::string>().substr(0, static_cast<std::size_t>(masks[i]) + 1);
@@ -76,7 +76,7 @@ TEST_CASE("automatic and fixed numbers of masks in one batch: the same text, and
     for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
         mars::Sequence one(0, {1, 2, 3}, automatic, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
         const auto loop =
-            loops::decode(backend, {&one, &two}, 8, fake::mask, mars::Planner([&] { return std::make_shared<mars::Cost>(points); }));
+            loops::decode(backend, {&one, &two}, 8, fake::mask, mars::StepPlanner([&] { return std::make_shared<mars::Cost>(points); }));
         while (loop->next()) {
         }
         CHECK(one.stats.tokens == 30);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -12,7 +11,7 @@ MAX_POINTS = 64
 MAX_POSITIONS = 10**6
 MAX_REMEMBERED = 4096  # positions whose seconds are remembered: a planner asks dozens of times a step
 
-# Seconds of a step by positions, measured on two cores. Only the shape matters: steps correct the scale.
+# Seconds of a step by positions, measured on two cores.
 CURVES = {
     "float32": ((1, 0.0094), (2, 0.0104), (4, 0.0123), (8, 0.0170), (16, 0.0215), (32, 0.0298)),
     "w8a8": ((1, 0.0063), (2, 0.0069), (4, 0.0078), (8, 0.0100), (16, 0.0124), (32, 0.0187)),
@@ -21,12 +20,11 @@ CURVES = {
 GPU_CURVE = ((1, 0.0050), (64, 0.0060))  # an estimate: a GPU step reads the weights for any few slots
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-NEAR = 0.25  # weight of a neighbouring size's ratio beside a size's own, for each size between them
-KEPT = 0.999  # of the weight of a size at each step, so that a size that no longer runs is forgotten
-MAX_WEIGHT = 7.0  # steps that the ratio of a size remembers
-LIMITED = 3.0  # weight from which a single step counts as at most twice its size's ratio
+LIMIT = 0.15  # of the difference of two steps over their sum: a disturbed step counts no more
+GAIN = 0.1  # of it by which a comparison changes the factors of sizes
+FORGET = 0.001  # share of what was learned of a size that each step takes away
+PACE_KEEP = 0.9  # weight of the earlier steps' pace after a newer step's
 REFRESH = 16  # recorded steps after which the table is made again
-MAX_UNSAVED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,82 +82,58 @@ def built_in(precision: str, device: str) -> Cost:
     return Cost(CURVES.get(precision, CURVES["int4" if precision == "int8" else "float32"]))
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """Measured steps of one size: their `ratio` to the curve, from about `weight` steps."""
-
-    positions: int
-    ratio: float
-    weight: float
-
-    def __post_init__(self) -> None:
-        if not (self.positions in SIZES and 0 < self.ratio < 1e9 and 0 < self.weight <= MAX_WEIGHT + 1):
-            raise ValueError("a learned cost needs a known size, a ratio and a weight")
-
-
 class LearnedCost:
     """The cost of steps, learned while they run. Thread-safe.
 
-    Each step counts for the size nearest to its positions, as a ratio to `curve`. The ratio of a size is a
-    moving average over about 8 steps; a single step that was disturbed changes it little. Sizes without
-    steps take the ratios of the sizes around them, and so do sizes whose steps are long ago.
-    The first step of each shape is left out: it allocates.
+    A slow minute slows all sizes alike, so each step is compared with the one before it: if it took longer in
+    proportion than the table says, its size and those beyond become a little slower, the other size and those
+    on its side a little faster, by 1.5 % at most. What no later steps confirm fades, so that a size
+    costs what `curve` says again, and is tried again.
     """
 
-    def __init__(self, curve: Cost, learned: Iterable[Learned] = ()) -> None:
+    def __init__(self, curve: Cost) -> None:
         self._curve = curve
-        self._ratios, self._weights = [1.0] * len(SIZES), [0.0] * len(SIZES)
-        for size in learned:
-            i = SIZES.index(size.positions)
-            self._ratios[i], self._weights[i] = size.ratio, size.weight
-        self._shapes: set[tuple[int, int]] = set()
+        self._factors = [1.0] * len(SIZES)  # of the curve, which has the shape only
+        self._pace = 0.0  # seconds by the clock for each by curve and factors; 0 before the first step
+        self._last, self._last_pace = 0, 0.0  # the last step's size and pace
         self._num_recorded = 0
         self._cost: Cost | None = None
+        self._is_fixed = False
         self._lock = threading.Lock()
 
-    def record(self, rows: int, slots: int, seconds: float) -> bool:
-        """Learn from a step. True if what is learned is worth saving: after 16 steps, 32, 64 and so on."""
+    def fix(self, cost: Cost) -> None:
+        """Use this table, and learn no more."""
         with self._lock:
-            if (rows, slots) not in self._shapes:
-                self._shapes.add((rows, slots))
-                return False
+            self._cost, self._is_fixed = cost, True
+
+    def record(self, rows: int, slots: int, seconds: float) -> None:
+        """Learn from a step."""
+        with self._lock:
+            if self._is_fixed:
+                return
             positions = rows * slots
-            i = bisect_left(SIZES, positions)
-            if i == len(SIZES) or (i > 0 and positions - SIZES[i - 1] < SIZES[i] - positions):
-                i -= 1
-            self._weights = [weight * KEPT for weight in self._weights]
-            ratio, weight = self._ratios[i], min(self._weights[i], MAX_WEIGHT)
-            shown = max(seconds, 1e-9) / self._curve.of(positions)
-            if weight >= LIMITED:
-                shown = min(shown, 2.0 * ratio)
-            self._ratios[i] = (weight * ratio + shown) / (weight + 1.0)
-            self._weights[i] = weight + 1.0
+            i = min(range(len(SIZES)), key=lambda i: abs(SIZES[i] - positions))
+            pace = max(seconds, 1e-9) / (self._curve.of(positions) * self._factors[i])
+            if self._num_recorded == 0:
+                self._pace, self._last_pace, self._last = pace, pace, i
+            difference, way = (pace - self._last_pace) / (pace + self._last_pace), i - self._last
+            change = GAIN * max(-LIMIT, min(LIMIT, difference))
+            for j, factor in enumerate(self._factors):
+                side = (2 * j - i - self._last) / way if way else 0.0  # 1 for this size, -1 for the last one
+                changed = factor * (1.0 + change * max(-1.0, min(1.0, side)))
+                self._factors[j] = changed + FORGET * (1.0 - changed)
+            self._pace = PACE_KEEP * self._pace + (1.0 - PACE_KEEP) * min(pace, 2.0 * self._pace)
+            self._last, self._last_pace = i, pace
             self._num_recorded += 1
             if self._num_recorded % REFRESH == 0 or self._num_recorded < REFRESH:
                 self._cost = None
-            count = self._num_recorded
-            return count >= REFRESH and (count & (count - 1) == 0 or count % MAX_UNSAVED == 0)
 
     @property
     def cost(self) -> Cost:
-        """The table of now."""
+        """The table of now, in seconds of this machine."""
         with self._lock:
             if self._cost is None:
-                self._cost = Cost(tuple(zip(SIZES, map(self._seconds, range(len(SIZES))), strict=True)))
+                pace = self._pace or 1.0
+                factors = zip(SIZES, self._factors, strict=True)
+                self._cost = Cost(tuple((n, pace * factor * self._curve.of(n)) for n, factor in factors))
             return self._cost
-
-    @property
-    def learned(self) -> tuple[Learned, ...]:
-        """The learned state, for a later `LearnedCost` with the same curve."""
-        with self._lock:
-            known = zip(SIZES, self._ratios, self._weights, strict=True)
-            return tuple(Learned(size, ratio, weight) for size, ratio, weight in known if weight > 0)
-
-    def _seconds(self, i: int) -> float:
-        """The curve times the mean of the ratios, the nearest sizes counting most."""
-        total, weights = 0.0, 0.0
-        for j, (ratio, weight) in enumerate(zip(self._ratios, self._weights, strict=True)):
-            near = weight * NEAR ** abs(i - j)  # a power of two: exact
-            total += near * ratio
-            weights += near
-        return self._curve.of(SIZES[i]) * (total / weights if weights > 0 else 1.0)

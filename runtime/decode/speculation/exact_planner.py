@@ -21,7 +21,7 @@ TRIALS = 0.015  # share of the time for more masks than seem to pay
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class StepForecast:
     """The slots that one sequence may feed, and their expected outcome.
 
     pending: tokens that are fed in any case.
@@ -47,78 +47,86 @@ class Outlook:
         return self.expected[masks] - self.expected[masks - 1] if masks else 1.0
 
 
+class TrialBudget:
+    """The time for trials: steps with about twice the masks that seem to pay. Without trials, masks that are
+    not fed would show nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def add(self, seconds: float, most: float) -> None:
+        """Set aside a share of a step's `seconds`, up to `most` in all."""
+        self._seconds = min(self._seconds + TRIALS * seconds, most)
+
+    def pays(self, loss: float) -> bool:
+        """Whether there is enough for a trial that loses `loss` seconds; if so, they are spent."""
+        if loss > self._seconds:
+            return False
+        self._seconds -= loss
+        return True
+
+
 class ExactPlanner:
     """Chooses the plans of verifying sequences, step by step. All sequences share a width: a step is a
     rectangle.
     """
 
     def __init__(self) -> None:
-        self._saved = 0.0  # seconds set aside for trials
+        self._trial_budget = TrialBudget()
 
     def choose(
-        self, cost: Cost, outlooks: Sequence[Outlook], others: int = 0, floor: int = 0
+        self, cost: Cost, forecasts: Sequence[StepForecast], others: int = 0, floor: int = 0
     ) -> list[StepPlan]:
-        """Plans for `outlooks`; `others` more sequences take part in a step of at least `floor` slots."""
-        num = len(outlooks) + others
+        """Plans for `forecasts`; `others` more sequences take part in a step of at least `floor` slots."""
+        num = len(forecasts) + others
         widest = max(
-            outlook.pending + min(outlook.room, len(outlook.probabilities) + outlook.max_masks)
-            for outlook in outlooks
+            forecast.pending + min(forecast.room, len(forecast.probabilities) + forecast.max_masks)
+            for forecast in forecasts
         )
         prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
-        speed = _speed(cost, outlooks, num, others)
-        splits = [_splits(outlook, widest, cost, speed, num) for outlook in outlooks]
-        least = max(outlook.pending for outlook in outlooks)
+        speed = _speed(cost, forecasts, num, others)
+        splits = [_splits(forecast, widest, cost, speed, num) for forecast in forecasts]
+        least = max(forecast.pending for forecast in forecasts)
         best, best_value = least, -1e300
         for width in range(least, widest + 1):
             value = reduce(add, (split[width][0] for split in splits)) - speed * prices[width]
             if value > best_value:
                 best, best_value = width, value
-        self._saved = min(self._saved + TRIALS * prices[best], prices[widest])
+        self._trial_budget.add(prices[best], prices[widest])
         plans = [split[best][1] for split in splits]
-        return self._trial(outlooks, plans, cost, num, floor)
-
-    def _trial(
-        self, outlooks: Sequence[Outlook], plans: list[StepPlan], cost: Cost, num: int, floor: int
-    ) -> list[StepPlan]:
-        """About twice the masks if the time set aside pays for them: without trials, masks that are not fed
-        would show nothing.
-        """
-        wide_plans = [_wider(outlook, plan) for outlook, plan in zip(outlooks, plans, strict=True)]
-        width = max(floor, *(plan.slots for plan in plans))
-        trial_width = max(floor, *(plan.slots for plan in wide_plans))
+        wide_plans = [_wider(forecast, plan) for forecast, plan in zip(forecasts, plans, strict=True)]
+        width, trial_width = (max(floor, *(plan.slots for plan in p)) for p in (plans, wide_plans))
         loss = cost.of(num * trial_width) - cost.of(num * width)
-        if wide_plans == plans or loss > self._saved:
-            return plans
-        self._saved -= loss
-        return wide_plans
+        return wide_plans if wide_plans != plans and self._trial_budget.pays(loss) else plans
 
 
-def _speed(cost: Cost, outlooks: Sequence[Outlook], num: int, others: int) -> float:
-    """The best tokens per second with a constant number of masks: a step feeds its masks and the draft tokens
-    of the last step; if one of these is wrong, the next step has no draft tokens.
+def _speed(cost: Cost, forecasts: Sequence[StepForecast], num: int, others: int) -> float:
+    """The best tokens per second with a constant number of masks m: a step feeds its masks and the m draft
+    tokens of the last step; if one of these is wrong, the next step has no draft tokens.
 
     So a step without draft tokens, with 1 token, follows a wrong draft token (probability `failing`). A step
-    with draft tokens has 1 + expected[m] tokens; the mean over both kinds is divided by the cost of the wider
-    one.
+    with draft tokens has 1 + expected[m] tokens. Both kinds count by how often they occur. A step is narrow
+    if all sequences are without draft tokens.
     """
     best = 0.0
-    all_expected = [outlook.expected for outlook in outlooks]
+    all_expected = [forecast.expected for forecast in forecasts]
     for masks in range(max(map(len, all_expected))):
-        tokens, max_accepted = 0.0 + others, 0.0
+        tokens, narrow = 0.0 + others, 1.0
         for expected in all_expected:
             m = masks if masks < len(expected) else len(expected) - 1
             failing = 1.0 - (expected[m] - expected[m - 1] if m else 1.0)  # 1 - all_accepted
             tokens += (1.0 + expected[m] + failing) / (1.0 + failing)
-            if expected[m] > max_accepted:
-                max_accepted = expected[m]
-        speed = tokens / cost.of(num * (1.0 + masks + max_accepted))
+            narrow *= failing / (1.0 + failing)
+        seconds = (1.0 - narrow) * cost.of(num * (1.0 + 2.0 * masks)) + narrow * cost.of(num * (1.0 + masks))
+        speed = tokens / seconds
         if speed > best:
             best = speed
     return best
 
 
 def _splits(
-    outlook: Outlook, widest: int, cost: Cost, speed: float, num: int
+    forecast: StepForecast, widest: int, cost: Cost, speed: float, num: int
 ) -> list[tuple[float, StepPlan]]:
     """For each width of the step up to `widest`, the best value of this sequence and its plan.
 
@@ -129,45 +137,45 @@ def _splits(
 
     tokens: expected tokens of this step. all_accepted: the probability that all p draft tokens are.
     """
-    mask_values = _mask_values(outlook, cost, speed, num)
-    all_accepted = list(accumulate(outlook.probabilities, mul, initial=1.0))
+    mask_values = _mask_values(forecast, cost, speed, num)
+    all_accepted = list(accumulate(forecast.probabilities, mul, initial=1.0))
     tokens = list(accumulate(all_accepted[1:], initial=1.0))
     # By the slots that are left for masks: the best number of masks, and its value.
     masks = [0]
     for m in range(1, len(mask_values)):
         masks.append(m if mask_values[m] > mask_values[masks[-1]] else masks[-1])
     masks += masks[-1:] * widest
-    goes_on = 1.0 - (outlook.ending or 0.0)
+    goes_on = 1.0 - (forecast.ending or 0.0)
     values = [goes_on * mask_values[m] for m in masks]
 
     def best(space: int) -> tuple[float, StepPlan]:
         """The best use of `space` slots after pending tokens; of equal ones, that with fewer draft tokens."""
         top, draft_tokens = -1e300, 0
-        for p in range(min(space, len(outlook.probabilities)) + 1):
+        for p in range(min(space, len(forecast.probabilities)) + 1):
             value = tokens[p] + all_accepted[p] * values[space - p]
             if value > top:
                 top, draft_tokens = value, p
-        return top, StepPlan(outlook.pending, draft_tokens, masks[space - draft_tokens])
+        return top, StepPlan(forecast.pending, draft_tokens, masks[space - draft_tokens])
 
-    options = [(tokens[0], StepPlan(outlook.pending))]
-    options += [best(space) for space in range(1, min(outlook.room, widest - outlook.pending) + 1)]
-    return [options[min(max(0, width - outlook.pending), len(options) - 1)] for width in range(widest + 1)]
+    options = [(tokens[0], StepPlan(forecast.pending))]
+    options += [best(space) for space in range(1, min(forecast.room, widest - forecast.pending) + 1)]
+    return [options[min(max(0, width - forecast.pending), len(options) - 1)] for width in range(widest + 1)]
 
 
-def _mask_values(outlook: Outlook, cost: Cost, speed: float, num: int) -> list[float]:
+def _mask_values(forecast: StepForecast, cost: Cost, speed: float, num: int) -> list[float]:
     """The value of 0, 1, ... masks in the next step: the draft tokens that will be accepted, less the time to
-    feed them. If one is wrong, the step after that has no draft tokens and loses as much.
+    feed them beside as many masks. If one is wrong, the step after that has no draft tokens and loses as
+    much.
     """
-    one = cost.of(num)
     return [0.0] + [
-        (outlook.expected[m] - speed * (cost.of(num * (1.0 + m)) - one) / num)
-        / (2.0 - outlook.all_accepted(m))
-        for m in range(1, len(outlook.expected))
+        (forecast.expected[m] - speed * (cost.of(num * (1.0 + 2.0 * m)) - cost.of(num * (1.0 + m))) / num)
+        / (2.0 - forecast.all_accepted(m))
+        for m in range(1, len(forecast.expected))
     ]
 
 
-def _wider(outlook: Outlook, plan: StepPlan) -> StepPlan:
-    if outlook.ending is not None:
+def _wider(forecast: StepForecast, plan: StepPlan) -> StepPlan:
+    if forecast.ending is not None:
         return plan
-    masks = min(2 * plan.masks + 1, outlook.max_masks, outlook.room - plan.draft_tokens)
+    masks = min(2 * plan.masks + 1, forecast.max_masks, forecast.room - plan.draft_tokens)
     return StepPlan(plan.pending, plan.draft_tokens, max(masks, plan.masks))

@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING
 
 from ..backend import StepPlan
 from .cost import Cost
-from .exact_planner import TRIALS, ExactPlanner
+from .exact_planner import ExactPlanner, TrialBudget
 
 if TYPE_CHECKING:
     from ..sequence import Sequence
 
 
-class Planner:
+class StepPlanner:
     """Chooses the plans of one batch, step by step.
 
-    Sequences in exact mode with masks "auto" are left to a `ExactPlanner`; sequences with a fixed number of
-    masks feed the widest. All other sequences, those with a tau, get the same number of masks, because a step
-    is a rectangle: rows x the slots of the widest. It is the number with the most expected tokens per second,
-    counting that accepted tokens are fed again. Now and then a step tries more masks, paid from time that is
-    set aside for it; otherwise a sequence that went down to no masks would never learn that its text has
-    become predictable. Less time is set aside if the next tokens themselves are less certain.
+    Sequences with a fixed number of masks feed the widest. Those with masks "auto" are left to an
+    `ExactPlanner` in exact mode, and to a `TauPlanner` with a tau.
 
     `cost` is called for each choice. `record` gets the sequences, slots and seconds of each decode step.
     """
@@ -33,8 +29,7 @@ class Planner:
         self, cost: Callable[[], Cost], record: Callable[[int, int, float], None] = lambda *_: None
     ) -> None:
         self._cost, self.record = cost, record
-        self._saved = 0.0  # seconds set aside for trials
-        self._exact_planner = ExactPlanner()
+        self._exact_planner, self._tau_planner = ExactPlanner(), TauPlanner()
 
     def plans(self, seqs: abc.Sequence[Sequence], rooms: abc.Sequence[int], block: int) -> list[StepPlan]:
         """The plan of each sequence, with at most `rooms` slots after its pending tokens."""
@@ -42,48 +37,56 @@ class Planner:
         if not any(plan.masks or seq.config.exact for plan, seq in zip(plans, seqs, strict=True)):
             return plans  # nothing to choose, and time between two forwards is short
         with_tau = [i for i, seq in enumerate(seqs) if not seq.config.exact]
-        if any(plans[i].masks for i in with_tau):
-            masks = self.masks([seqs[i] for i in with_tau], [plans[i].masks for i in with_tau])
+        if any(plans[i].masks and seqs[i].config.masks == "auto" for i in with_tau):
+            most = [plans[i].masks for i in with_tau]
+            masks = self._tau_planner.choose(self._cost(), [seqs[i] for i in with_tau], most)
             for i, m in zip(with_tau, masks, strict=True):
                 plans[i] = StepPlan(plans[i].pending, plans[i].draft_tokens, m)
         exact = [i for i, seq in enumerate(seqs) if seq.config.exact and seq.config.masks == "auto"]
         if exact:
             others = [plan for i, plan in enumerate(plans) if i not in exact]
             floor = max((plan.slots for plan in others), default=0)
-            outlooks = [seqs[i].outlook(block, rooms[i]) for i in exact]
-            choices = self._exact_planner.choose(self._cost(), outlooks, len(others), floor)
+            forecasts = [seqs[i].forecast(block, rooms[i]) for i in exact]
+            choices = self._exact_planner.choose(self._cost(), forecasts, len(others), floor)
             for i, plan in zip(exact, choices, strict=True):
                 usable = min(plan.masks, seqs[i].usable_masks(plan.draft_tokens))
                 plans[i] = StepPlan(plan.pending, plan.draft_tokens, usable)
         return plans
 
-    def masks(self, seqs: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[int]:
+
+class TauPlanner:
+    """Chooses the masks of sequences with a tau: the same number for all, because a step is a rectangle, rows
+    x the slots of the widest.
+
+    It is the number with the most expected tokens per second, counting that accepted tokens are fed again.
+    Now and then a step tries more masks, less often if the next tokens themselves are less certain: otherwise
+    a sequence without masks would never learn that its text has become predictable.
+    """
+
+    def __init__(self) -> None:
+        self._trial_budget = TrialBudget()
+
+    def choose(self, cost: Cost, seqs: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[int]:
         """Masks of each sequence, from 0 to its `most`; exactly that for a sequence with a fixed number."""
         is_free = [seq.config.masks == "auto" for seq in seqs]
         widest = max((m for m, free in zip(most, is_free, strict=True) if free), default=0)
-        if widest == 0:
-            return list(most)
-        cost = self._cost()
         expected = [seq.pass_rates.expected(m) for seq, m in zip(seqs, most, strict=True)]
-        choices = {
-            number: [min(number, m) if free else m for m, free in zip(most, is_free, strict=True)]
+        choices = [
+            [min(number, m) if free else m for m, free in zip(most, is_free, strict=True)]
             for number in range(widest + 1)
-        }
-        speeds = {number: _speed(cost, expected, masks) for number, masks in choices.items()}
-        best = max(choices, key=lambda number: (speeds[number], number))
+        ]
+        speeds = [_speed(cost, expected, masks) for masks in choices]
+        best = max(range(widest + 1), key=lambda number: (speeds[number], number))
         best_seconds, most_seconds = [
             cost.of(len(seqs) * max(seq.num_pending + m for seq, m in zip(seqs, masks, strict=True)))
             for masks in (choices[best], choices[widest])
         ]
         certainty = reduce(add, (seq.pass_rates.certainty for seq in seqs)) / len(seqs)
-        self._saved = min(self._saved + TRIALS * certainty * best_seconds, most_seconds)
+        self._trial_budget.add(certainty * best_seconds, most_seconds)
         trial = min(2 * best + 1, widest)
         tokens = reduce(add, (e[m] for e, m in zip(expected, choices[trial], strict=True)))
         loss = tokens * (1.0 / speeds[trial] - 1.0 / speeds[best])
-        if trial > best and loss <= self._saved:
-            self._saved -= loss
-            best = trial
-        return choices[best]
+        return choices[trial if trial > best and self._trial_budget.pays(loss) else best]
 
 
 def _speed(cost: Cost, expected: abc.Sequence[abc.Sequence[float]], masks: abc.Sequence[int]) -> float:

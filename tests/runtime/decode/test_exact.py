@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import abc
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import pytest
@@ -22,9 +23,9 @@ from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Predictions, Sequence
-from mars_export.runtime.decode.speculation.cost import Cost
+from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost
 from mars_export.runtime.decode.speculation.draft_tokens import MAX_LOOKUP, DraftTokens, PromptLookup
-from mars_export.runtime.decode.speculation.planner import Planner
+from mars_export.runtime.decode.speculation.planner import StepPlanner
 
 Sessions = Callable[[str], Session]
 
@@ -81,7 +82,9 @@ def test_any_draft_tokens_give_the_one_token_text(
     max_rows: int,
 ) -> None:
     backend = FakeBackend(chaotic, capacity, most, outputs)
-    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), Planner(lambda: cost))
+    schedule = Schedule(
+        backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), StepPlanner(lambda: cost)
+    )
     batch = [Sequence(i, prompt, config, ()) for i, (prompt, config) in enumerate(seqs)]
     for seq in batch:
         if guessing:
@@ -240,7 +243,7 @@ def seconds(chance: Callable[[int], float], costs: str, seqs: int, **changes: ob
     cost, backend = Cost(COSTS[costs]), Speaker(chance)
     config = GenerationConfig(max_new_tokens=TOKENS, eos_ids=()).with_values(**changes)
     batch = [Sequence(i, [spoken(0)], config, ()) for i in range(seqs)]
-    for _ in decode(backend, batch, 8, MASK, Planner(lambda: cost)):
+    for _ in decode(backend, batch, 8, MASK, StepPlanner(lambda: cost)):
         pass
     assert all(seq.tokens == [spoken(i) for i in range(TOKENS + 1)] for seq in batch)
     return sum(cost.of(size) for size in backend.sizes[1 + seqs :])
@@ -256,3 +259,40 @@ def test_exact_is_never_much_slower_than_one_token_and_near_the_best_masks(
     auto = seconds(predict, costs, seqs)
     assert seconds(predict, costs, seqs, tau=1.0) / auto >= 0.97
     assert min(seconds(predict, costs, seqs, masks=w) for w in (0, 1, 2, 4, 7)) / auto >= 0.93
+
+
+RECORD = LearnedCost.record  # all other tests learn nothing
+QUIET = lambda draw, n, size: draw.lognormvariate(0, 0.04)  # noqa: E731
+CLOCKS: dict[str, Callable[[random.Random, int, int], float]] = {  # how many times too long a step takes
+    "quiet": QUIET,
+    "busy": lambda draw, n, size: draw.lognormvariate(0.3, 0.35) * draw.choice([1] * 9 + [6]),
+    "slow minutes": lambda draw, n, size: (3 if n // 150 % 2 else 1) * draw.lognormvariate(0, 0.06),
+}
+
+
+def learning_seconds(learned: LearnedCost, clock: Callable[..., float], sure: float, true: Cost) -> float:
+    """As `seconds` of one sequence, with costs that are learned by `clock`."""
+    draw, backend, steps = random.Random(3), Speaker(lambda _: sure), count()
+
+    def record(seqs: int, slots: int, _: float) -> None:
+        size = seqs * slots
+        RECORD(learned, seqs, slots, true.of(size) * clock(draw, next(steps), size))
+
+    seq = Sequence(0, [spoken(0)], GenerationConfig(max_new_tokens=TOKENS, eos_ids=()), ())
+    for _ in decode(backend, [seq], 8, MASK, StepPlanner(lambda: learned.cost, record)):
+        pass
+    return sum(true.of(size) for size in backend.sizes[2:])
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("costs", ["fp32", "int4"])
+@pytest.mark.parametrize("sure", [0.0, 0.6, 0.95])
+def test_no_clock_makes_learned_costs_much_worse_than_known_ones(sure: float, costs: str, clock: str) -> None:
+    true, learned = Cost(COSTS[costs]), LearnedCost(Cost(CURVES["int4"]))
+    known = seconds(lambda _: sure, costs, 1)
+    for _ in range(2):
+        learning_seconds(learned, CLOCKS[clock], sure, true)
+    now = learning_seconds(learned, QUIET, sure, true)
+
+    assert known / now >= 0.93
+    assert seconds(lambda _: sure, costs, 1, tau=1.0) / now >= 0.97

@@ -18,8 +18,8 @@ from support.loops import decode
 from mars_export.runtime.decode.config import GenerationConfig, Masks
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, Outlook
-from mars_export.runtime.decode.speculation.planner import Planner
+from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, StepForecast
+from mars_export.runtime.decode.speculation.planner import StepPlanner, TauPlanner
 
 BLOCK = 8
 TOKENS = 2500
@@ -61,7 +61,7 @@ TEXTS: dict[str, Text] = {
 class Walk:
     """A sequence whose steps are simulated: `text` tells what a mask predicts, `cost` what a step takes."""
 
-    def __init__(self, text: Text, cost: Cost, planner: Planner | None, config: GenerationConfig) -> None:
+    def __init__(self, text: Text, cost: Cost, planner: TauPlanner | None, config: GenerationConfig) -> None:
         self.seq = Sequence(0, [1], config, ())
         self.text, self.cost, self.planner = text, cost, planner
         self.seconds = 0.0
@@ -70,7 +70,7 @@ class Walk:
     def step(self) -> None:
         seq = self.seq
         most = seq.max_masks(BLOCK)
-        masks = self.planner.masks([seq], [most])[0] if self.planner is not None else most
+        masks = self.planner.choose(self.cost, [seq], [most])[0] if self.planner is not None else most
         self.seconds += self.cost.of(seq.num_pending + masks)
         self.fed.append(masks)
         passed = [self.text(seq.stats.tokens, k) for k in range(masks + 1)]
@@ -89,7 +89,7 @@ class Walk:
 
 def time_of(text: str, costs: str, masks: Masks) -> float:
     cost = Cost(COSTS[costs])
-    planner = Planner(lambda: cost) if masks == "auto" else None
+    planner = TauPlanner() if masks == "auto" else None
     return Walk(
         TEXTS[text], cost, planner, GenerationConfig(tau=0.5, max_new_tokens=TOKENS, masks=masks)
     ).all()
@@ -112,9 +112,9 @@ def test_fixed_masks_and_one_token_rows_are_left_alone_and_need_no_costs() -> No
 
     seqs = [Sequence(i, [1], GenerationConfig(tau=0.5, masks=w), ()) for i, w in enumerate((2, "full"))]
     seqs.append(Sequence(2, [1], GenerationConfig(tau=1.0), ()))
-    assert Planner(unknown).masks(seqs, [2, 7, 0]) == [2, 7, 0]
+    assert [plan.masks for plan in StepPlanner(unknown).plans(seqs, [20] * 3, BLOCK)] == [2, 7, 0]
     free = Sequence(3, [1], GenerationConfig(tau=0.5), ())
-    assert Planner(lambda: Cost(COSTS["int4"])).masks([*seqs, free], [2, 7, 0, 7])[:3] == [2, 7, 0]
+    assert TauPlanner().choose(Cost(COSTS["int4"]), [*seqs, free], [2, 7, 0, 7])[:3] == [2, 7, 0]
 
 
 @pytest.mark.parametrize("hope", [0.7, 0.9])
@@ -122,7 +122,7 @@ def test_a_looked_up_text_is_fed_whether_its_end_is_proposed_or_not(hope: float)
     def fed(ending: float | None) -> int:
         return (
             ExactPlanner()
-            .choose(Cost(COSTS["flat"]), [Outlook(1, (hope,) * 14, ending, (0.0,), 30)])[0]
+            .choose(Cost(COSTS["flat"]), [StepForecast(1, (hope,) * 14, ending, (0.0,), 30)])[0]
             .draft_tokens
         )
 
@@ -155,7 +155,7 @@ def test_tokens_of_an_auto_row_are_those_of_the_same_masks_fixed_one_by_one(
     config = config.with_values(masks="auto")
     backend = FakeBackend(chaotic)
     seq = Sequence(0, prompt, config, ())
-    steps = list(decode(backend, [seq], SMALL, MASK, Planner(lambda: cost)))
+    steps = list(decode(backend, [seq], SMALL, MASK, StepPlanner(lambda: cost)))
     masks = [int((step.input_ids == MASK).sum()) for step in backend.steps]
     again = Sequence(0, prompt, config.with_values(masks=masks[0]), ())
     for n, _ in enumerate(decode(FakeBackend(chaotic), [again], SMALL, MASK)):

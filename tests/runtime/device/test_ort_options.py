@@ -10,7 +10,6 @@ from support.fixtures import Named
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.device.name import DeviceName
 from mars_export.runtime.device.ort.library import LEVEL, split_options
-from mars_export.runtime.session.cost_file import CostFile
 
 SPINNING = "session.intra_op.allow_spinning"
 AFFINITIES = "session.intra_op_thread_affinities"
@@ -56,13 +55,3 @@ def test_options_arrive_and_change_no_token(bundles: Named) -> None:
     assert quiet.generate([5, 9, 200], config).token_ids == plain.token_ids
     with pytest.raises(SessionError, match="ONNX Runtime cannot load the graph"):
         Session.open(bundles("llama"), threads=2, options={AFFINITIES: "nonsense"})
-
-
-def test_another_cost_table(bundles: Named) -> None:
-    session = Session.open(bundles("llama"), threads=1)
-    files = [
-        CostFile.of(session.bundle, session.variant, "cpu", 1, options)
-        for options in (None, {}, {SPINNING: "0"}, {SPINNING: "1"})
-    ]
-    assert files[0] == files[1]
-    assert len({file.path for file in files if file}) == 3

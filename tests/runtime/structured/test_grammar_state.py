@@ -16,7 +16,7 @@ from mars_export.runtime.decode.sample import Penalties, choose
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.planner import Planner
+from mars_export.runtime.decode.speculation.planner import StepPlanner
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
 from mars_export.runtime.structured.grammar_state import GrammarState
 
@@ -82,7 +82,7 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
     backend = Scoring(seed, top_k, has_logits=True, max_slots=most)
     table = Cost(tuple((2**i, seconds) for i, seconds in enumerate(cost)))
     limits = Limits(max_rows, prefill_tokens=chunk, cache_block=cache_block)
-    schedule = Schedule(backend, BLOCK, MASK, limits, Planner(lambda: table))
+    schedule = Schedule(backend, BLOCK, MASK, limits, StepPlanner(lambda: table))
     batch = []
     for i, (prompt, config, grammar, eos) in enumerate(seqs):
         grammar_state = (

@@ -12,11 +12,11 @@ namespace mars {
 namespace {
 
 constexpr std::array<std::int64_t, 18> sizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
-constexpr double near = 0.25;      // weight of a neighbouring size's ratio beside a size's own, for each size between them
-constexpr double kept = 0.999;     // of the weight of a size at each step, so that a size that no longer runs is forgotten
-constexpr double max_weight = 7.0; // steps that the ratio of a size remembers
-constexpr double limited = 3.0;    // weight from which a single step counts as at most twice its size's ratio
-constexpr std::int64_t refresh = 16, max_unsaved = 4096; // recorded steps between two tables, and between two files
+constexpr double limit = 0.15;       // of the difference of two steps over their sum: a disturbed step counts no more
+constexpr double gain = 0.1;         // of it by which a comparison changes the factors of sizes
+constexpr double forget = 0.001;     // share of what was learned of a size that each step takes away
+constexpr double pace_keep = 0.9;    // weight of the earlier steps' pace after a newer step's
+constexpr std::int64_t refresh = 16; // recorded steps after which the table is made again
 
 } // namespace
 
@@ -47,59 +47,49 @@ Cost built_in_cost(const std::string& precision, bool is_cpu) {
     return Cost({{1, 0.0094}, {2, 0.0104}, {4, 0.0123}, {8, 0.0170}, {16, 0.0215}, {32, 0.0298}});
 }
 
-LearnedCost::LearnedCost(Cost curve, const std::vector<Learned>& learned)
-    : curve_(std::move(curve)), ratios_(sizes.size(), 1.0), weights_(sizes.size(), 0.0) {
-    for (const auto& [positions, ratio, weight] : learned) {
-        const auto at = std::find(sizes.begin(), sizes.end(), positions);
-        if (at == sizes.end() || !(ratio > 0 && ratio < 1e9) || !(weight > 0 && weight <= max_weight + 1))
-            throw SessionError("a learned cost needs a known size, a ratio and a weight");
-        const auto i = static_cast<std::size_t>(at - sizes.begin());
-        ratios_[i] = ratio;
-        weights_[i] = weight;
-    }
+LearnedCost::LearnedCost(Cost curve) : curve_(std::move(curve)), factors_(sizes.size(), 1.0) {}
+
+void LearnedCost::fix(Cost cost) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cost_ = std::make_shared<const Cost>(std::move(cost));
+    is_fixed_ = true;
 }
 
-bool LearnedCost::record(std::int64_t rows, std::int64_t slots, double seconds) {
-    if (shapes_.emplace(rows, slots).second) return false;
+void LearnedCost::record(std::int64_t rows, std::int64_t slots, double seconds) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_fixed_) return;
     const std::int64_t positions = rows * slots;
-    auto i = static_cast<std::size_t>(std::lower_bound(sizes.begin(), sizes.end(), positions) - sizes.begin());
-    if (i == sizes.size() || (i > 0 && positions - sizes[i - 1] < sizes[i] - positions)) --i;
-    for (double& weight : weights_) weight *= kept;
-    const double ratio = ratios_[i], weight = std::min(weights_[i], max_weight);
-    double shown = std::max(seconds, 1e-9) / curve_.of(static_cast<double>(positions));
-    if (weight >= limited) shown = std::min(shown, 2.0 * ratio);
-    ratios_[i] = (weight * ratio + shown) / (weight + 1.0);
-    weights_[i] = weight + 1.0;
+    const auto is_nearer = [&](std::int64_t a, std::int64_t b) { return std::abs(a - positions) < std::abs(b - positions); };
+    const auto i = static_cast<std::size_t>(std::min_element(sizes.begin(), sizes.end(), is_nearer) - sizes.begin());
+    const double pace = std::max(seconds, 1e-9) / (curve_.of(static_cast<double>(positions)) * factors_[i]);
+    if (num_recorded_ == 0) {
+        pace_ = last_pace_ = pace;
+        last_ = i;
+    }
+    const double change = gain * std::clamp((pace - last_pace_) / (pace + last_pace_), -limit, limit);
+    const auto at = static_cast<double>(i), last_at = static_cast<double>(last_);
+    for (std::size_t j = 0; j < sizes.size(); ++j) { // 1 for this size, -1 for the last one
+        const double side = i == last_ ? 0.0 : (2.0 * static_cast<double>(j) - at - last_at) / (at - last_at);
+        const double changed = factors_[j] * (1.0 + change * std::clamp(side, -1.0, 1.0));
+        factors_[j] = changed + forget * (1.0 - changed);
+    }
+    pace_ = pace_keep * pace_ + (1.0 - pace_keep) * std::min(pace, 2.0 * pace_);
+    last_ = i;
+    last_pace_ = pace;
     ++num_recorded_;
     if (num_recorded_ % refresh == 0 || num_recorded_ < refresh) cost_ = nullptr;
-    return num_recorded_ >= refresh && ((num_recorded_ & (num_recorded_ - 1)) == 0 || num_recorded_ % max_unsaved == 0);
 }
 
 std::shared_ptr<const Cost> LearnedCost::cost() {
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (cost_ == nullptr) {
+        const double pace = num_recorded_ > 0 ? pace_ : 1.0;
         std::vector<std::pair<std::int64_t, double>> points;
-        for (std::size_t i = 0; i < sizes.size(); ++i) points.emplace_back(sizes[i], seconds(i));
+        for (std::size_t i = 0; i < sizes.size(); ++i)
+            points.emplace_back(sizes[i], pace * factors_[i] * curve_.of(static_cast<double>(sizes[i])));
         cost_ = std::make_shared<const Cost>(std::move(points));
     }
     return cost_;
-}
-
-std::vector<Learned> LearnedCost::learned() const {
-    std::vector<Learned> known;
-    for (std::size_t i = 0; i < sizes.size(); ++i)
-        if (weights_[i] > 0) known.push_back({sizes[i], ratios_[i], weights_[i]});
-    return known;
-}
-
-/// The curve times the mean of the ratios, the nearest sizes counting most.
-double LearnedCost::seconds(std::size_t i) const {
-    double total = 0.0, weights = 0.0;
-    for (std::size_t j = 0; j < sizes.size(); ++j) {
-        const double share = weights_[j] * std::pow(near, static_cast<double>(i > j ? i - j : j - i)); // a power of two: exact
-        total += share * ratios_[j];
-        weights += share;
-    }
-    return curve_.of(static_cast<double>(sizes[i])) * (weights > 0 ? total / weights : 1.0);
 }
 
 } // namespace mars

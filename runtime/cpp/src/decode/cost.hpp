@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <set>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,38 +30,34 @@ class Cost {
 /// The curve of a precision on a CPU or a GPU, before any step has run.
 Cost built_in_cost(const std::string& precision, bool is_cpu);
 
-/// Measured steps of one size: their `ratio` to the curve, from about `weight` steps.
-struct Learned {
-    std::int64_t positions = 0;
-    double ratio = 1.0, weight = 0.0;
-};
-
-/// The cost of steps, learned while they run.
+/// The cost of steps, learned while they run. Thread-safe.
 ///
-/// Each step counts for the size nearest to its positions, as a ratio to `curve`. The ratio of a size is a moving average
-/// over about 8 steps; a single step that was disturbed changes it little. Sizes without steps take the ratios of the
-/// sizes around them, and so do sizes whose steps are long ago. The first step of each shape is left out: it allocates.
+/// A slow minute slows all sizes alike, so each step is compared with the one before it: if it took longer in proportion than
+/// the table says, its size and those beyond become a little slower, the other size and those on its side a little faster, by
+/// 1.5 % at most. What no later steps confirm fades, so that a size costs what `curve` says again, and is tried again.
 class LearnedCost {
   public:
-    /// Throws SessionError if `learned` is damaged.
-    explicit LearnedCost(Cost curve, const std::vector<Learned>& learned = {});
+    explicit LearnedCost(Cost curve);
 
-    /// Learn from a step. True if what is learned is worth saving: after 16 steps, 32, 64 and so on.
-    bool record(std::int64_t rows, std::int64_t slots, double seconds);
+    /// Use this table, and learn no more.
+    void fix(Cost cost);
 
+    /// Learn from a step.
+    void record(std::int64_t rows, std::int64_t slots, double seconds);
+
+    /// The table of now, in seconds of this machine.
     std::shared_ptr<const Cost> cost();
 
-    /// The learned state, for a later LearnedCost with the same curve.
-    std::vector<Learned> learned() const;
-
   private:
-    double seconds(std::size_t i) const;
-
-    Cost curve_;
-    std::vector<double> ratios_, weights_;
-    std::set<std::pair<std::int64_t, std::int64_t>> shapes_;
+    const Cost curve_;
+    std::mutex mutex_;
+    std::vector<double> factors_; // of the curve, which has the shape only
+    double pace_ = 0.0;           // seconds by the clock for each by curve and factors; 0 before the first step
+    std::size_t last_ = 0;        // the last step's size
+    double last_pace_ = 0.0;
     std::int64_t num_recorded_ = 0;
     std::shared_ptr<const Cost> cost_;
+    bool is_fixed_ = false;
 };
 
 } // namespace mars

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include <mars/errors.hpp>
 
@@ -14,46 +15,65 @@ namespace mars {
 
 namespace {
 
-std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
-    // Tokens from the likeliest on, equal ones by id, sorted only as far as needed: a heap.
-    const auto is_later = [&](std::int64_t a, std::int64_t b) { return logits[a] < logits[b] || (logits[a] == logits[b] && a > b); };
-    std::vector<std::int64_t> ranking(static_cast<std::size_t>(size));
-    std::iota(ranking.begin(), ranking.end(), std::int64_t{0});
-    std::make_heap(ranking.begin(), ranking.end(), is_later);
-    const auto take = [&] {
-        std::pop_heap(ranking.begin(), ranking.end(), is_later);
-        const std::int64_t token = ranking.back();
-        ranking.pop_back();
-        return token;
-    };
-    const double top = *std::max_element(logits, logits + size); // subtracted first, so that no temperature is too small
-    const auto weight = [&](std::int64_t token) { return std::exp((logits[token] - top) / config.temperature); };
-    std::vector<std::int64_t> kept;
-    double total = 0.0;
-    if (config.top_k > 0) {
-        while (!ranking.empty() && static_cast<std::int64_t>(kept.size()) < config.top_k) kept.push_back(take());
-        for (const std::int64_t token : kept) total += weight(token);
-        ranking.clear();
-    } else {
-        for (std::int64_t token = 0; token < size; ++token) total += weight(token);
-    }
-    // Nucleus: the smallest set whose probability reaches top_p, at least one token. If nothing is cut off, stop where
-    // the draw falls.
-    const bool cuts = config.top_p < 1 || config.min_p > 0;
-    const double enough = config.top_p < 1 ? config.top_p : cuts ? std::numeric_limits<double>::infinity() : std::nextafter(number, 2.0);
-    std::vector<double> cumulative;
-    for (std::size_t i = 0; cumulative.empty() || cumulative.back() < enough; ++i) {
-        if (i == kept.size()) {
-            if (ranking.empty()) break;
-            kept.push_back(take());
+constexpr double reach = 8.0;       // a draw first looks at logits that are this many temperatures below the largest
+constexpr std::size_t sorted = 512; // tokens that a draw sorts; of more it selects
+
+struct Weighted {
+    float logit;
+    std::int64_t id;
+    double weight;
+};
+
+bool is_earlier(const Weighted& a, const Weighted& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+double sum_of(std::vector<Weighted>::const_iterator begin, std::vector<Weighted>::const_iterator end) {
+    return std::accumulate(begin, end, 0.0, [](double sum, const Weighted& each) { return sum + each.weight; });
+}
+
+/// Of `tokens`, sorted from the likeliest on, equal ones by id, the first with which the sum of the weights is greater than
+/// `sum_before`, or else the last one; and that sum. Takes linear time.
+std::pair<std::int64_t, double> find(std::vector<Weighted>& tokens, double sum_before, double near) {
+    auto begin = tokens.begin(), end = tokens.end();
+    auto middle = std::partition(begin, end, [&](const Weighted& each) { return each.logit >= near; });
+    double skipped = 0.0;
+    while (true) {
+        if (const double upper = sum_of(begin, middle); skipped + upper > sum_before) {
+            end = middle;
+        } else if (middle != end) {
+            skipped += upper;
+            begin = middle;
         }
-        if (weight(kept[i]) < config.min_p) break; // the likeliest has weight 1
-        cumulative.push_back((cumulative.empty() ? 0.0 : cumulative.back()) + weight(kept[i]) / total);
+        if (static_cast<std::size_t>(end - begin) <= sorted) break;
+        middle = begin + (end - begin) / 2;
+        std::nth_element(begin, middle, end, is_earlier);
     }
-    const double whole = cuts ? cumulative.back() : 1.0;
-    const auto position =
-        std::upper_bound(cumulative.begin(), cumulative.end(), number, [&](double value, double sum) { return value < sum / whole; });
-    return kept[static_cast<std::size_t>(std::min(position, cumulative.end() - 1) - cumulative.begin())];
+    std::sort(begin, end, is_earlier);
+    for (; begin + 1 != end && skipped + begin->weight <= sum_before; ++begin) skipped += begin->weight;
+    return {begin->id, skipped + begin->weight};
+}
+
+std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
+    const double top = *std::max_element(logits, logits + size); // subtracted first, so that no temperature is too small
+    std::vector<Weighted> tokens;
+    tokens.reserve(static_cast<std::size_t>(size));
+    for (std::int64_t id = 0; id < size; ++id)
+        if (logits[id] >= std::numeric_limits<float>::lowest()) // leaves out tokens that are not allowed
+            tokens.push_back({logits[id], id, 0.0});
+    if (config.top_k > 0 && config.top_k < static_cast<std::int64_t>(tokens.size())) {
+        std::nth_element(tokens.begin(), tokens.begin() + config.top_k, tokens.end(), is_earlier);
+        tokens.resize(static_cast<std::size_t>(config.top_k));
+    }
+    for (Weighted& each : tokens) each.weight = std::exp((each.logit - top) / config.temperature);
+    const double total = sum_of(tokens.begin(), tokens.end()), near = top - reach * config.temperature;
+    double whole = total;
+    if (config.top_p < 1) // nucleus: the smallest set with this probability; always at least one token
+        whole = find(tokens, std::nextafter(config.top_p, 0.0) * total, near).second;
+    if (config.min_p > 0) { // the likeliest has weight 1
+        double likely = 0.0;
+        for (const Weighted& each : tokens) likely += each.weight >= config.min_p ? each.weight : 0.0;
+        whole = std::min(whole, likely);
+    }
+    return find(tokens, number * whole, near).first;
 }
 
 std::vector<float> penalized(const float* logits, std::int64_t size, double penalty, std::vector<std::int64_t> seen) {

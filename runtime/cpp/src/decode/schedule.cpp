@@ -7,7 +7,7 @@
 namespace mars {
 
 Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, const KvBudget& budget,
-                   std::optional<Planner> planner, std::optional<std::int64_t> max_rows_per_client)
+                   std::optional<StepPlanner> planner, std::optional<std::int64_t> max_rows_per_client)
     : backend_(backend), block_(block), batch_(backend, budget.max_rows, mask_id), budget_(budget), planner_(std::move(planner)),
       prefill_(batch_, waiting_, block, prefill_tokens, budget_, max_rows_per_client) {}
 

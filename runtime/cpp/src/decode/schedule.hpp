@@ -26,7 +26,7 @@ namespace mars {
 class Schedule {
   public:
     Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, const KvBudget& budget,
-             std::optional<Planner> planner = std::nullopt, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
+             std::optional<StepPlanner> planner = std::nullopt, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
 
     virtual ~Schedule() = default;
     Schedule(const Schedule&) = delete;
@@ -103,7 +103,7 @@ class Schedule {
     void publish();
 
     const KvBudget budget_;
-    std::optional<Planner> planner_;
+    std::optional<StepPlanner> planner_;
     Queue waiting_;
     Prefill prefill_;
     std::atomic<std::int64_t> num_running_{0}, num_waiting_{0}, num_entries_{0};

@@ -122,7 +122,7 @@ std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictio
 }
 
 std::optional<Accepted> Sequence::accept(const Predictions& predictions, std::int64_t num_draft_tokens) {
-    Predictions chosen = config_.needs_logits() ? candidates(predictions) : predictions;
+    Predictions chosen = config_.needs_logits() ? candidates(predictions, 0, num_draft_tokens) : predictions;
     const bool verifies = config_.is_exact();
     std::int64_t count = 0;
     if (verifies) {
@@ -203,10 +203,10 @@ void Sequence::consult_prompt_lookup(std::int64_t most) {
 
 double Sequence::expected_accepted(const DraftTokens& those) const { return expected_run(acceptance_rates_->probabilities(those)).back(); }
 
-Outlook Sequence::outlook(std::int64_t block, std::int64_t room) const {
+StepForecast Sequence::forecast(std::int64_t block, std::int64_t room) const {
     const std::int64_t num = num_draft_tokens();
     std::vector<double> probabilities = acceptance_rates_->probabilities(draft_tokens);
-    Outlook result{num_pending(), {}, std::nullopt, mask_rates_.expected(max_masks(block)), room};
+    StepForecast result{num_pending(), {}, std::nullopt, mask_rates_.expected(max_masks(block)), room};
     if (ends_at(num)) result.ending = probabilities[static_cast<std::size_t>(num)];
     probabilities.resize(static_cast<std::size_t>(num));
     result.probabilities = std::move(probabilities);
@@ -247,7 +247,7 @@ void Sequence::refresh() {
     if (const int reason = told_.load(); reason != untold && !finish_reason) finish_reason = static_cast<FinishReason>(reason);
 }
 
-Predictions Sequence::candidates(const Predictions& predictions, std::int64_t first) const {
+Predictions Sequence::candidates(const Predictions& predictions, std::int64_t first, std::int64_t num_draft_tokens) const {
     const auto size = static_cast<std::int64_t>(predictions.token_ids.size());
     assert(static_cast<std::int64_t>(predictions.logits.size()) == size * predictions.vocab_size && "the session checks this first");
     Predictions chosen;
@@ -259,6 +259,7 @@ Predictions Sequence::candidates(const Predictions& predictions, std::int64_t fi
         seen.push_back(choice.token);
         chosen.token_ids.push_back(choice.token);
         chosen.confidences.push_back(choice.confidence);
+        if (i < num_draft_tokens && choice.token != draft_tokens.token_ids[static_cast<std::size_t>(i)]) break; // a draw takes time
     }
     return chosen;
 }

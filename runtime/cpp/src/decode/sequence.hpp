@@ -135,7 +135,7 @@ class Sequence {
     void consult_prompt_lookup(std::int64_t most);
 
     /// The expectations of the next step for the sequence, with `room` slots after its pending tokens.
-    Outlook outlook(std::int64_t block, std::int64_t room) const;
+    StepForecast forecast(std::int64_t block, std::int64_t room) const;
     Accepted finish(FinishReason reason);
 
     /// End the sequence with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
@@ -166,8 +166,9 @@ class Sequence {
     void refresh();
 
   protected:
-    /// The sequence's own choices of tokens, drawn from the logits, from prediction `first` on.
-    Predictions candidates(const Predictions& predictions, std::int64_t first = 0) const;
+    /// The sequence's own choices of tokens, drawn from the logits, from prediction `first` on, and up to the first that is not the
+    /// draft token there, of the `num_draft_tokens` that were fed.
+    Predictions candidates(const Predictions& predictions, std::int64_t first = 0, std::int64_t num_draft_tokens = 0) const;
 
     /// Make `token` part of the answer, which it may end.
     virtual void append(std::int64_t token);

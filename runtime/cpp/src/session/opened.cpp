@@ -74,9 +74,7 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
     opened.prefixes = std::make_unique<PrefixCache>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend),
                                                     opened.backend->reproducible_slots());
-    const Variant& runs = opened.runs();
-    opened.costs = std::make_unique<Costs>(built_in_cost(runs.precision, device.kind == "cpu"),
-                                           cost_file(opened.bundle, runs, opened.device, options.threads, options.options));
+    opened.learned_cost = std::make_unique<LearnedCost>(built_in_cost(opened.runs().precision, device.kind == "cpu"));
     try {
         opened.text = text_of(opened.bundle, options.parse_special);
     } catch (const BundleError& error) { // thrown when text is needed; token ids work without it

@@ -15,7 +15,6 @@
 #include "decode/planner.hpp"
 #include "decode/prefix.hpp"
 #include "decode/sequence.hpp"
-#include "session/costs.hpp"
 #include "structured/grammar_state.hpp"
 #include "text/text.hpp"
 
@@ -47,7 +46,7 @@ struct Opened {
     std::string device;       // such as "cuda:1"; empty for a custom backend
     std::string text_problem; // why `text` is empty although the bundle has a tokenizer
     std::int64_t prefill_tokens = Session::Options().prefill_tokens;
-    std::unique_ptr<Costs> costs = std::make_unique<Costs>();
+    std::unique_ptr<LearnedCost> learned_cost = std::make_unique<LearnedCost>(built_in_cost("float32", true));
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
     std::unique_ptr<PrefixCache> prefixes = std::make_unique<PrefixCache>(0, std::nullopt);
@@ -60,9 +59,9 @@ struct Opened {
     const Variant& runs() const { return bundle.variant(variant); }
 
     /// A planner for one batch, which must not outlive this.
-    Planner planner() const {
-        return Planner([this] { return costs->get(); },
-                       [this](std::int64_t rows, std::int64_t slots, double seconds) { costs->record(rows, slots, seconds); });
+    StepPlanner planner() const {
+        return StepPlanner([this] { return learned_cost->cost(); },
+                           [this](std::int64_t rows, std::int64_t slots, double seconds) { learned_cost->record(rows, slots, seconds); });
     }
     GrammarState new_grammar_state(const GenerationConfig& config) const;
 

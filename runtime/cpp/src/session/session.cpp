@@ -37,7 +37,7 @@ void Session::warm_up() const {
     generate(std::vector<std::int64_t>{opened_->bundle.manifest.tokens.mask == 0 ? 1 : 0}, config);
 }
 
-void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->costs->set(Cost(std::move(points))); }
+void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->learned_cost->fix(Cost(std::move(points))); }
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 void Session::forget_prefixes() const { opened_->prefixes->clear(); }
 std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return opened_->encode(prompt); }
