@@ -60,7 +60,7 @@ def test_streamed_text_is_the_json_text(plain: Path) -> None:
 
 def test_block_commit_from_the_shell(plain: Path) -> None:
     arguments = ("generate", plain, "-p", "hello", "--tau", "1", "--max-new-tokens", "10", "--json")
-    cursor, block = run(*arguments), run(*arguments, "--commit", "block", "--cache-block", "5")
+    cursor, block = run(*arguments), run(*arguments, "--cache-block", "5")
     assert json.loads(cursor.stdout)["token_ids"] == json.loads(block.stdout)["token_ids"]
 
 
@@ -70,7 +70,6 @@ def test_block_commit_from_the_shell(plain: Path) -> None:
         (["--tau", "0.5", "--metric", "luck"], "metric must be one of"),
         (["--top-p", "0"], "top_p must be"),
         (["--temp", "1", "--min-p", "2"], "min_p must be"),
-        (["--commit", "often"], "commit must be one of"),
         (["--n", "3"], "greedy answers are all equal; add --temp"),
         (["--device", "abacus"], "unknown device"),
         (["--device", "cuda"], "mars-export[gpu]"),
