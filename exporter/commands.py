@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +12,9 @@ import typer
 
 from ..runtime.errors import CheckpointError, ExportError, PrecisionError
 from ..runtime.terminal.console import advance, err, out, print_json, progress_bars
-from ..runtime.terminal.options import Json, Without, option, takes_options
+from ..runtime.terminal.options import Json, option, takes_options
 from .checkpoint_options import CheckpointOptions
-from .export_options import ExportOptions
-from .tensorrt.options import EngineOptions
+from .export_options import EngineOptions, ExportOptions, GraphOptions
 
 if TYPE_CHECKING:
     from ..runtime.bundle.manifest import ParityReport
@@ -57,7 +56,7 @@ def onnx(
         str, option("Weights", "The device that --precision auto chooses for: cpu or cuda.")
     ] = "cpu",
     *,
-    options: Annotated[ExportOptions, Without("accuracy_level")],
+    options: ExportOptions,
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
@@ -161,13 +160,7 @@ def trt(
     ] = "float",
     *,
     engine: EngineOptions,
-    options: Annotated[
-        ExportOptions,
-        Without(
-            *("accuracy_level", "asymmetric", "embedding"),
-            *("kv", "kv_layout", "fixed", "batch", "capacity", "prefill"),  # the engine's
-        ),
-    ],
+    options: GraphOptions,
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Build a TensorRT engine, or write a recipe to build it on the target if this machine cannot."""
@@ -178,7 +171,7 @@ def trt(
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
             if (options, checkpoint_options, activations, head) != (
-                ExportOptions(), CheckpointOptions(), "fp16", "float",
+                GraphOptions(), CheckpointOptions(), "fp16", "float",
             ):  # fmt: skip
                 raise ExportError(
                     f"{source}: a bundle has its weights: give options of weights, of the graph and of the"
@@ -192,15 +185,15 @@ def trt(
         else:
             written = output or Path("mars.bundle")
             opened = checkpoint_options.open(source)
-            options = replace(
-                options, block=block or opened.block, precision=precision or "fp16", activations=activations,
-                head=head, embedding="float",
-            )  # fmt: skip
-            check_needs(options, ExportOptions(activations="fp16", head="float", embedding="float"))
+            graph = ExportOptions(**asdict(options) | {
+                "block": block or opened.block, "precision": precision or "fp16", "activations": activations,
+                "head": head, "embedding": "float",
+            })  # fmt: skip
+            check_needs(graph, ExportOptions(activations="fp16", head="float", embedding="float"))
             if not dry_run:
-                _print_quantizer(options, opened)
+                _print_quantizer(graph, opened)
             outcome = export_engine(
-                opened, written, options, engine, force=force, dry_run=dry_run, progress=advance(bars)
+                opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
             )
     if as_json:
         print_json({"bundle": str(written)} | outcome.to_dict())

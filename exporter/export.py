@@ -97,25 +97,26 @@ def write_bundle(
         WEIGHTS_FILE,
         options.weight_precision,
         options.kv_dtype,
-        options.kv_layout,
+        options.kv_layout or "in-place",
         options.outputs,
         drift=_self_check(directory, checkpoint, options, spec, placed, report),
         quantization=_quantization_info(options.quantization, quantizer),
         accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
     )
-    variants = [variant, *_fixed_variants(directory, model, variant, options)]
+    variants = [variant, *_fixed_variants(directory, model, variant, options, checkpoint.dims.context_length)]
     manifest = _manifest(directory, checkpoint, options.block, variants)
     write_manifest(directory, manifest)
     return manifest
 
 
 def _fixed_variants(
-    directory: Path, model: onnx.ModelProto, variant: Variant, options: ExportOptions
+    directory: Path, model: onnx.ModelProto, variant: Variant, options: ExportOptions, context_length: int
 ) -> Iterator[Variant]:
     """Write copies of the graph for steps of one token, of a block, and of a part of a prompt."""
-    for slots in dict.fromkeys((1, options.block, options.prefill)) if options.fixed else ():
-        shape: dict[str, Any] = {"batch": options.batch, "slots": slots, "capacity": options.capacity}
-        name = f"model-b{options.batch}-s{slots}-c{options.capacity}"
+    capacity, prefill = options.sizes(context_length)
+    for slots in dict.fromkeys((1, options.block, prefill)) if options.fixed else ():
+        shape: dict[str, Any] = {"batch": options.batch, "slots": slots, "capacity": capacity}
+        name = f"model-b{options.batch}-s{slots}-c{capacity}"
         onnx.save(fixed(model, shape | {"outputs": slots}), directory / f"{name}.onnx")
         onnx.checker.check_model(str(directory / f"{name}.onnx"))
         # Only the dynamic graph is measured; these have the same nodes and weights.

@@ -1,4 +1,4 @@
-"""The options of an export. `mars-export onnx` and `trt` show them as they stand here."""
+"""The options of exports and engines. `mars-export onnx` and `trt` show them as they stand here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,76 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..runtime.rules import integer
+
 if TYPE_CHECKING:
     from .codes import Quantization
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 AtLeastOne = typer.Option(min=1)
+DEFAULT_CAPACITY, DEFAULT_PREFILL, MAX_ROWS = 1024, 128, 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of graphs and engines.
+
+    Shapes:
+    kv_layout: in-place, or appended: plain operators for TensorRT before 10.15. By default in-place, for an
+        engine what the target's TensorRT supports.
+    fixed: onnx: also write graphs with fixed shapes, which share the weights. trt: an engine for exactly
+        --batch rows of --block slots.
+    batch: Rows of the --fixed graphs; of an engine, the maximum batch size.
+    capacity: KV entries of a row, in the --fixed graphs or the engine: 1024, or the model's context if that
+        is less.
+    prefill: Slots of the --fixed prefill graph, or maximum of an engine's prefill step: 128 by default.
+    """
+
+    kv_layout: str | None = None
+    fixed: bool = False
+    batch: Annotated[int, AtLeastOne] = 1
+    capacity: Annotated[int | None, AtLeastOne] = None
+    prefill: Annotated[int | None, AtLeastOne] = None
+
+    def sizes(self, context_length: int) -> tuple[int, int]:
+        """KV entries of a row, and slots of a prefill step."""
+        capacity = min(DEFAULT_CAPACITY, context_length) if self.capacity is None else self.capacity
+        return capacity, min(DEFAULT_PREFILL, capacity) if self.prefill is None else self.prefill
+
+    def problems(self, least: int, context_length: int) -> list[str]:
+        """What is wrong with the sizes. `least`: the fewest KV entries of a row."""
+        problems, (capacity, prefill) = [], self.sizes(context_length)
+        if not least <= capacity <= context_length:
+            problems.append(
+                f"--capacity must be {least} to {context_length} (the checkpoint's context), not {capacity}"
+            )
+        if not 1 <= prefill <= capacity:
+            problems.append(f"--prefill must be 1 to the capacity, not {prefill}")
+        if not 1 <= self.batch <= MAX_ROWS:
+            problems.append(f"--batch must be 1 to {MAX_ROWS}, not {self.batch}")
+        return problems
+
+
+@dataclass(frozen=True)
+class EngineOptions(Shapes):
+    """How an engine is built.
+
+    Engine:
+    target: rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.
+    tf32: Round float32 products to TF32: faster, but less exact.
+    workspace: GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most of
+        it.
+    build: Build the engine if this machine can, or only write the graph and a recipe.
+    """
+
+    target: str = "rtx"
+    tf32: bool = False
+    workspace: Annotated[int | None, integer(1 << 20, metavar="SIZE")] = None
+    build: bool = True
+
+
+@dataclass(frozen=True)
+class GraphOptions:
     """How weights are stored, what the graph returns, and how it is checked.
 
     block: Slots of a decode step: the block the checkpoint was tuned with.
@@ -25,9 +86,7 @@ class ExportOptions:
     precision: Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto.
     activations: What quantized weights are computed in: fp32, fp16 or bf16.
     group: int4 and int8: group size, the number of inputs that share a scale.
-    asymmetric: int4 and int8: store zero points.
     head: How a quantized bundle stores lm_head: float, int8 or int4.
-    embedding: How a quantized bundle stores the embedding: float or int8.
     quantizer: How codes are chosen: gptq (from a calibration text), round, or auto: gptq for w8a8, and for
         int4 if there is a text.
     calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; w8a8 has a built-in text, and
@@ -39,42 +98,50 @@ class ExportOptions:
         step is 1 to 2 % faster.
     top_k: Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.
 
-    Shapes:
-    kv: Type of KV entries: float (that of activations), or int8, of w8a8 on a CPU only: a quarter of the
-        memory.
-    kv_layout: in-place, or appended: plain operators for TensorRT before 10.15.
-    fixed: Also write graphs with fixed shapes, which share the weights.
-    batch: Rows of the --fixed graphs.
-    capacity: KV entries of a row in the --fixed graphs.
-    prefill: Slots of the --fixed prefill graph.
-
     Checks:
     allow_drift: Keep a bundle that fails the self-check.
     reference: Whether to compare the checkpoint with transformers and peft.
-    accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.
     """
 
     block: int = 8
     precision: str = "fp32"
     activations: str = "fp32"
     group: int = 32
-    asymmetric: bool = False
     head: str = "int8"
-    embedding: str = "int8"
     quantizer: str = "auto"
     calibration_text: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     metrics: bool = False
     logits: bool = True
     top_k: Annotated[int, typer.Option(min=0, metavar="K")] = 0
-    kv: str = "float"
-    kv_layout: str = "in-place"
-    fixed: bool = False
-    batch: Annotated[int, AtLeastOne] = 1
-    capacity: Annotated[int, AtLeastOne] = 1024
-    prefill: Annotated[int, AtLeastOne] = 128
     allow_drift: bool = False
     reference: bool = True
+
+
+@dataclass(frozen=True)
+class ExportOptions(Shapes, GraphOptions):
+    """All options of an export.
+
+    Weights:
+    asymmetric: int4 and int8: store zero points.
+    embedding: How a quantized bundle stores the embedding: float or int8.
+
+    Shapes:
+    kv: Type of KV entries: float (that of activations), or int8, of w8a8 on a CPU only: a quarter of the
+        memory.
+
+    Python only:
+    accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.
+    """
+
+    asymmetric: bool = False
+    embedding: str = "int8"
+    kv: str = "float"
     accuracy_level: int = 4
+
+    @property
+    def is_appended(self) -> bool:
+        """Whether the KV layout is `appended`."""
+        return self.kv_layout == "appended"
 
     @property
     def dtype(self) -> str:

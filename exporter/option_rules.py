@@ -89,15 +89,7 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
     if not 0 <= options.top_k <= min(MAX_TOP_K, dims.vocab_size):
         problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {options.top_k}")
     if options.fixed:
-        if not options.block <= options.capacity <= context_length:
-            problems.append(
-                f"--capacity must be {options.block} to {context_length} (the checkpoint's context), not"
-                f" {options.capacity}"
-            )
-        if not 1 <= options.prefill <= options.capacity:
-            problems.append(f"--prefill must be 1 to the capacity, not {options.prefill}")
-        if options.batch < 1:
-            problems.append(f"--batch must be 1 or more, not {options.batch}")
+        problems += options.problems(options.block, context_length)
     if problems:
         raise ExportError("; ".join(problems))
 
@@ -105,7 +97,7 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
 def _unknown_names(options: ExportOptions) -> list[str]:
     choices = {
         "--precision": (options.precision, PRECISIONS),
-        "--kv-layout": (options.kv_layout, KV_LAYOUTS),
+        "--kv-layout": (options.kv_layout or "in-place", KV_LAYOUTS),
         "--kv": (options.kv, KV),
     }
     return [
@@ -118,7 +110,7 @@ def _unknown_names(options: ExportOptions) -> list[str]:
 def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:
     if options.precision != "w8a8":
         yield f"--kv int8 is for --precision w8a8, not {options.precision}"
-    if options.kv_layout != "in-place" or options.fixed:
+    if options.is_appended or options.fixed:
         yield "--kv int8 has --kv-layout in-place, without --fixed"
     if dims.quirks.attention_cap:
         yield "--kv int8 does not cap attention scores, as this checkpoint does"
@@ -139,6 +131,6 @@ def _mtp_problems(options: ExportOptions) -> list[str]:
             "an MTP layer has its own norm before lm_head and is not calibrated: use --precision int8, int4"
             " without a text, fp16 or fp32"
         )
-    if options.kv_layout != "in-place" or options.fixed:
+    if options.is_appended or options.fixed:
         problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes")
     return problems

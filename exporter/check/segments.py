@@ -46,7 +46,7 @@ def run(
     Each segment has at most `layers` layers (None: the whole graph). It is saved to `scratch`, in the
     directory of the weights, for ONNX Runtime to read.
     """
-    rows = _Rows(sequences, spec.dims, graph.graph.input[-1], spec.options.kv_layout == "appended")
+    rows = _Rows(sequences, spec.dims, graph.graph.input[-1], spec.options.is_appended)
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
     # Packing pays off for codes, but not for float weights that are used for a few products only.
     quantization = spec.options.quantization

@@ -37,7 +37,7 @@ class GraphSpec:
     @property
     def versions(self) -> tuple[int, int]:
         """The opset and the IR version."""
-        if self.options.kv_layout == "in-place":
+        if not self.options.is_appended:
             return STATIC
         return DELTA_QUANTIZED if self.options.quantization else DELTA
 
@@ -69,7 +69,7 @@ def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version
         {
             "mars.format_version": FORMAT_VERSION,
             "mars.block": str(spec.options.block),
-            "mars.kv_layout": spec.options.kv_layout,
+            "mars.kv_layout": spec.options.kv_layout or "in-place",
             "mars.precision": spec.options.weight_precision,
         },
     )
@@ -97,7 +97,7 @@ class Writer:
         self.dtype = spec.options.dtype
         self.kind = NUMPY_DTYPES[self.dtype]
         self.half = self.dtype != "float32"
-        self.is_appended = spec.options.kv_layout == "appended"
+        self.is_appended = spec.options.is_appended
         self.has_int8_kv = spec.options.kv == "int8"
         self.is_batch_invariant = self.quantization is not None and not (
             self.half or self.is_appended or self.has_int8_kv

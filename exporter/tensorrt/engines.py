@@ -19,12 +19,11 @@ from ...runtime.bundle.replace import link_or_copy
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..export import Progress, reopen, weight_bytes, write_bundle
-from ..export_options import FLOATS, ExportOptions
+from ..export_options import FLOATS, EngineOptions, ExportOptions
 from ..graph.fixed import fixed
 from ..option_rules import PRECISIONS, check_options
 from ..output import writing
 from . import build as tensorrt
-from .options import EngineOptions
 from .plan import EnginePlan, make_plan
 from .recipe import RECIPE_FILE, recipe
 

@@ -10,11 +10,9 @@ from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
-from .options import EngineOptions
+from ..export_options import EngineOptions
 from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, Target, layout_for, target_named
 
-DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128
-MAX_ROWS = 1024
 ROW_CAPACITY = 64  # the unit of capacities with several rows: TensorRT aligns tensors to 256 bytes
 PREFIXES = {RTX: "rtx", FULL: "tensorrt"}  # of an engine's name
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -117,23 +115,12 @@ def _layout(layout: str | None, target: Target, reason: str | None) -> str:
 def _sizes(options: EngineOptions, block: int, context_length: int) -> tuple[int, int]:
     """Capacity and prefill slots."""
     unit = ROW_CAPACITY if options.batch > 1 else 1
-    default = min(DEFAULT_CAPACITY, context_length // unit * unit)
-    capacity = options.capacity if options.capacity is not None else default
-    prefill = options.prefill if options.prefill is not None else min(DEFAULT_PREFILL, capacity)
-    problems, least = [], 2 * block
-    if not least <= capacity <= context_length:
-        problems.append(
-            f"--capacity must be {least} (two blocks) to {context_length} (the checkpoint's context), not"
-            f" {capacity}"
-        )
-    elif capacity % unit:
+    capacity, prefill = options.sizes(context_length // unit * unit)
+    problems = options.problems(2 * block, context_length)
+    if not problems and capacity % unit:
         problems.append(f"--capacity must be a multiple of {unit} with --batch above 1, not {capacity}")
     if options.workspace is not None and options.workspace < 1 << 20:
         problems.append(f"--workspace must be at least 1M, not {options.workspace} bytes")
-    if not 1 <= prefill <= capacity:
-        problems.append(f"--prefill must be 1 to the capacity, not {prefill}")
-    if not 1 <= options.batch <= MAX_ROWS:
-        problems.append(f"--batch must be 1 to {MAX_ROWS}, not {options.batch}")
     if problems:
         raise ExportError("; ".join(problems))
     return capacity, prefill

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
-from inspect import Parameter, Signature, getdoc, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -150,19 +150,12 @@ def with_default(name: str) -> type[TyperGroup]:
     return WithDefault
 
 
-class Without:
-    """Names the fields of a dataclass of options that a command does not show: they keep their defaults."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Make each parameter whose type is a dataclass stand for one option per field, except for
-    fields that are parameters of the command themselves, and those in the annotation's `Without`. A parameter
-    of type `Annotated[dict[str, Any], DATACLASS]` gets a dictionary of the options that are given.
+    """Make each parameter whose type is a dataclass stand for one option per field, except for fields that
+    are parameters of the command themselves. A parameter of type `Annotated[dict[str, Any], DATACLASS]` gets
+    a dictionary of the options that are given.
 
-    An option's help is the field's description in the docstring of the dataclass, `name: text`; a line such
+    An option's help is the field's description in the docstring of its dataclass, `name: text`; a line such
     as `Limits:` begins a panel, and the fields after `Python only:` are no options. An Annotated field adds
     other settings, or has a Rule, which the dataclass checks. An option that is not given leaves the field's
     default.
@@ -206,22 +199,19 @@ DESCRIBED = re.compile(r"^(?P<panel>\S.*):$|^(?P<name>\w+): (?P<text>.*(?:\n +.*
 
 def _options(hint: Any, taken: Collection[str]) -> dict[str, Parameter]:
     """The options of a dataclass, by field, without fields of the names `taken`."""
-    group, hidden, is_dict = hint, set(taken), False
-    if get_origin(hint) is Annotated:
-        group, extra = get_args(hint)
-        if is_dict := not is_dataclass(group):
-            group = extra
-        else:
-            hidden.update(extra.names)
-    panel, described = None, dict[str, tuple[str | None, str]]()
-    for match in DESCRIBED.finditer(getdoc(group) or ""):
-        panel = match["panel"] or panel
-        if match["name"]:
-            described[match["name"]] = panel, " ".join(match["text"].split())
+    is_dict = get_origin(hint) is Annotated
+    group: Any = get_args(hint)[1] if is_dict else hint
+    described = dict[str, tuple[str | None, str]]()
+    for base in filter(is_dataclass, group.__mro__):
+        panel = None
+        for match in DESCRIBED.finditer(cleandoc(base.__doc__ or "")):
+            panel = match["panel"] or panel
+            if match["name"]:
+                described[match["name"]] = panel, " ".join(match["text"].split())
     hints, options = get_type_hints(group, include_extras=True), dict[str, Parameter]()
     for field in fields(group):
         panel, text = described.get(field.name, (None, None))
-        if field.name in hidden or panel == PYTHON_ONLY:
+        if field.name in taken or panel == PYTHON_ONLY:
             continue
         default = None if is_dict or field.default == () else field.default
         hint, info = _option(field.name, hints[field.name], default)

@@ -45,7 +45,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "exporter/codes": (),
     "exporter/output": ("runtime/bundle",),
     "exporter/checkpoint": ("exporter/codes", "runtime/bundle"),
-    "exporter/export_options": ("exporter/codes",),
+    "exporter/export_options": ("exporter/codes", "runtime/rules"),
     "exporter/graph": ("exporter/checkpoint", "exporter/output", "exporter/export_options"),
     "exporter/turns": ("exporter/checkpoint", "runtime/text"),
     "exporter/check": ("exporter/graph", "runtime/device"),
@@ -81,7 +81,6 @@ COMMAND_LINE = {"cli"} | {
     "runtime/cli/hub",
     "exporter/checkpoint_options",
     "exporter/export_options",
-    "exporter/tensorrt/options",
     "exporter/commands",
     "calibration/commands",
 }

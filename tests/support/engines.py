@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.tensorrt.options import EngineOptions
+from mars_export.exporter.export_options import EngineOptions, ExportOptions
 
 BLOCK, CAPACITY = 6, 128
 SMALL = EngineOptions(target="sm86", fixed=True, capacity=CAPACITY)  # the quickest to build

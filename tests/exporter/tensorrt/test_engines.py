@@ -19,9 +19,9 @@ from support.oracle import Oracle
 
 from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export_options import EngineOptions
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt.engines import EngineResult, add_engine, export_engine
-from mars_export.exporter.tensorrt.options import EngineOptions
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.device.ort.backend import OrtBackend

@@ -14,9 +14,8 @@ from support.agreement import PROMPTS, config
 
 from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export_options import ExportOptions
+from mars_export.exporter.export_options import EngineOptions, ExportOptions
 from mars_export.exporter.tensorrt.engines import export_engine
-from mars_export.exporter.tensorrt.options import EngineOptions
 from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.cuda import find_gpu
 from mars_export.runtime.device.trt.backend import TrtBackend
