@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from . import __version__
 from .calibration import commands as calibration
 from .exporter import commands as exporter
-from .runtime.cli import bundles, chat, generate, grammars, hub, serve
+from .runtime.cli import bundles, chat, generate, grammars, serve
 from .runtime.errors import MarsError, MarsWarning
 from .runtime.terminal.console import out, print_error, print_warning
 
@@ -38,7 +38,6 @@ RUN = Need("cpu", ("onnxruntime", "tensorrt", "tensorrt_rtx"), any)
 EXPORT = Need("export", ("torch", "transformers", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
 ONNX = Need("export", ("onnx", "ml_dtypes"))  # enough for `trt` on a bundle; open_checkpoint needs the others
 SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
-HUB = Need("hub", ("huggingface_hub",))
 # What a command needs beyond the base installation.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "onnx": (EXPORT, RUN),
@@ -46,7 +45,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "generate": (RUN,),
     "chat": (RUN,),
     "serve": (RUN, SERVE),
-    "push": (HUB,),
     "calibrate": (RUN,),
     "bench": (RUN,),
 }
@@ -105,7 +103,7 @@ PANELS: dict[str, tuple[Any, ...]] = {
     "Run": (generate, chat, serve),
     "Export": (exporter,),
     "Measure": (calibration,),
-    "Bundles": (bundles, grammars, hub),
+    "Bundles": (bundles, grammars),
 }
 
 

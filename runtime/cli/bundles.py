@@ -1,4 +1,4 @@
-"""The commands `inspect`, `doctor`, `verify` and `profiles`."""
+"""The commands `inspect`, `doctor`, `verify`, `pull` and `profiles`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import MarsError
 from ..terminal.console import out, print_json, print_list, say, visible
 from ..terminal.options import BundleArgument, Device, Json, Name, Safe, with_default
 
@@ -183,3 +184,48 @@ def remove_profile(bundle: BundleArgument, name: Name) -> None:
 
     remove(bundle, name)
     say(f"removed profile {name}")
+
+
+@app.command()
+def pull(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Model repository on the Hugging Face hub, such as me/my-model; or a release file"
+            " NAME.bundle.tar, by URL or path.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="BUNDLE", help="Bundle directory to write; NAME.bundle by default."
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a repository; main by default.")
+    ] = None,
+    sha256: Annotated[
+        str | None,
+        typer.Option(
+            "--sha256", metavar="HASH", help="Hash of a release file. Default: that in SHA256SUMS beside it."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a bundle from the Hugging Face hub, or a release file.
+
+    Every hash is checked before the directory appears. Release files need no extra.
+    """
+    from . import pull as pulled
+
+    if pulled.is_release_file(source) and revision is not None:
+        raise MarsError("--revision is for repositories; a release file has --sha256")
+    if not pulled.is_release_file(source) and sha256 is not None:
+        raise MarsError("--sha256 is for release files; a repository has --revision")
+    target = output or Path(pulled.default_name(source))
+    manifest = pulled.pull(source, target, revision=revision, sha256=sha256)
+    if as_json:
+        print_json({"bundle": str(target), "files": len(manifest.files)})
+    else:
+        out.print(visible(f"{target}  {len(manifest.files)} files, all hashes match"), markup=False)

@@ -105,7 +105,7 @@ def _pulled(bundle: Path) -> Path:
     """The directory of a bundle, which is pulled if it is hub:OWNER/NAME."""
     if not str(bundle).startswith(HUB):
         return bundle
-    from .hub_repository import pull_once
+    from .pull import pull_once
 
     return pull_once(str(bundle).removeprefix(HUB))
 

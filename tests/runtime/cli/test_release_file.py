@@ -19,7 +19,7 @@ from support.tiny import Named
 
 from mars_export import BundleError
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.cli import release_file
+from mars_export.runtime.cli import pull as pulled
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_https_address_has_its_hash_beside_it(
         reply.url = url
         return reply
 
-    monkeypatch.setattr(release_file, "urlopen", urlopen)
-    release_file.pull("https://host/v1/tiny.bundle.tar", tmp_path / "new")
+    monkeypatch.setattr(pulled, "urlopen", urlopen)
+    pulled.pull("https://host/v1/tiny.bundle.tar", tmp_path / "new")
     assert asked == ["https://host/v1/SHA256SUMS", "https://host/v1/tiny.bundle.tar"]
 
 
@@ -100,12 +100,12 @@ def test_wrong_hashes(url: str, archive: Path, tmp_path: Path) -> None:
     ):
         sums.unlink() if text is None else sums.write_text(text)
         with pytest.raises(BundleError, match=words):
-            release_file.pull(str(archive), tmp_path / "new")
+            pulled.pull(str(archive), tmp_path / "new")
     with pytest.raises(BundleError, match=r"other.tar: no such file; give an archive's path or URL"):
-        release_file.pull(str(tmp_path / "other.tar"), tmp_path / "new")
+        pulled.pull(str(tmp_path / "other.tar"), tmp_path / "new")
     for source, words in ((url, "not 0{64}"), (f"{url}x", "404"), ("nowhere://x/y.tar", "unknown url type")):
         with pytest.raises(BundleError, match=words):
-            release_file.pull(source, tmp_path / "new", "0" * 64)
+            pulled.pull(source, tmp_path / "new", sha256="0" * 64)
     assert [path.name for path in tmp_path.iterdir()] == ["release"]
 
 
@@ -128,7 +128,7 @@ def test_hostile_archives(archive: Path, tmp_path: Path, name: str, kind: bytes,
         tar.addfile(member)
     write_sums(archive)
     with pytest.raises(BundleError, match=words):
-        release_file.pull(str(archive), tmp_path / "new")
+        pulled.pull(str(archive), tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["release"]
 
 
@@ -136,7 +136,7 @@ def test_archives_of_something_else(archive: Path, bundles: Named, tmp_path: Pat
     archive.write_bytes(b"no archive")
     write_sums(archive)
     with pytest.raises(BundleError, match="cannot be pulled: ReadError"):
-        release_file.pull(str(archive), tmp_path / "new")
+        pulled.pull(str(archive), tmp_path / "new")
     damaged = Path(shutil.copytree(bundles("qwen2"), tmp_path / "damaged"))
     (damaged / "weights.bin").write_bytes(b"x")
     with tarfile.open(archive, "w") as tar:
@@ -145,7 +145,7 @@ def test_archives_of_something_else(archive: Path, bundles: Named, tmp_path: Pat
     with pytest.raises(
         BundleError, match=r"^\S*tiny.bundle.tar: damaged or incomplete:\s*weights.bin: 1 bytes"
     ):
-        release_file.pull(str(archive), tmp_path / "new")
+        pulled.pull(str(archive), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
