@@ -68,7 +68,7 @@ def serve(
 
     Each option can also be set by a variable, such as MARS_PORT for --port, or in the file of --config.
     """
-    from ..serve.logs import FORMATS, LEVELS
+    from ..serve.server import FORMATS, LEVELS
 
     for name, value, known in (
         ("--log-level", server.log_level, LEVELS),
@@ -125,9 +125,8 @@ def _serve_here(
     server: ServerOptions,
 ) -> None:
     from ..serve import app as new_app
-    from ..serve.logs import listen
-    from ..serve.models.model import read_bundles
-    from ..serve.server import bind, new_server, run, traced
+    from ..serve.models import read_bundles
+    from ..serve.server import bind, listen, new_server, run, traced
 
     listening = bind(server.host, server.port)
     with listening:

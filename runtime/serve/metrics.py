@@ -1,8 +1,10 @@
-"""Metrics for Prometheus."""
+"""Metrics for Prometheus, and a warning for profiles that get fewer tokens per forward than calibrated."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +12,84 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .acceptance import AcceptanceMonitor
-from .models.models import Models
+from ..bundle.manifest import Profile
+from ..rules import is_number
+from .models import Models
 
 if TYPE_CHECKING:
     from .responses.admission import Admitted
+
+LOG = logging.getLogger("mars_export.serve")
+LEAST_GAIN = 0.2  # tokens per forward above 1: a calibration with less has nothing to lose
+PRIOR = 1000.0  # forwards that count as expected before there are any, so that a few requests decide nothing
+MOST_OF_REQUEST = 50.0  # forwards that one request counts for
+HALF_LIFE = 5000.0  # forwards after which an earlier one counts half
+LOW, RECOVERED = 0.5, 0.7
+
+
+@dataclass(slots=True)
+class _Average:
+    """A moving average of the tokens of a forward beyond its first; `expected` is that of the calibration."""
+
+    profile: Profile
+    expected: float
+    gain: float  # sum over forwards
+    forwards: float
+    is_low: bool = False
+
+    @property
+    def ratio(self) -> float:
+        return self.gain / self.forwards / self.expected
+
+    def add(self, tokens: int, forwards: int) -> None:
+        weight = min(float(forwards), MOST_OF_REQUEST)
+        fade = 0.5 ** (weight / HALF_LIFE)
+        self.gain = self.gain * fade + weight * (tokens / forwards - 1)
+        self.forwards = self.forwards * fade + weight
+
+
+class AcceptanceMonitor:
+    """The averages of all profiles that have an expectation; a warning for each that becomes low."""
+
+    def __init__(self, models: Models) -> None:
+        self._averages: dict[tuple[str, str], _Average] = {}
+        for name, model in models.models.items():
+            for profile in model.source.bundle.manifest.profiles:
+                tokens = profile.evidence.get("tokens_per_forward")
+                is_valid = profile.name in model.profiles and profile.variant == model.source.variant.name
+                if is_valid and is_number(tokens) and (expected := float(tokens) - 1) >= LEAST_GAIN:
+                    self._averages[name, profile.name] = _Average(profile, expected, PRIOR * expected, PRIOR)
+
+    def ratios(self) -> Iterator[tuple[str, str, float]]:
+        """Of each model and profile: the gain of its answers over one token a forward, divided by that of the
+        calibration.
+        """
+        for (model, profile), average in self._averages.items():
+            yield model, profile, average.ratio
+
+    def ended(self, admitted: Admitted) -> None:
+        """Count answers that were decoded as in a calibration: greedy and without a grammar."""
+        config, key = admitted.config, (admitted.model.name, admitted.profile or "")
+        average = self._averages.get(key)
+        if average is None or config.host_chooses or config.is_structured or config.prompt_lookup:
+            return
+        for request in admitted.requests:
+            if request.stats.forwards:
+                average.add(request.stats.tokens, request.stats.forwards)
+        if average.is_low and average.ratio >= RECOVERED:
+            average.is_low = False
+            LOG.info("%s: profile %s gives the expected tokens per forward again", *key)
+        elif not average.is_low and average.ratio < LOW:
+            average.is_low = True
+            LOG.warning(
+                "%s: profile %s gives %.2f tokens per forward, its calibration gave %.2f. Likely causes:"
+                " another chat template or system prompt, other prompts than the calibration's, longer"
+                " contexts (YaRN). Calibrate again with prompts of today",
+                *key,
+                1 + average.ratio * average.expected,
+                1 + average.expected,
+            )
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -132,8 +207,8 @@ class _Gauges(Collector):
             return CounterMetricFamily(name, text, labels=MODEL)
 
         loaded = gauge("mars_model_loaded", "1 if the model is open.")
-        running = gauge("mars_num_requests_running", "Requests with a row.")
-        waiting = gauge("mars_num_requests_waiting", "Requests that wait for a row.")
+        running = gauge("mars_num_requests_running", "Requests being decoded.")
+        waiting = gauge("mars_num_requests_waiting", "Requests waiting to be decoded.")
         usage = gauge("mars_kv_cache_usage_ratio", "Share of the KV memory in use.")
         level = gauge("mars_adaptive_level", "Level of load: 0 is the best setting of the list.")
         queries = counter("mars_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")

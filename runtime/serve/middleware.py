@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .api_error import CLOSE, ApiError, encoded
 from .options import HEADER_BYTES, ServeOptions
-from .refusals import CLOSE, Refused, encoded
 from .responses.api_response import Service
 
 LOG = logging.getLogger("mars_export.serve")
@@ -64,7 +64,7 @@ class Middleware:
                     added.add_vary_header("Origin")
             await send(message)
 
-        async def refuse(refusal: Refused) -> None:
+        async def refuse(refusal: ApiError) -> None:
             if status == 0:
                 body = encoded(refusal.body)
                 response = Response(body, refusal.status, refusal.headers, "application/json")
@@ -81,7 +81,7 @@ class Middleware:
             scope[CLIENT] = self._client(scope["path"], headers)
             scope["app"] = self  # then the router raises for an unknown path
             await self._inner(scope, receive, sending)
-        except Refused as refusal:
+        except ApiError as refusal:
             await refuse(refusal)
         except HTTPException as error:
             await refuse(self._no_route(scope, error))
@@ -90,7 +90,7 @@ class Middleware:
             LOG.debug("traceback", exc_info=error)
             if status != 0:
                 raise
-            await refuse(Refused(500, "the server failed; see its log", code="failed"))
+            await refuse(ApiError(500, "the server failed; see its log", code="failed"))
         finally:
             fields = {
                 "method": scope["method"], "path": scope["path"][:200], "status": status,
@@ -98,14 +98,14 @@ class Middleware:
             }  # fmt: skip
             LOG.log(logging.INFO if status >= 400 else logging.DEBUG, "request", extra={"fields": fields})
 
-    def _no_route(self, scope: Scope, error: HTTPException) -> Refused:
+    def _no_route(self, scope: Scope, error: HTTPException) -> ApiError:
         path, message = scope["path"][:200], str(error.detail)
         if error.status_code == 404:
             message = f"no {path} here; there are {', '.join(self._paths)}"
         elif error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             message = f"{path} does not take {scope['method']}; use {allowed}"
-        return Refused(error.status_code, message, headers=error.headers)
+        return ApiError(error.status_code, message, headers=error.headers)
 
     def _client(self, path: str, headers: Headers) -> str | None:
         """The digest of the caller's key; None on a server without keys."""
@@ -115,7 +115,7 @@ class Middleware:
         given = headers.get("authorization") or (named and f"Bearer {named}")
         client = self._keys.find(given)
         if client is None and path not in OPEN_PATHS:
-            raise Refused(
+            raise ApiError(
                 401,
                 f"{'wrong API key' if given else 'an API key is needed'}:"
                 " send Authorization: Bearer KEY, or x-api-key: KEY",
@@ -128,7 +128,7 @@ class Middleware:
         """Protect against foreign pages: DNS rebinding by Host, cross-origin requests by Origin."""
         host = headers.get("host", "").lower().strip()
         if self._hosts is not None and host and re.sub(r":\d*$", "", host) not in self._hosts:
-            raise Refused(
+            raise ApiError(
                 403,
                 f"this server does not answer as {host[:100]!r}; call it by the address that it listens on",
                 code="wrong_host",
@@ -138,7 +138,7 @@ class Middleware:
         with suppress(ValueError):  # not an address
             if urlsplit(origin).netloc.lower() == host:
                 return
-        raise Refused(
+        raise ApiError(
             403,
             f"pages of {origin[:100]!r} may not call this server; --cors-origin allows it",
             code="wrong_origin",
@@ -149,9 +149,9 @@ def _check_form(scope: Scope, headers: Headers) -> None:
     """Refuse requests that the HTTP parser accepts."""
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
     if size + sum(len(name) + len(value) + 4 for name, value in headers.raw) > HEADER_BYTES:
-        raise Refused(431, f"the headers are larger than {HEADER_BYTES} bytes", headers=CLOSE)
+        raise ApiError(431, f"the headers are larger than {HEADER_BYTES} bytes", headers=CLOSE)
     if scope.get("http_version") not in ("1.0", "1.1", "2", "3"):
-        raise Refused(400, "this HTTP version is not supported; use HTTP/1.1", headers=CLOSE)
+        raise ApiError(400, "this HTTP version is not supported; use HTTP/1.1", headers=CLOSE)
     if "content-length" in headers and "transfer-encoding" in headers:
         # Request smuggling: a proxy may use one of them and this server the other.
-        raise Refused(400, "Content-Length and Transfer-Encoding exclude each other", headers=CLOSE)
+        raise ApiError(400, "Content-Length and Transfer-Encoding exclude each other", headers=CLOSE)

@@ -1,10 +1,15 @@
-"""The routes of the server, as one ASGI application."""
+"""The routes of the server, as one ASGI application, and the chat page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from starlette.requests import Request
@@ -12,28 +17,69 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from ..session.session import Session
-from . import metrics, page
-from .keys import Keys
+from .api_error import ApiError, encoded
+from .metrics import CONTENT_TYPE, Metrics, exposition
 from .middleware import CLIENT, Middleware
-from .models.model import Unopened
-from .models.models import Models
-from .options import ServeOptions
-from .refusals import Refused, encoded
-from .requests.api_request import PATHS, Kind, read_request
-from .requests.bodies import Bodies
+from .models import LazyModel, Models
+from .options import Keys, ServeOptions
+from .requests.api_request import PATHS, Bodies, Kind, read_request
 from .responses.admission import count_tokens
-from .responses.api_response import Service, begin
-from .responses.steering import steer
+from .responses.api_response import Service, begin, steer
+
+SCRIPTS = ("chats.js", "models.js", "answer.js", "talk.js", "controls.js")
+
+
+@cache
+def page() -> bytes:
+    """The HTML with its style and its script in it, UTF-8."""
+    web = files(__package__).joinpath("web")
+    style = web.joinpath("page.css").read_bytes()
+    script = b"\n".join(web.joinpath(name).read_bytes() for name in SCRIPTS)
+    html = web.joinpath("page.html").read_bytes()
+    html = html.replace(b"<style></style>", b"<style>\n%b</style>" % style)
+    return html.replace(b"<script></script>", b"<script>\n%b</script>" % script)
+
+
+@cache
+def page_headers() -> dict[str, str]:
+    """The headers of the page."""
+    policy = [
+        "default-src 'none'",
+        f"script-src '{_hash('script')}'",
+        f"style-src '{_hash('style')}'",
+        "connect-src 'self'",
+        "img-src data:",  # the icon
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # no text can become HTML
+        "trusted-types 'none'",
+    ]
+    return {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": "; ".join(policy),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+
+
+def _hash(element: str) -> str:
+    """The hash of an element's content, white space included, as browsers compute it."""
+    (content,) = re.findall(rf"<{element}>(.*?)</{element}>".encode(), page(), re.DOTALL)
+    return "sha256-" + base64.b64encode(hashlib.sha256(content).digest()).decode()
+
 
 Handler = Callable[[Request], Awaitable[Any]]
 
 
 def app(
-    sessions: Mapping[str, Session | Unopened],
+    sessions: Mapping[str, Session | LazyModel],
     options: ServeOptions | None = None,
     routes: Callable[[Service], Routes] | None = None,
 ) -> Middleware:
-    """Serve `sessions` under their names. Unopened bundles are opened for their first request. If its
+    """Serve `sessions` under their names. A LazyModel is opened for their first request. If its
     lifespan does not run, for example when it is mounted in another application, it warms up at the first
     request. `routes` replaces Routes.
 
@@ -41,7 +87,7 @@ def app(
     """
     options = options or ServeOptions()
     models = Models(sessions, options)
-    service = Service(models, options, metrics.Metrics(models), Keys(options.keys))
+    service = Service(models, options, Metrics(models), Keys(options.keys))
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -92,7 +138,7 @@ class Routes:
             model = api_request.model
             address = request.client.host if request.client is not None else None
             return await begin(service, api_request, request.scope[CLIENT], address, request.receive)
-        except Refused as refusal:
+        except ApiError as refusal:
             is_known = model is not None and model in self._models.models
             service.metrics.refused(str(model) if is_known else "", refusal.status)
             raise
@@ -107,7 +153,7 @@ class Routes:
         return _json({"input_tokens": await count_tokens(self._models, api_request)})
 
     async def page(self, _: Request) -> Response:
-        return Response(page.page(), headers=page.headers())
+        return Response(page(), headers=page_headers())
 
     async def health(self, _: Request) -> Response:
         self._models.start()
@@ -122,7 +168,7 @@ class Routes:
         return _json({"status": "failed"}, 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+        return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
 
     async def list_models(self, _: Request) -> Response:
         entries = [entry for model in self._models.models.values() for entry in model.entries()]
@@ -132,3 +178,34 @@ class Routes:
         name = request.path_params["id"]
         model, _ = self._models.find(name)
         return _json(model.entry(name))
+
+
+Broadcast = Callable[..., Awaitable[list[Any]]]
+"""Calls a method of every replica, by its name and arguments."""
+
+
+class SharedRoutes(Routes):
+    """The routes of a replica: metrics and running streams are those of all replicas."""
+
+    def __init__(self, service: Service, broadcast: Broadcast) -> None:
+        super().__init__(service)
+        self._broadcast = broadcast
+
+    async def metrics(self, _: Request) -> Response:
+        pages = await self._broadcast("metrics")
+        return Response(exposition(chain.from_iterable(pages)), media_type=CONTENT_TYPE)
+
+    async def steer(self, request: Request) -> Response:
+        """Only one replica has the stream; the others answer 404."""
+        body = await self._bodies.read(request)
+        answers = await self._broadcast("steer", request.path_params["id"], request.scope[CLIENT], body)
+        status, answer = min(answers, key=lambda answer: answer[0])
+        return Response(encoded(answer), status, media_type="application/json")
+
+
+def steered(service: Service, name: str, client: str | None, body: Any) -> tuple[int, dict[str, Any]]:
+    """Status and body of one replica's answer."""
+    try:
+        return 200, steer(service.streams, name, client, body)
+    except ApiError as refusal:
+        return refusal.status, refusal.body

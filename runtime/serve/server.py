@@ -1,23 +1,154 @@
-"""The server process: its socket, its signals, its shutdown."""
+"""The server process: its socket, its connections, its signals, its shutdown and its log."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from ..errors import MarsError
-from .connection import connections
-from .models.models import Models
-from .options import HEADER_BYTES, ServeOptions
+from .api_error import ApiError, encoded
+from .models import Models
+from .options import HEADER_BYTES, MAX_CONNECTIONS, ServeOptions
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("text", "json")
+
+
+class Lines(logging.Formatter):
+    """One line for each record, with the record's `fields`."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        fields = getattr(record, "fields", {})
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        if self._as_json:
+            line = {
+                "time": when,
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": message,
+            }
+            return json.dumps(line | fields, ensure_ascii=True, default=str)
+        pairs = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value is not None)
+        text = f"{when} {record.levelname.lower():7} {message} {pairs}".rstrip()
+        return text.replace("\r", "\\r") if record.exc_info else text.encode("unicode_escape").decode()
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if text and " " not in text else repr(text)
+
+
+def listen(level: str, log_format: str) -> None:
+    """Write the log of this package and of the HTTP server to standard error, in one of FORMATS."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines(as_json=log_format == "json"))
+    # The batcher logs each request too, and uvicorn logs invalid HTTP, which any client can send.
+    least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
+    for name, minimum in least.items():
+        logger = logging.getLogger(name)
+        logger.setLevel((level if level == "debug" else max(minimum, level, key=LEVELS.index)).upper())
+        if name != "mars_export.serve":  # it propagates to mars_export
+            logger.addHandler(handler)
+            logger.propagate = False
+
+
+class Connection(H11Protocol):
+    """`connections` sets the timeouts of its subclass. New connections above the limit are closed."""
+
+    header_timeout, write_timeout = 10.0, 30.0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop("headers")
+        self._stop("write")
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._await_headers()
+        else:
+            self._stop("headers")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start("write", self.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop("write")
+
+    def send_400_response(self, msg: str) -> None:
+        """The response to invalid HTTP; 431 if the headers are too large."""
+        self._complain(431 if len(self.conn.trailing_data[0]) > 16_384 else 400, msg)
+
+    def _await_headers(self) -> None:
+        """The time runs from the connection or the last request; one byte a second does not extend it."""
+        self._start("headers", self.header_timeout, self._too_slow)
+
+    def _start(self, name: str, seconds: float, end: Callable[[], None]) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, end)
+
+    def _stop(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+            self._complain(408, f"the headers did not arrive within {self.header_timeout:g} s")
+
+    def _complain(self, status: int, message: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = encoded(ApiError(status, message).body)
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def connections(header_timeout: float, write_timeout: float) -> type[Connection]:
+    """The class of a server's connections."""
+    timeouts = {"header_timeout": header_timeout, "write_timeout": write_timeout}
+    return type("Connection", (Connection,), timeouts)
+
 
 LOG = logging.getLogger("mars_export.serve")
 LAST_WRITES = 10  # seconds for sending the rest of answers after the drain time

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mars_export.runtime.serve.page import headers, page
+from mars_export.runtime.serve.routes import page, page_headers
 
 BLOCK = 8
 Token = tuple[str, float]
@@ -68,7 +68,7 @@ class FakeServe:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/", lambda _: Response(page(), headers=headers())),
+                Route("/", lambda _: Response(page(), headers=page_headers())),
                 Route("/health", lambda _: JSONResponse({"status": "ok"})),
                 Route("/v1/models", self._models),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),

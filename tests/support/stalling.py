@@ -12,7 +12,7 @@ import pytest
 
 from mars_export import Session
 from mars_export.runtime.decode.backend import Backend, StepOutput
-from mars_export.runtime.serve.models.models import Models
+from mars_export.runtime.serve.models import Models
 from support.fake import Recording
 
 

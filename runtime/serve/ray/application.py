@@ -1,30 +1,49 @@
-"""The Ray Serve application: every replica is a complete server."""
+"""The Ray Serve application: every replica is a complete server, and keeps its conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import ASGIApp
 
 from ...errors import SessionError
-from ..keys import read_keys
-from ..logs import listen
-from ..models.model import read_bundles
-from ..options import MAX_CONNECTIONS
-from ..refusals import Refused
-from ..routes import app
+from ..api_error import ApiError
+from ..models import read_bundles
+from ..options import MAX_CONNECTIONS, read_keys
+from ..routes import SharedRoutes, app, steered
+from ..server import listen
 from .fleet import Fleet, read_fleet, read_replicas
-from .router import ConversationRouter
-from .shared import SharedRoutes, steered
+
+
+class ConversationRouter(RequestRouter):  # type: ignore[misc]
+    """The header x-session-id names a conversation: its replica has its beginning in the prefix cache."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        ranks = [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+            if name := pending_request.metadata.session_id:
+
+                def weight(replica: RunningReplica) -> bytes:
+                    return blake2b(f"{name} {replica.replica_id.unique_id}".encode()).digest()
+
+                ranks.insert(0, [max(candidate_replicas, key=weight, default=None)])
+        return ranks
+
 
 LOG = logging.getLogger("mars_export.serve")
 PATIENCE = 5.0  # seconds for the answers of all replicas
@@ -69,7 +88,7 @@ class Replica:
 
 
 async def broadcast(method: str, *arguments: Any) -> list[Any]:
-    """The results of a method of all replicas that run. Raises Refused."""
+    """The results of a method of all replicas that run. Raises ApiError."""
     context = serve.get_replica_context()
     handle = serve.get_deployment_handle(context.deployment, context.app_name)
     try:
@@ -81,7 +100,7 @@ async def broadcast(method: str, *arguments: Any) -> list[Any]:
         results = []
     if answers := [result for result in results if not isinstance(result, BaseException)]:
         return answers
-    raise Refused(503, "not all replicas answer; try again", code="closing", headers={"retry-after": "5"})
+    raise ApiError(503, "not all replicas answer; try again", code="closing", headers={"retry-after": "5"})
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -90,17 +109,17 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def application(fleet: Fleet) -> Application:
-    least, most = read_replicas(fleet.replicas)
+    smallest, largest = read_replicas(fleet.replicas)
     autoscaling = AutoscalingConfig(
-        min_replicas=least,
-        max_replicas=most,
+        min_replicas=smallest,
+        max_replicas=largest,
         target_ongoing_requests=max(1.0, 0.75 * fleet.options.limits.max_rows),
     )
     deployment = serve.deployment(
         Replica,
         name="mars",
-        num_replicas="auto" if most > least else least,
-        autoscaling_config=autoscaling if most > least else None,
+        num_replicas="auto" if largest > smallest else smallest,
+        autoscaling_config=autoscaling if largest > smallest else None,
         ray_actor_options={"num_cpus": fleet.threads, "num_gpus": fleet.gpus},
         max_ongoing_requests=MAX_CONNECTIONS,  # the replica refuses what its own queue has no place for
         graceful_shutdown_timeout_s=fleet.options.drain_timeout + LAST_WRITES,

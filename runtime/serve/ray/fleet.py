@@ -12,8 +12,8 @@ from ...decode.limits import Limits
 from ...errors import SessionError
 from ...rules import Rule, broken, integer, number, one_of
 from ...session.session import Session
-from ..logs import FORMATS, LEVELS
 from ..options import ServeOptions
+from ..server import FORMATS, LEVELS
 
 RANGE = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
 

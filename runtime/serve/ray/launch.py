@@ -13,7 +13,7 @@ from typing import Any
 from ...bundle.open import open_bundle
 from ...errors import MarsError
 from ...machine import cores
-from ..logs import listen
+from ..server import listen
 from .fleet import Fleet, read_replicas
 
 LOG = logging.getLogger("mars_export.serve")
@@ -80,10 +80,10 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
 
 def _drain(serve: Any, seconds: float) -> None:
     """End replicas after their answers. Ray's own shutdown ends its proxy, and every connection, first."""
-    until = monotonic() + seconds
+    deadline = monotonic() + seconds
     try:
         serve.delete(NAME, _blocking=False)
-        while NAME in serve.status().applications and monotonic() < until:
+        while NAME in serve.status().applications and monotonic() < deadline:
             sleep(0.1)
     except Exception as error:  # the signal reaches Ray's processes too
         LOG.warning("Ray ended before the running answers: %s", type(error).__name__)

@@ -14,13 +14,14 @@ from .fields import (
     a_list,
     inner,
     integer,
+    joined_text,
+    message_list,
     one_of,
     setting,
     shown,
     unsupported_value,
     wrong,
 )
-from .messages import joined_text, message_list
 
 TEXTS = ("text",)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -21,12 +21,12 @@ from .fields import (
     integer,
     one_of,
     read_fields_in,
+    read_messages,
     setting,
     text,
     unsupported,
     wrong,
 )
-from .messages import read_messages
 
 
 def _top_k(_name: str, value: Any) -> Any:

@@ -14,12 +14,14 @@ from .fields import (
     flag,
     inner,
     integer,
+    joined_text,
+    message_list,
+    role_of,
     shown,
     text,
     unsupported_value,
     wrong,
 )
-from .messages import joined_text, message_list, role_of
 
 LOGPROBS = "message.output_text.logprobs"
 TEXTS = ("input_text", "output_text", "text")

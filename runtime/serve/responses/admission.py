@@ -17,12 +17,11 @@ from ...decode.limits import Limits
 from ...errors import MarsError
 from ...session.session import PROFILE_SETS, Session
 from ...text.prompts import system_of
-from ..models.adaptive import EXACT
-from ..models.models import Models
-from ..models.open_model import OpenModel
-from ..refusals import Refused
+from ..api_error import ApiError
+from ..loaded_model import EXACT, LoadedModel
+from ..models import Models
 from ..requests.api_request import ApiRequest
-from ..requests.messages import as_template
+from ..requests.fields import as_template
 
 LEAST_TIME = 0.001  # seconds for a request whose time has passed
 
@@ -32,7 +31,7 @@ class Admitted:
     """The batcher's requests for one API request, in the order of its choices, and their settings."""
 
     api_request: ApiRequest
-    model: OpenModel
+    model: LoadedModel
     config: GenerationConfig
     profile: str | None
     level: str | None
@@ -51,18 +50,18 @@ async def admit(
     arrived_at: float,
     timeout: float,
     items: Items,
-    until: ExitStack,
+    cleanup: ExitStack,
 ) -> Admitted:
-    """Open the model if it is closed, and submit its requests to the batcher, which fills `items`. They end
-    `timeout` seconds after `arrived_at` (perf_counter), or with `until`, which also lets the model be closed.
-    Raises Refused.
+    """Submit the requests of `api_request` to the batcher of its model, which fills `items`. They end
+    `timeout` seconds after `arrived_at` (perf_counter), or with `cleanup`, which also releases the model.
+    Raises ApiError.
     """
-    model, profile = await models.take(api_request.model, until)
+    model, profile = await models.take(api_request.model, cleanup)
     try:
         batcher, session = model.running(), model.session
         _check_places(batcher.limits, api_request)
         if profile is not None and api_request.profile is not None:
-            raise Refused(400, "the model's name has a profile; give no other one", param="profile")
+            raise ApiError(400, "the model's name has a profile; give no other one", param="profile")
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
         configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
@@ -83,7 +82,7 @@ async def admit(
                     tools=tools,
                     template=template,
                 )
-                until.callback(request.cancel)
+                cleanup.callback(request.cancel)
                 request.attach(items)
                 requests.append(request)
                 tokenized = request.prompt
@@ -100,7 +99,7 @@ def _check_places(limits: Limits, api_request: ApiRequest) -> None:
     rows = min(limits.max_rows, limits.max_rows_per_client or limits.max_rows)
     places = min(limits.max_of_client, rows + limits.max_waiting)
     if number > places:
-        raise Refused(
+        raise ApiError(
             400,
             f"{number} answers are asked for, and this server runs and queues at most {places} for a client;"
             " ask for fewer",
@@ -110,7 +109,7 @@ def _check_places(limits: Limits, api_request: ApiRequest) -> None:
 
 
 def _configs(
-    model: OpenModel, api_request: ApiRequest, profile: str | None
+    model: LoadedModel, api_request: ApiRequest, profile: str | None
 ) -> tuple[list[GenerationConfig], str | None, str | None]:
     """The settings of the `n` answers to a prompt, the level of load if it chose among them, and the text of
     the tools. Raises MarsError.
@@ -131,7 +130,7 @@ def _configs(
                 config.with_profile(model.levels[level]), has_masks=False, has_seed=api_request.has_seed
             )
     if api_request.logprobs and config.metric != "probability":
-        raise Refused(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
+        raise ApiError(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
     seeds = [(config.seed + i) % 2**64 for i in range(1, api_request.n)]
     return [config, *(config.with_values(seed=seed) for seed in seeds)], level, tools
 
@@ -144,7 +143,7 @@ def _tools(api_request: ApiRequest) -> str | None:
 
 def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any] | None:
     """The variables of the chat template that a request sets; None if its prompts are texts. Raises
-    Refused for thinking that the bundle cannot switch.
+    ApiError for thinking that the bundle cannot switch.
     """
     if api_request.kind == "text":
         return None
@@ -160,7 +159,7 @@ def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any] | 
         if api_request.thinking
         else f"has no variable {SWITCH}, so it always thinks"
     )
-    raise Refused(
+    raise ApiError(
         400,
         f"the chat template of this model {how}",
         param=api_request.names["thinking"],
@@ -169,9 +168,9 @@ def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any] | 
 
 
 async def count_tokens(models: Models, api_request: ApiRequest) -> int:
-    """The number of tokens of a chat's prompt. Raises Refused."""
-    with ExitStack() as until:
-        model, _ = await models.take(api_request.model, until)
+    """The number of tokens of a chat's prompt. Raises ApiError."""
+    with ExitStack() as cleanup:
+        model, _ = await models.take(api_request.model, cleanup)
         try:
             session, tools = model.session, _tools(api_request)
             [messages], template = _prompts(api_request), _template(session, api_request)
@@ -187,9 +186,9 @@ def _prompts(api_request: ApiRequest) -> list[Any]:
     return [as_template(messages) for messages in api_request.prompts]
 
 
-def _refused(error: MarsError, api_request: ApiRequest) -> Refused:
+def _refused(error: MarsError, api_request: ApiRequest) -> ApiError:
     """The response to an error. An error without a field is about the prompt."""
     name = error.field
     if name in (None, "prompt"):
         name = "prompts" if api_request.kind == "text" else "messages"
-    return Refused.of(error, api_request.names.get(str(name), name))
+    return ApiError.from_error(error, api_request.names.get(str(name), name))

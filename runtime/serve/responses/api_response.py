@@ -1,12 +1,10 @@
-"""Answering one request, from its admission to its log line: with one body, or with a stream of server-sent
-events.
-"""
+"""Answering one request, from its admission to its log line: with one body, or with a stream of events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,21 +14,46 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...batcher.request import Item, Items, Request
+from ...decode.config import GenerationConfig
 from ...errors import MarsError
 from ...session.answer import Event
-from ..keys import Keys
+from ..api_error import ApiError, encoded, overloaded
 from ..metrics import Metrics
-from ..models.models import Models
-from ..options import ServeOptions
-from ..refusals import Refused, busy, encoded
+from ..models import Models
+from ..options import Keys, ServeOptions
 from ..requests.api_request import ApiRequest, Kind
+from ..requests.fields import Field, flag, read_fields, setting
 from .admission import Admitted, admit
 from .choice import Choice, Delta
 from .protocols.anthropic import MessagesSerializer
 from .protocols.completions import CompletionsSerializer
 from .protocols.openai_responses import ResponsesSerializer
 from .protocols.serializer import Serializer
-from .steering import Streams
+
+FIELDS = {"tau": Field(setting), "exact": Field(flag)}
+Streams = dict[str, tuple[Serializer, str | None]]
+"""The running streams of a server by their ids, each with its client's digest (`Keys.find`)."""
+
+
+def steer(streams: Streams, name: str, client: str | None, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Set tau or exact mode from the next step on, and return the settings. Clients steer their own streams
+    only.
+    """
+    serializer, owner = streams.get(name, (None, None))
+    if serializer is None or owner != client:
+        raise ApiError(404, f"no stream {name[:80]!r} is running", param="id", code="stream_not_found")
+    values, _ = read_fields(body, FIELDS)
+    if len(values) != 1 or values.get("exact") is False:
+        raise ApiError(400, 'send either {"tau": NUMBER} or {"exact": true}', param="tau")
+    [(field, value)] = values.items()
+    try:
+        serializer.admitted.model.session.check(GenerationConfig(**values))
+        for request in serializer.admitted.requests:
+            setattr(request, field, value)
+    except MarsError as error:
+        raise ApiError.from_error(error, field) from None
+    return {"id": name, "mars": serializer.settings()}
+
 
 LOG = logging.getLogger("mars_export.serve")
 HEADERS = [
@@ -61,7 +84,7 @@ class Service:
 async def begin(
     service: Service, api_request: ApiRequest, client: str | None, address: str | None, receive: Receive
 ) -> ApiResponse:
-    """Submit a request, and wait until it runs. Raises Refused; then nothing of it runs.
+    """Submit a request, and wait until it runs. Raises ApiError; then nothing of it runs.
 
     `client` is the digest of its key. Clients take turns by key, or without keys by address.
     """
@@ -69,32 +92,32 @@ async def begin(
 
     async def admitted_and_running() -> tuple[Admitted, tuple[Request | None, Item]]:
         caller, timeout = address if client is None else client, options.request_timeout
-        admitted = await admit(service.models, api_request, caller, arrived_at, timeout, items, until)
+        admitted = await admit(service.models, api_request, caller, arrived_at, timeout, items, cleanup)
         return admitted, await items.get()
 
-    with ExitStack() as until:
-        until.callback(asyncio.ensure_future(_listen(receive, items)).cancel)
+    with ExitStack() as cleanup:
+        cleanup.callback(asyncio.ensure_future(_listen(receive, items)).cancel)
         try:
             admitted, first = await asyncio.wait_for(admitted_and_running(), options.queue_timeout)
         except asyncio.TimeoutError:
             seconds = options.queue_timeout
             reason = f"no row was free, or the prompt or its grammar was not processed within {seconds:g} s"
-            raise busy(f"{reason}; try again later", max(1.0, seconds / 2)) from None
+            raise overloaded(f"{reason}; try again later", max(1.0, seconds / 2)) from None
         serializer = SERIALIZERS[api_request.kind](admitted)
-        return ApiResponse(service, client, arrived_at, admitted, first, items, until.pop_all(), serializer)
+        return ApiResponse(service, client, arrived_at, admitted, first, items, cleanup.pop_all(), serializer)
 
 
 async def _listen(receive: Receive, items: Items) -> None:
-    """Add a Refused when the client disconnects."""
+    """Add a ApiError when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    items.put_nowait((None, Refused(499, "the client disconnected")))
+    items.put_nowait((None, ApiError(499, "the client disconnected")))
 
 
 @dataclass(slots=True)
 class ApiResponse:
     """The response to a request that runs, whose items `items` gets after the `first` one. In a stream errors
-    are chunks, since the status is sent first. Closing `until` ends everything that the request uses.
+    are chunks, since the status is sent first. Closing `cleanup` ends everything that the request uses.
     """
 
     _service: Service
@@ -103,14 +126,14 @@ class ApiResponse:
     _admitted: Admitted
     _first: tuple[Request | None, Item] | None
     _items: Items
-    _until: ExitStack
+    _cleanup: ExitStack
     _serializer: Serializer
     _outcome: str = "cancelled"  # until it is over
     _steps: dict[int, float] = field(default_factory=dict)  # time of the last step of each choice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._until:
+            with self._cleanup:
                 if self._admitted.api_request.stream:
                     await self._stream(send)
                     return
@@ -127,7 +150,7 @@ class ApiResponse:
 
         serializer, is_typed = self._serializer, self._admitted.api_request.is_typed
         self._service.streams[serializer.id] = serializer, self._client
-        self._until.callback(self._service.streams.pop, serializer.id)
+        self._cleanup.callback(self._service.streams.pop, serializer.id)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write(b"".join(map(_data, serializer.opening())))
         data = b""
@@ -138,13 +161,13 @@ class ApiResponse:
                     await write(data)
                     data = b""
             await write(data if is_typed else data + DONE)
-        except Refused as refusal:
+        except ApiError as refusal:
             if refusal.status != 499:
                 await write(data + failure(refusal, is_typed=is_typed))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta] | None]:
-        """The addition of each item to a choice; None after a silence. Raises Refused, also if the client
+        """The addition of each item to a choice; None after a silence. Raises ApiError, also if the client
         disconnects.
         """
         while not self._serializer.is_over:
@@ -187,27 +210,27 @@ class ApiResponse:
                 model.name, len(event.token_ids), None if before is None else now - before
             )
 
-    def _failed(self, error: BaseException) -> Refused:
-        if isinstance(error, Refused):
+    def _failed(self, error: BaseException) -> ApiError:
+        if isinstance(error, ApiError):
             return error
         self._outcome = "failed"
         if isinstance(error, MarsError):
-            return Refused.of(error)
+            return ApiError.from_error(error)
         LOG.error("an answer failed: %s", type(error).__name__)
-        return Refused(500, "the answer failed inside the server; see its log", code="failed")
+        return ApiError(500, "the answer failed inside the server; see its log", code="failed")
 
     def _check_end(self, event: Event) -> None:
-        """Raise Refused if the server ended an answer early. After a timeout, what there is of any answer is
+        """Raise ApiError if the server ended an answer early. After a timeout, what there is of any answer is
         returned.
         """
         if event.finish_reason == "cancelled":
-            raise Refused(
+            raise ApiError(
                 503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
             )
         if not any(request.stats.tokens for request in self._admitted.requests):
             self._outcome = "expired"
             seconds = self._service.options.request_timeout
-            raise Refused(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
+            raise ApiError(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
 
     def _record(self) -> None:
         """Count and log the answer."""
@@ -226,7 +249,7 @@ class ApiResponse:
         LOG.info("answer", extra={"fields": fields})
 
 
-def failure(refusal: Refused, *, is_typed: bool) -> bytes:
+def failure(refusal: ApiError, *, is_typed: bool) -> bytes:
     """The last event of a stream that failed. `is_typed`: whether events of its protocol have a type."""
     return _data({"type": "error"} | refusal.body if is_typed else refusal.body)
 

@@ -25,8 +25,8 @@ from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
 from mars_export.runtime.bundle.open import Bundle  # noqa: E402
 from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.models.adaptive import Adaptive, read_levels  # noqa: E402
-from mars_export.runtime.serve.models.models import Models  # noqa: E402
+from mars_export.runtime.serve.loaded_model import Adaptive, read_levels  # noqa: E402
+from mars_export.runtime.serve.models import Models  # noqa: E402
 
 NAMES = ("exact", "near@0.01", "far@0.02")
 

@@ -122,7 +122,7 @@ def test_an_expectation_is_refused_before_the_body(server: Serving) -> None:
 
 
 def test_too_many_connections(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.serve.connection.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("mars_export.runtime.serve.server.MAX_CONNECTIONS", 3)
     with serving({"tiny": session}) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
         until(lambda: len(server.server.server_state.connections) == 3)

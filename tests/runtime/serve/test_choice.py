@@ -18,8 +18,11 @@ from support import tiny  # noqa: E402
 from mars_export import GenerationConfig  # noqa: E402
 from mars_export.runtime.decode.sequence import Accepted  # noqa: E402
 from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # noqa: E402
-from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E402
-from mars_export.runtime.serve.responses.tokens import TokenStream  # noqa: E402
+from mars_export.runtime.serve.responses.choice import (  # noqa: E402
+    Choice,
+    Delta,
+    TokenStream,
+)
 from mars_export.runtime.session.answer import Event  # noqa: E402
 from mars_export.runtime.text.dialects import LIST  # noqa: E402
 from mars_export.runtime.text.tokenizer import Text, TextStream  # noqa: E402

@@ -27,9 +27,9 @@ from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
 from mars_export.runtime.bundle.open import Bundle  # noqa: E402
 from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
 from mars_export.runtime.decode.stats import Stats  # noqa: E402
-from mars_export.runtime.serve import acceptance  # noqa: E402
-from mars_export.runtime.serve.acceptance import AcceptanceMonitor  # noqa: E402
-from mars_export.runtime.serve.models.models import Models  # noqa: E402
+from mars_export.runtime.serve import metrics  # noqa: E402
+from mars_export.runtime.serve.metrics import AcceptanceMonitor  # noqa: E402
+from mars_export.runtime.serve.models import Models  # noqa: E402
 from mars_export.runtime.serve.options import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.responses.admission import Admitted  # noqa: E402
 
@@ -144,7 +144,7 @@ def expecting(session: Session, tokens_per_forward: Any) -> Session:
 def test_a_profile_whose_answers_gain_little_warns_once(
     sessions: Sessions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptance, "PRIOR", 10.0)
+    monkeypatch.setattr(metrics, "PRIOR", 10.0)
     with serving({"tiny": expecting(sessions(MAIN), 20.0)}) as server:
 
         def ratio() -> float:

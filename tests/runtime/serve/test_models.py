@@ -26,20 +26,20 @@ from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 from mars_export import GenerationConfig, Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.bundle.engine_info import Extent  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.models.model import Unopened  # noqa: E402
-from mars_export.runtime.serve.models.open_model import OpenModel  # noqa: E402
+from mars_export.runtime.serve.loaded_model import LoadedModel  # noqa: E402
+from mars_export.runtime.serve.models import LazyModel  # noqa: E402
 
 OTHER = "qwen2"
 
 
 class Shelf:
-    """Unopened bundles, and how many of their sessions exist."""
+    """Lazy models, and how many of their sessions exist."""
 
     def __init__(self, bundles: Named) -> None:
         self._bundles, self.lives = bundles, weakref.WeakSet[Session]()
         self.most, self.opened, self.error = 0, [], None
 
-    def unopened(self, name: str) -> Unopened:
+    def unopened(self, name: str) -> LazyModel:
         session = Session.open(self._bundles(name), threads=1, cache_bytes=0)
 
         def opened() -> Session:
@@ -51,10 +51,10 @@ class Shelf:
             self.most = max(self.most, len(self.lives))
             return fresh
 
-        return Unopened(session.bundle, session.variant, opened)
+        return LazyModel(session.bundle, session.variant, opened)
 
     @property
-    def both(self) -> dict[str, Unopened]:
+    def both(self) -> dict[str, LazyModel]:
         return {"a": self.unopened(MAIN), "b": self.unopened(OTHER)}
 
 
@@ -195,7 +195,7 @@ def test_short_memory_closes_another(at_first_step: bool, shelf: Shelf) -> None:
             session.backend.new_cache = no_room
         return session
 
-    both["b"] = Unopened(both["b"].bundle, both["b"].variant, needs_room)
+    both["b"] = LazyModel(both["b"].bundle, both["b"].variant, needs_room)
     with serving(both) as server:
         assert [answer(server, name).status for name in "ab"] == [200, 200]
         assert states(server) == {"a": "unloaded", "b": "loaded"}
@@ -205,16 +205,16 @@ def test_short_memory_closes_another(at_first_step: bool, shelf: Shelf) -> None:
 def test_a_request_that_gives_up_does_not_stop_the_closing(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closes = OpenModel.close
+    closes = LoadedModel.close
 
-    def slow(model: OpenModel, drain: float) -> None:
+    def slow(model: LoadedModel, drain: float) -> None:
         time.sleep(0.8)
         closes(model, drain)
 
     with serving(shelf.both, ServeOptions(max_models=1, queue_timeout=0.2)) as server:
         until(lambda: answer(server, "a").status == 200)
         shelf.most = 0
-        monkeypatch.setattr(OpenModel, "close", slow)
+        monkeypatch.setattr(LoadedModel, "close", slow)
         assert answer(server, "b").status == 429
         until(lambda: answer(server, "b").status == 200)
         assert shelf.most == 1, "the closed one is freed before the other is opened"
@@ -229,7 +229,7 @@ def test_a_request_that_gives_up_does_not_stop_the_opening(shelf: Shelf) -> None
         return opens()
 
     opens = both["b"].open
-    both["b"] = Unopened(both["b"].bundle, both["b"].variant, slow)
+    both["b"] = LazyModel(both["b"].bundle, both["b"].variant, slow)
     with serving(both, ServeOptions(queue_timeout=0.2)) as server:
         assert answer(server, "b").status == 429
         until(lambda: states(server)["b"] == "loaded")
@@ -247,7 +247,7 @@ def test_a_server_that_closes_keeps_no_model_that_is_being_opened(shelf: Shelf) 
         return opens()
 
     opens = both["b"].open
-    both["b"] = Unopened(both["b"].bundle, both["b"].variant, slow)
+    both["b"] = LazyModel(both["b"].bundle, both["b"].variant, slow)
     with serving(both) as server, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(answer, server, "b")
         assert entered.wait(30)
@@ -290,7 +290,7 @@ def test_rows_of_an_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     session = sessions("llama") if rows is None else engine(sessions("llama"), rows)
-    model = OpenModel("m", session, options)
+    model = LoadedModel("m", session, options)
     with caplog.at_level(logging.INFO, "mars_export.serve"):
         model.warm()
     assert model.fault is None and model.batcher is not None
@@ -306,7 +306,7 @@ def test_rows_of_an_engine(
 def test_requests_without_max_tokens_run_side_by_side(entries: int, sessions: Sessions) -> None:
     session = sessions("llama")
     limits = Limits(max_rows=8, kv_bytes=entries * session.kv_budget(1, None).entry_bytes)
-    model = OpenModel("m", session, ServeOptions(limits))
+    model = LoadedModel("m", session, ServeOptions(limits))
     model.warm()
     with model.running() as batcher:
         config = GenerationConfig(max_new_tokens=model.default_tokens, eos_ids=())

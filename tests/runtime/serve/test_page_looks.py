@@ -10,7 +10,7 @@ import pytest
 from support.missing import need
 from support.page import WORDS, Open, ask, ended
 
-from mars_export.runtime.serve.page import headers, page
+from mars_export.runtime.serve.routes import headers, page
 
 need("uvicorn", "serve")
 

@@ -20,7 +20,7 @@ need("openai", "dev")
 from support.served import Serving, serving  # noqa: E402
 
 from mars_export import cli  # noqa: E402
-from mars_export.runtime.serve.refusals import CODES  # noqa: E402
+from mars_export.runtime.serve.api_error import CODES  # noqa: E402
 
 PAGES = ("README.md", "docs/serving.md")
 

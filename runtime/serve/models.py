@@ -1,4 +1,4 @@
-"""The served bundles, by the names that clients use: which are open, and which is closed for another."""
+"""The served bundles by the names that clients use: which are loaded, and which is closed for another."""
 
 from __future__ import annotations
 
@@ -6,18 +6,113 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from pathlib import Path
+from time import time
 from typing import Any, TypeVar
 
-from ... import machine
-from ...errors import MarsError, SessionError
-from ...session.session import Session
-from ..options import ServeOptions
-from ..refusals import Refused
-from .model import Model, Unopened
-from .open_model import OpenModel
+from .. import machine
+from ..bundle.manifest import Variant
+from ..bundle.open import Bundle, open_bundle
+from ..bundle.profiles import staleness
+from ..device.variants import choose
+from ..errors import MarsError, SessionError
+from ..session.session import Session
+from .api_error import ApiError
+from .loaded_model import LoadedModel
+from .options import ServeOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LazyModel:
+    """A bundle that is opened when a request names it, and the variant that will run."""
+
+    bundle: Bundle
+    variant: Variant
+    open: Callable[[], Session]
+
+
+def read_bundles(paths: Mapping[str, str | Path], **settings: Any) -> dict[str, Session | LazyModel]:
+    """Bundles by model name, with the settings of Session.open. A single one is opened at once, several for
+    their first requests. Raises BundleError and SessionError.
+    """
+    if len(paths) == 1:
+        return {name: Session.open(path, **settings) for name, path in paths.items()}
+    bundles: dict[str, Session | LazyModel] = {}
+    device, variant = settings.get("device", "cpu"), settings.get("variant")
+    for name, path in paths.items():
+        bundle = open_bundle(path, safe=settings.get("safe", False))
+        choice = choose(bundle, device) if variant is None else bundle.variant(variant)
+        bundles[name] = LazyModel(bundle, choice, partial(Session.open, path, **settings))
+    return bundles
+
+
+class Model:
+    """A name and a bundle.
+
+    opened: its session and batcher, while it is open
+    used: number of its last use, in the order of all uses
+    state: loaded, loading, failed (at the last attempt) or unloaded
+    """
+
+    def __init__(self, name: str, source: Session | LazyModel) -> None:
+        self.name, self.source = name, source
+        self.opened: LoadedModel | None = None
+        self.used = 0
+        self.state = "unloaded"
+        self._created = int(time())
+        manifest = source.bundle.manifest
+        self.profiles = [p.name for p in manifest.profiles if not staleness(manifest, source.variant, p)]
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name, *(f"{self.name}:{profile}" for profile in self.profiles)]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the graph and the weights."""
+        variant = self.source.variant
+        files = self.source.bundle.manifest.files
+        return sum(entry.size for entry in files if entry.path in (variant.file, variant.weights))
+
+    @property
+    def can_close(self) -> bool:
+        """Whether it is open, no request uses it, and it can be opened again."""
+        return self.opened is not None and not self.opened.users and isinstance(self.source, LazyModel)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Its entries in /v1/models: its name, and its name with each valid profile."""
+        return [self.entry(name) for name in self.names]
+
+    def entry(self, name: str) -> dict[str, Any]:
+        manifest, variant, opened = self.source.bundle.manifest, self.source.variant, self.opened
+        text, outputs = manifest.text, set(variant.outputs)
+        is_structured = text is not None and bool({"logits", "topk_ids"} & outputs)
+        mars = {
+            "state": self.state,
+            "block": manifest.block,
+            "precision": variant.precision,
+            "batch_invariant": variant.is_batch_invariant,
+            "context": opened.context if opened is not None else manifest.model.context_length,
+            "profiles": self.profiles,
+            "sampling": "logits" in outputs,
+            "structured": is_structured,
+            "json_schema": is_structured,
+            "tools": is_structured and text is not None and text.chat_template is not None,
+            "thinking": text is not None and text.thinking is not None,
+            "logprobs": True,
+            "variant": variant.name,
+            "backend": variant.backend,
+            "adaptive": list(opened.levels) if opened is not None else [],
+        }
+        return {
+            "id": name, "object": "model", "created": self._created, "owned_by": "mars-export", "mars": mars,
+        }  # fmt: skip
+
 
 LOG = logging.getLogger("mars_export.serve")
 Result = TypeVar("Result")
@@ -32,14 +127,14 @@ class Models:
     options, or the machine's memory. `take` belongs to one event loop.
     """
 
-    def __init__(self, sources: Mapping[str, Session | Unopened], options: ServeOptions) -> None:
+    def __init__(self, sources: Mapping[str, Session | LazyModel], options: ServeOptions) -> None:
         if not sources:
             raise SessionError("at least one bundle is needed")
         self._options = options
         self.models = {name: Model(name, source) for name, source in sources.items()}
         for model in self.models.values():
-            if not isinstance(model.source, Unopened):
-                model.opened, model.state = OpenModel(model.name, model.source, options), "loaded"
+            if not isinstance(model.source, LazyModel):
+                model.opened, model.state = LoadedModel(model.name, model.source, options), "loaded"
         self._is_started = self._is_closed = False
         self._lock = threading.Lock()  # guards these two, and that nothing is opened after `close`
         self._turn = asyncio.Lock()  # of requests that need another model to be opened
@@ -47,7 +142,7 @@ class Models:
         self._uses = count(1)
 
     @property
-    def opened(self) -> dict[str, OpenModel]:
+    def opened(self) -> dict[str, LoadedModel]:
         """The open models."""
         return {name: model.opened for name, model in self.models.items() if model.opened is not None}
 
@@ -71,7 +166,7 @@ class Models:
             model.warm()
 
     def find(self, name: str | None) -> tuple[Model, str | None]:
-        """The model of a name, and the profile after its colon. Raises Refused."""
+        """The model of a name, and the profile after its colon. Raises ApiError."""
         if name is None:
             return next(iter(self.models.values())), None
         if name in self.models:
@@ -81,15 +176,15 @@ class Models:
             if profile != name and profile in model.profiles:
                 return model, profile
         known = ", ".join(other for model in self.models.values() for other in model.names)
-        raise Refused(
+        raise ApiError(
             404, f"no model {name[:200]!r} (there are: {known})", param="model", code="model_not_found"
         )
 
     # --- opening and closing ---
 
-    async def take(self, name: str | None, until: ExitStack) -> tuple[OpenModel, str | None]:
+    async def take(self, name: str | None, cleanup: ExitStack) -> tuple[LoadedModel, str | None]:
         """The open model of a name, and the profile after its colon. It is opened if it is not, and stays
-        open until `until` is closed. Raises Refused.
+        open until `cleanup` is closed. Raises ApiError.
         """
         model, profile = self.find(name)
         if model.opened is None or self._needs_room:  # then all wait, or a busy model would keep its place
@@ -98,11 +193,11 @@ class Models:
         else:
             opened = model.opened
         opened.users += 1
-        until.callback(opened.release)
+        cleanup.callback(opened.release)
         model.used = next(self._uses)
         return opened, profile
 
-    async def _open(self, model: Model) -> OpenModel:
+    async def _open(self, model: Model) -> LoadedModel:
         try:
             while self._is_over(model):
                 if not await self._close_one():
@@ -112,7 +207,7 @@ class Models:
             self._needs_room = False
         return await _to_the_end(self._opened(model))
 
-    async def _opened(self, model: Model) -> OpenModel:
+    async def _opened(self, model: Model) -> LoadedModel:
         model.state = "loading"
         try:
             while (opened := await self._attempt(model)) is None:
@@ -126,10 +221,10 @@ class Models:
                 return opened
         model.state = "unloaded"
         await asyncio.to_thread(opened.close, 0)
-        raise Refused(503, f"{model.name} takes no more requests", code="closing")
+        raise ApiError(503, f"{model.name} is shutting down", code="closing")
 
-    async def _attempt(self, model: Model) -> OpenModel | None:
-        """Open a model. None if it lacked memory, and another one was closed. Raises Refused."""
+    async def _attempt(self, model: Model) -> LoadedModel | None:
+        """Open a model. None if it lacked memory, and another one was closed. Raises ApiError."""
         try:
             return await asyncio.to_thread(self._new, model)
         except Exception as error:  # a file system and libraries raise their own
@@ -140,11 +235,11 @@ class Models:
         if lacks_memory and await self._close_one():
             return None
         LOG.error("%s cannot be opened: %s", model.name, reason)
-        raise Refused(503, f"{model.name} cannot be opened; see the server's log", code="failed")
+        raise ApiError(503, f"{model.name} cannot be opened; see the server's log", code="failed")
 
-    def _new(self, model: Model) -> OpenModel:
-        assert isinstance(model.source, Unopened), "a session is open from the start"
-        opened = OpenModel(model.name, model.source.open(), self._options)
+    def _new(self, model: Model) -> LoadedModel:
+        assert isinstance(model.source, LazyModel), "a session is open from the start"
+        opened = LoadedModel(model.name, model.source.open(), self._options)
         opened.warm()
         if opened.fault is not None:
             raise opened.fault
@@ -213,7 +308,7 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
                 await asyncio.wait({task})
 
 
-async def _close(opened: OpenModel) -> None:
+async def _close(opened: LoadedModel) -> None:
     """Close a model and free its memory; the caller has no reference to it."""
     await asyncio.to_thread(opened.close, 0)
     del opened

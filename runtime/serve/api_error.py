@@ -37,7 +37,7 @@ CODES = {
 """Values of `error.code` with their usual status. docs/serving.md explains them."""
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that gets an error response. `param` is the wrong field."""
 
     def __init__(
@@ -55,10 +55,10 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
     @classmethod
-    def of(cls, error: MarsError, param: str | None = None) -> Refused:
+    def from_error(cls, error: MarsError, param: str | None = None) -> ApiError:
         """The response to a MarsError. `param` is the wrong field."""
         if isinstance(error, Overloaded):
-            return busy(str(error), error.retry_after)
+            return overloaded(str(error), error.retry_after)
         return cls(CODES[error.code], str(error), param=param, code=error.code)
 
     @property
@@ -70,10 +70,10 @@ class Refused(Exception):
         return {"error": {"message": text, "type": kind, "param": self.param, "code": self.code}}
 
 
-def busy(message: str, retry_after: float, status: int = 429) -> Refused:
+def overloaded(message: str, retry_after: float, status: int = 429) -> ApiError:
     """The server has no room for the request now."""
     seconds = str(max(1, round(retry_after)))
-    return Refused(status, message, code="overloaded", headers={"retry-after": seconds})
+    return ApiError(status, message, code="overloaded", headers={"retry-after": seconds})
 
 
 def encoded(value: Any) -> bytes:

@@ -1,1 +1,0 @@
-"""The models of a server: open or not, each with its batcher and its level of tau."""
