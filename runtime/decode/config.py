@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from ..accept import METRICS, is_one_token, passes
@@ -94,6 +94,7 @@ class GenerationConfig:
     frequency_penalty: The same, for each time that they occur; 0 is off.
     logit_bias: Numbers that are added to the logits of tokens, by their ids.
     top_logprobs: Return this many of the most likely tokens at each position, at most 20.
+    masks_of_tau: Whether masks came with the tau, from `repeatable` or a profile; exact mode sets it to auto.
 
     At most one of schema (a text or a mapping), regex, choice, tools (a text or a list) and grammar may be
     set, except for schema with tools: the answer is calls, or JSON of the schema (docs/structured.md). Raises
@@ -125,6 +126,7 @@ class GenerationConfig:
     frequency_penalty: Annotated[float, PENALTY] = 0.0
     logit_bias: Annotated[Mapping[int, float] | Sequence[tuple[int, float]], LOGIT_BIAS] = ()
     top_logprobs: Annotated[int, TOP] = 0
+    masks_of_tau: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -207,13 +209,17 @@ class GenerationConfig:
             changes["exact"] = None
         elif changes.get("exact") is True and "tau" not in changes:
             changes["tau"] = None
-            if self.masks == "full":  # of `repeatable` or a profile; exact mode's text needs no fixed number
+            if self.masks_of_tau:
                 changes.setdefault("masks", "auto")
+        if "masks" in changes:
+            changes.setdefault("masks_of_tau", False)
         return replace(self, **changes)
 
     def with_profile(self, profile: GenerationConfig) -> GenerationConfig:
         """A copy with what a profile sets: tau, metric and masks."""
-        return self.with_values(tau=profile.tau, metric=profile.metric, masks=profile.masks)
+        return self.with_values(
+            tau=profile.tau, metric=profile.metric, masks=profile.masks, masks_of_tau=True
+        )
 
 
 def repeatable(config: GenerationConfig, *, has_masks: bool, has_seed: bool = False) -> GenerationConfig:
@@ -222,5 +228,5 @@ def repeatable(config: GenerationConfig, *, has_masks: bool, has_seed: bool = Fa
     """
     has_tau = not config.exact and not config.one_token
     if has_tau and not has_masks and config.masks == "auto" and (has_seed or not config.is_greedy):
-        return config.with_values(masks="full", tau=config.tau)
+        return config.with_values(masks="full", masks_of_tau=True, tau=config.tau)
     return config

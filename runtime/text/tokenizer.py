@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from ..bundle.files import read_small
 from ..bundle.open import Bundle
@@ -38,6 +37,10 @@ PROBES: Mapping[str, Sequence[Sequence[Message]]] = {
     ],
 }
 MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
+BROKEN = "\ufffd"  # the decoder's character for bytes that are no text, or not yet
+# Tokens whose text is not known; the first and the last of them, which decide about later ones; and the
+# characters that later bytes may still change.
+MAX_UNREAD, FIRST_UNREAD, LAST_UNREAD, OPEN = 48, 4, 16, 3
 TOKENIZER_LIMIT = 1 << 30  # bytes
 SAFE_ADVICE = ", or open it without safe mode if you trust its source"
 # A prompt with more characters than a context full of very long tokens is refused before it is tokenized.
@@ -374,10 +377,11 @@ class TextStream:
         self._stop = [s for s in stop if s]
         self._thinking = thinking if self._stop else None
         self._searched = 0  # characters in which there is no stop string
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        # The last tokens: `num_read` whose text is known, which later ones may depend on, then the others.
         self._token_ids: list[int] = []
+        self._num_read = 0
+        self._known = ""  # the part of their text that is in `text`
         self._token_texts: list[str] = []  # that `take_token_texts` has not returned
-        self._unread = 0  # number of last tokens without text so far
         self._text = ""
         self._shown = 0
         self.stop_string: str | None = None  # that ended the text
@@ -389,30 +393,41 @@ class TextStream:
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string; the text then ends before that string."""
         self._token_ids.append(token)
-        self._unread += 1
-        piece = self._step(token)
-        self._token_texts.append(piece or "")
+        piece = self._next_piece()
+        self._token_texts.append(piece)
         if piece:
-            self._unread = 0
             self._append(piece)
         return self.stopped
 
-    def _step(self, token: int) -> str | None:
-        try:
-            return self._decoder.step(self._source.tokenizer, token)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:  # the Rust library raises plain Exception, or panics
-            # With byte fallback, one invalid byte makes the decoder take back earlier characters of its run,
-            # which were shown. Decoding starts again after them.
-            self._decoder = DecodeStream(skip_special_tokens=True)
-            with no_panic(
-                SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"
-            ):
-                pieces = [
-                    self._decoder.step(self._source.tokenizer, i) for i in self._token_ids[-self._unread :]
-                ]
-            return "".join(piece for piece in pieces if piece)
+    def _next_piece(self) -> str:
+        """The text that the last token completes. The work for each token is bounded."""
+        ids, num_open = self._token_ids, 0
+        whole = self._source.decode(ids)
+        if whole.endswith(BROKEN) or len(whole) <= len(self._known):
+            if len(ids) - self._num_read < MAX_UNREAD:
+                return ""
+            # No character has so many bytes: all but the last of them never become one.
+            whole = self._continued(whole)
+            num_open = min(OPEN, len(whole) - len(self._known))
+            del ids[self._num_read + FIRST_UNREAD : -LAST_UNREAD]
+        else:
+            whole = self._continued(whole)
+            del ids[: self._num_read]
+            self._num_read = len(ids)
+        piece = whole[len(self._known) : len(whole) - num_open]
+        self._known = self._source.decode(ids)
+        self._known = self._known[: len(self._known) - num_open]
+        return piece
+
+    def _continued(self, whole: str) -> str:
+        """`whole`, the text of the last tokens, or of the unread ones alone: with byte fallback, an invalid
+        byte makes the decoder take back earlier characters of its run, which were shown.
+        """
+        if whole.startswith(self._known):
+            return whole
+        del self._token_ids[: self._num_read]
+        self._num_read, self._known = 0, ""
+        return self._source.decode(self._token_ids)
 
     def read(self) -> str:
         """The text that became final since the last call."""
@@ -433,13 +448,10 @@ class TextStream:
 
     def complete(self) -> None:
         """Add the text of an incomplete last character, as U+FFFD, to `text`. No token follows."""
-        if self.stopped or not self._unread:
+        if self.stopped:
             return
-        whole = self._source.decode(self._token_ids)
-        rest = whole[len(self._text) :]
-        if not whole.startswith(self._text):
-            rest = self._source.decode(self._token_ids[-self._unread :])
-        self._unread = 0
+        rest = self._continued(self._source.decode(self._token_ids))[len(self._known) :]
+        self._token_ids, self._num_read, self._known = [], 0, ""
         self._append(rest)
 
     @property

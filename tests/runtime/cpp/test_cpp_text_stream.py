@@ -33,6 +33,9 @@ def test_streams_show_the_same_pieces(kind: str, drivers: Callable[[str], Driver
                 draw.randint(0, len(ids)),
                 draw.choice(draw.choice([single, range(tokenizer.get_vocab_size() + 40)])),
             )
+        if draw.random() < 0.1:  # bytes that never are characters, in between
+            at = draw.randint(0, len(ids))
+            ids[at:at] = draw.choices(draw.choice([single, single[0x80:0x82]]), k=draw.randint(40, 200))
         if tokenizer.token_to_id("<0x20>") in ids:
             continue  # a space written as a byte, which no encoder does: it forgets that it showed one
         stop = draw.sample(STOPS, draw.randint(0, 3))

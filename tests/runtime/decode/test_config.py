@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mars_export import GenerationConfig, SessionError
+from mars_export.runtime.decode.config import repeatable
 
 WRONG: dict[str, tuple[Any, ...]] = {
     "tau": (-0.1, math.nan, math.inf, "0.9", True), "metric": ("certainty",), "max_new_tokens": (0, 1.5),
@@ -63,3 +64,25 @@ def test_a_changed_copy_is_checked_too() -> None:
 )
 def test_which_tau_means_one_token(tau: float, metric: str, expected: bool) -> None:
     assert GenerationConfig(tau=tau, metric=metric).one_token is expected
+
+
+FULL = GenerationConfig(tau=0.9, masks="full")
+
+
+@pytest.mark.parametrize(
+    ("config", "masks"),
+    [
+        (FULL, "full"),
+        (GenerationConfig(tau=0.9, masks=3), 3),
+        (repeatable(FULL, has_masks=True, has_seed=True), "full"),
+        (repeatable(GenerationConfig(tau=0.9), has_masks=False, has_seed=True), "auto"),
+        (repeatable(GenerationConfig(tau=0.9, temperature=1), has_masks=False).with_values(seed=1), "auto"),
+        (GenerationConfig().with_profile(FULL), "auto"),
+        (GenerationConfig(masks=3).with_profile(FULL.with_values(masks=2)), "auto"),
+        (GenerationConfig().with_profile(FULL).with_values(masks="full"), "full"),
+    ],
+)
+def test_exact_mode_after_a_tau_keeps_the_masks_that_the_user_chose(
+    config: GenerationConfig, masks: object
+) -> None:
+    assert config.with_values(exact=True).masks == masks

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import meta
 from support import nasty, templates, tiny
+from tokenizers import Tokenizer
 
 from mars_export import BundleError, SessionError
 from mars_export.runtime.bundle.open import open_bundle
@@ -85,6 +86,39 @@ def test_the_end_of_a_text_is_added_once(kind: str) -> None:
     shown += stream.finish()
     assert stream.text == shown == "a😀\ufffd\ufffd"
     assert (stream.finish(), stream.text) == ("", shown)
+
+
+class Counting:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.num_decoded = tokenizer, 0
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        self.num_decoded += len(ids)
+        return self.tokenizer.decode(ids, **options)
+
+
+@pytest.mark.parametrize("run", ["80", "e2 82", "80 e2 82 ac 61", "special"])
+@pytest.mark.parametrize("kind", ["llama2", "mistral", "qwen2"])
+def test_the_work_for_a_token_is_bounded(kind: str, run: str) -> None:
+    """Bytes that never form a character, and special tokens: the text is that of a whole decode."""
+    tokenizer = nasty.KINDS[kind]()
+    if run == "special":
+        part = [min(tokenizer.get_added_tokens_decoder())]
+    else:
+        names = {0x80: "Ģ", 0xE2: "â", 0x82: "Ĥ", 0xAC: "¬", 0x61: "a"}  # in a byte-level vocabulary
+        names = names if kind == "qwen2" else {byte: f"<0x{byte:02X}>" for byte in names}
+        part = [tokenizer.token_to_id(names[byte]) for byte in bytes.fromhex(run)]
+    ids = part * (1200 // len(part)) + tokenizer.encode("a ba", add_special_tokens=False).ids
+    text = Text(tokenizer, None)
+    stream, shown = TextStream(text), ""
+    text.tokenizer = counting = Counting(tokenizer)
+    for token in ids:
+        stream.push(token)
+        shown += stream.read()
+    assert counting.num_decoded < 200 * len(ids)
+    assert shown + stream.finish() == tokenizer.decode(ids)
 
 
 def test_specials_are_not_text() -> None:

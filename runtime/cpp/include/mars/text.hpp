@@ -96,6 +96,7 @@ class MARS_API TextStream {
     std::optional<ThinkingStream> thinking_;
     std::size_t longest_stop_ = 0, searched_ = 0; // bytes: of the longest, and of the text without a stop string
     std::vector<std::int64_t> pending_; // tokens that do not form whole characters yet
+    std::size_t known_ = 0;             // bytes of their text that are in `text_`
     std::string text_;
     std::size_t shown_ = 0;
     bool stopped_ = false;

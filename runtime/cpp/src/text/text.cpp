@@ -13,6 +13,19 @@ namespace {
 
 constexpr std::size_t max_stop_strings = 16;
 constexpr std::int64_t longest_stop = 256; // characters
+// Tokens whose text is not known; the first and the last of them, which decide about later ones; and the characters that
+// later bytes may still change.
+constexpr std::size_t max_unread = 48;
+constexpr std::ptrdiff_t first_unread = 4, last_unread = 16;
+constexpr std::int64_t open_characters = 3;
+
+/// The size of `text` without its last `count` characters.
+std::size_t size_without(std::string_view text, std::int64_t count) {
+    std::size_t size = text.size();
+    while (count > 0)
+        if ((static_cast<unsigned char>(text[--size]) & 0xC0U) != 0x80U) --count;
+    return size;
+}
 
 } // namespace
 
@@ -40,10 +53,18 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop, std::opt
 
 bool TextStream::push(std::int64_t token) {
     pending_.push_back(token);
-    const std::string piece = tokenizer_->decode(pending_, true, text_.empty());
-    if (!piece.empty() && !utf8::ends_broken(piece)) {
-        append(piece);
+    const std::string whole = tokenizer_->decode(pending_, true, text_.empty());
+    if (whole.size() > known_ && !utf8::ends_broken(whole)) {
+        append(std::string_view(whole).substr(known_));
         pending_.clear();
+        known_ = 0;
+    } else if (pending_.size() >= max_unread) {
+        // No character has so many bytes: all but the last of them never become one.
+        const std::string_view all = whole;
+        const std::int64_t num_open = std::min(open_characters, utf8::length(all.substr(known_)));
+        append(all.substr(known_, size_without(all, num_open) - known_));
+        pending_.erase(pending_.begin() + first_unread, pending_.end() - last_unread);
+        known_ = size_without(tokenizer_->decode(pending_, true, text_.empty()), num_open);
     }
     return stopped_;
 }
@@ -52,8 +73,9 @@ std::string TextStream::read() { return up_to(text_.size() - (stopped_ ? 0 : hel
 
 std::string TextStream::finish() {
     if (!stopped_) {
-        append(tokenizer_->decode(pending_, true, text_.empty()));
+        append(tokenizer_->decode(pending_, true, text_.empty()).substr(known_));
         pending_.clear();
+        known_ = 0;
     }
     return up_to(text_.size());
 }
