@@ -62,7 +62,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
     add("--one-token", action="store_true", help="ordinary fine-tuning without masks, to compare with")
     args = parser.parse_args(arguments)
     if not (args.rows or args.keep) or args.block < 2 or args.batch < 1 or (args.full and args.adapter):
-        parser.error("give --rows or --keep, --block >= 2, --batch >= 1, and not both --full and --adapter")
+        parser.error("give --rows or --keep, --block >= 2 and --batch >= 1; --adapter excludes --full")
     args.epochs = args.epochs or (math.inf if args.hours else 3)
     return args
 

@@ -27,14 +27,12 @@ def tables(model: Any, sequence: Sequence, mask_id: int, width: int) -> tuple[Te
         part = spans[first : first + WINDOWS]
         pack, logits = forward(model, [(sequence, part)], mask_id)
         logits[:, mask_id] = -torch.inf  # never predicted
-        probability, guess = (column.cpu() for column in logits.softmax(-1).max(-1))
-        hit, row = guess == pack.targets.cpu(), len(right)
-        right[:, 0], sure[:, 0] = hit[:row], probability[:row]
-        for p, end in part:
-            depths = slice(1, 1 + end - p)
-            right[p - start, depths] = hit[row : row + end - p]
-            sure[p - start, depths] = probability[row : row + end - p]
-            row += end - p
+        probability, guess = logits.softmax(-1).max(-1)
+        cells = [(p, 0) for p in range(len(right))]
+        cells += [(p - start, depth) for p, end in part for depth in range(1, end - p + 1)]
+        rows, depths = torch.tensor(cells).T
+        right[rows, depths] = (guess == pack.targets).cpu()
+        sure[rows, depths] = probability.cpu()
     return right, sure
 
 

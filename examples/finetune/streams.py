@@ -56,14 +56,13 @@ def lay_out(batch: Batch, mask_id: int, device: Any = "cpu", multiple: int = 1) 
         first, tokens, kept = len(fed), sequence.tokens, sequence.kept
         fed += [(token, p, document, CLEAN, p + 1) for p, token in enumerate(tokens[:-1])]
         scored += [(first + p - 1, tokens[p], False, 1.0, kept) for p in range(sequence.start, len(tokens))]
-        falling = [
-            (DECAY if kept else 1.0) ** depth for start, stop in spans for depth in range(stop - start)
-        ]
-        weights = iter(weight * len(falling) / sum(falling) for weight in falling)
+        factor = DECAY if kept else 1.0
+        total = sum(factor**depth for start, stop in spans for depth in range(stop - start))
+        scale = sum(stop - start for start, stop in spans) / total if spans else 0.0
         for start, stop in spans:
             window += 1
             for p in range(start, stop):
-                scored.append((len(fed), tokens[p + 1], True, next(weights), kept))
+                scored.append((len(fed), tokens[p + 1], True, scale * factor ** (p - start), kept))
                 fed.append((mask_id, p, document, window, start))
     fed += [(mask_id, p, 0, CLEAN, p + 1) for p in range(-len(fed) % multiple)]
     columns = [*zip(*fed, strict=True), *zip(*scored, strict=True)]
