@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mars_export.exporter.checkpoint.architecture.dims import dims_from_config, expected_shapes
+from mars_export.exporter.checkpoint.dims import dims_from_config, expected_shapes
 from peers import tensors_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -24,13 +24,13 @@ from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.bundle.quantization_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.backend import LEVELED
 from ..runtime.errors import BundleError, ExportError
-from .checkpoint.architecture.dims import Dims
-from .checkpoint.formats.packed import require_same_form
+from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
+from .checkpoint.packed import require_same_form
 from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
-from .graph.fixed import fixed
+from .graph.nodes import fixed
 from .graph.step import GraphSpec
 from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for

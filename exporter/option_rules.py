@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..runtime.bundle.manifest import KV_LAYOUTS
 from ..runtime.errors import ExportError
 from ..runtime.machine import byte_products
-from .checkpoint.architecture.dims import Dims
+from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
 from .codes import SCHEMES
 from .export_options import FLOATS, ExportOptions

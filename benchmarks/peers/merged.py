@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mars_export.exporter.checkpoint import default as embedded
-from mars_export.exporter.checkpoint.architecture.dims import expected_shapes
+from mars_export.exporter.checkpoint.dims import expected_shapes
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from peers import tensors_file
 

@@ -15,7 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from mars_export.exporter.checkpoint import default
-from mars_export.exporter.checkpoint.architecture.families import FAMILIES, refusal
+from mars_export.exporter.checkpoint.families import FAMILIES, refusal
 
 # Tokens that model vendors reserve, and `<empty_output>` of SmolLM2's vocabulary for code, unused in chat.
 RESERVED = re.compile(r"\W*(reserved|unused|dummy|placeholder|extra_\d|special_\d|empty_output)", re.I)

@@ -15,7 +15,7 @@ import torch
 from rows import Sequence
 from torch import Tensor
 
-from mars_export.exporter.checkpoint.architecture.families import FAMILIES
+from mars_export.exporter.checkpoint.families import FAMILIES
 
 Batch = list[tuple[Sequence, list[tuple[int, int]]]]  # sequences with their windows of masks, [start, stop)
 CLEAN = 0

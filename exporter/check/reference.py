@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..checkpoint.architecture import names
-from ..checkpoint.architecture.dims import Dims
-from ..checkpoint.architecture.stock import Rope
+from ..checkpoint import names
+from ..checkpoint.dims import Dims
+from ..checkpoint.stock import Rope
 from ..checkpoint.tensors import Tensors, chunks
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from ...runtime import machine
 from ...runtime.errors import ExportError
 from ..checkpoint.adapter import MergedTensors
-from ..checkpoint.architecture.names import EMBEDDING
-from ..checkpoint.architecture.stock import silence, stock_class, stock_config
-from ..checkpoint.formats.packed import PackedTensors
+from ..checkpoint.names import EMBEDDING
 from ..checkpoint.open import Checkpoint
+from ..checkpoint.packed import PackedTensors
+from ..checkpoint.stock import silence, stock_class, stock_config
 from ..checkpoint.tensors import read_json
 from .segments import count_weights
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...runtime.errors import CheckpointError
-from .architecture.names import EMBEDDING, HEAD
+from .names import EMBEDDING, HEAD
 from .tensors import (
     StoredTensors,
     Tensors,

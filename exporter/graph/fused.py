@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import onnx
 from onnx import AttributeProto, helper
 
-from ..checkpoint.architecture.dims import Dims
-from ..checkpoint.architecture.quirks import PRE
-from . import scaling
-from .attention import heads, rotary
+from ..checkpoint.dims import Dims
+from ..checkpoint.families import PRE
+from . import heads, operators
 from .nodes import Body, Nodes
-from .quantized import DOMAIN, integer_product
+from .operators import DOMAIN, integer_product
 from .weights import NUMPY_DTYPES
 
 START, END = "LayerStart", "LayerEnd"
@@ -41,7 +40,7 @@ def layer_start(nodes: Nodes, dims: Dims, i: int, hidden: str, opset: int) -> li
     if START not in nodes.functions:
         body = Body()
         nodes.functions |= {START: _start(body, dims, opset)} | body.functions
-    weight, angles = f"layers.{i}.qkv.weight", rotary.angles(dims, i)
+    weight, angles = f"layers.{i}.qkv.weight", heads.angles(dims, i)
     inputs = [hidden, f"layers.{i}.input_norm.weight", weight, f"{weight}_scale", *angles]
     return nodes.add_many(
         START,
@@ -84,7 +83,7 @@ def _end(body: Body, dims: Dims, opset: int) -> onnx.FunctionProto:
     packed = integer_product(body, _norm(body, middle), "gate_up", "packed", opset)
     sizes = ("gate_up_sizes", [dims.intermediate_size] * 2)
     gate, up = body.split(packed, sizes, ("gate", "up"), "gate_up_split")
-    active = scaling.activated(body, dims.quirks, gate, NUMPY_DTYPES["float32"], False)
+    active = operators.activated(body, dims.quirks, gate, NUMPY_DTYPES["float32"], False)
     gated = body.add("Mul", active, up, name="gated")
     added = integer_product(body, gated, "down", "mlp_added", opset)
     body.add("Add", middle, added, name="output")

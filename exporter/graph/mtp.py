@@ -11,7 +11,7 @@ from typing import Protocol
 
 from onnx import TensorProto
 
-from ..checkpoint.architecture.dims import Dims
+from ..checkpoint.dims import Dims
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed
 

@@ -1,4 +1,4 @@
-"""Collects nodes and constants for writing an ONNX graph by hand."""
+"""Collects nodes and constants for writing an ONNX graph by hand, and fixes the sizes of a graph."""
 
 from __future__ import annotations
 
@@ -81,3 +81,26 @@ class Body(Nodes):
             tensor = numpy_helper.from_array(np.asarray(value, dtype), name)
             self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
         return super().constant(name, value, dtype)
+
+
+def fixed(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
+    """A copy of `model` with numbers for the named symbols. It refers to the same weights file."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    for info in [*graph.input, *graph.output]:
+        for dimension in info.type.tensor_type.shape.dim:
+            if dimension.dim_param in sizes:
+                dimension.dim_value = sizes[dimension.dim_param]
+    for name in (name for name in ("slots", "capacity") if name in sizes):
+        # Their indices need no arithmetic on shapes.
+        indices = f"{name}_indices"
+        nodes = [n for n in graph.node if n.output[0] not in (f"num_{name}_1d", f"num_{name}", indices)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        graph.initializer.append(numpy_helper.from_array(np.arange(sizes[name]), indices))
+    used = {name for node in graph.node for name in node.input}
+    constants = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(constants)
+    return copy

@@ -10,17 +10,16 @@ import onnx
 from onnx import TensorProto, helper
 
 from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
-from ..checkpoint.architecture.dims import Dims
+from ..checkpoint.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import fused, mtp, predictions, quantized, scaling
-from .attention import appended, batch_invariant, heads, int8, rotary
+from . import attention, fused, heads, int8_kv, mtp, operators, predictions
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
 # (opset, IR version). `appended` is for older TensorRT: plain operators of an old opset. Opset 21 introduced
 # the blocks of int4 and int8.
-STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
+IN_PLACE_OPSET, APPENDED_OPSET, APPENDED_CODES_OPSET = (24, 11), (18, 8), (21, 10)
 # Added to the mask token's logit. It is finite because exp(-inf) * -inf, in the entropy, would be NaN.
 NEVER = -1e9
 
@@ -38,8 +37,8 @@ class GraphSpec:
     def versions(self) -> tuple[int, int]:
         """The opset and the IR version."""
         if not self.options.is_appended:
-            return STATIC
-        return DELTA_QUANTIZED if self.options.quantization else DELTA
+            return IN_PLACE_OPSET
+        return APPENDED_CODES_OPSET if self.options.quantization else APPENDED_OPSET
 
 
 def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
@@ -112,7 +111,7 @@ class Writer:
 
     def write(self) -> None:
         factor = self.quirks.embedding_factor
-        hidden = scaling.scaled(
+        hidden = operators.scaled(
             self.nodes, self.embedding("input_ids"), factor, "scaled_embedding", self.kind
         )
         # [b, s, hidden]
@@ -127,7 +126,7 @@ class Writer:
         table = "embed_tokens.weight"
         if self.quantization is None or self.quantization.embedding == "float":
             return self.nodes.add("Gather", table, ids, name="embedding")
-        return quantized.embedded(self.nodes, ids, table, ONNX_DTYPES[self.dtype])
+        return operators.embedded(self.nodes, ids, table, ONNX_DTYPES[self.dtype])
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 
@@ -148,15 +147,15 @@ class Writer:
         if not self.has_int8_kv:
             self.write_masks(start, positions, column)
         kind = ONNX_DTYPES[self.dtype]
-        rotary.write_angles(nodes, self.dims, positions, kind, self.is_appended)
-        scaling.query_growth(nodes, self.quirks, column, kind)
+        heads.write_angles(nodes, self.dims, positions, kind, self.is_appended)
+        operators.query_growth(nodes, self.quirks, column, kind)
         if self.is_appended or self.quirks.attention_cap:
-            appended.attention_scale(nodes, self.dims.attention_scale, kind)
+            attention.attention_scale(nodes, self.dims.attention_scale, kind)
 
     def write_masks(self, start: str, positions: str, column: str) -> None:
         nodes = self.nodes
         capacity = self.arange("capacity", "past_key_values.0.key", 2)
-        keys = appended.key_positions(nodes, capacity, start, positions) if self.is_appended else capacity
+        keys = attention.key_positions(nodes, capacity, start, positions) if self.is_appended else capacity
         causal = nodes.add(
             "LessOrEqual", keys, column, name="causal_mask"
         )  # [b, 1, s, c], appended [b, 1, s, c + s]
@@ -167,9 +166,9 @@ class Writer:
                 inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
         if self.is_batch_invariant:
-            batch_invariant.write_rows(nodes, self.dims)
+            attention.write_rows(nodes, self.dims)
             self.masks = {
-                window: batch_invariant.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
+                window: attention.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
             }
 
     # --- one decoder layer ---
@@ -211,11 +210,11 @@ class Writer:
         if self.quirks.query_growth is not None:
             q = nodes.add("Mul", q, "query_growth", name="q_grown")
         if self.has_int8_kv:
-            return int8.attention(nodes, dims, i, q, k, v, self.spec.versions[0])
+            return int8_kv.attention(nodes, dims, i, q, k, v, self.spec.versions[0])
         mask = self.masks[dims.windows[i]]
         kind = ONNX_DTYPES[self.dtype]
         mixed = (
-            appended.attention(nodes, dims, i, q, k, v, mask, kind)
+            attention.appended_attention(nodes, dims, i, q, k, v, mask, kind)
             if self.is_appended
             else self.scattered(i, q, k, v, mask)
         )
@@ -239,13 +238,13 @@ class Writer:
                 mode="linear",
             )
         if self.is_batch_invariant:
-            return batch_invariant.attention(
+            return attention.batch_invariant_attention(
                 nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask
             )
         if self.quirks.attention_cap:
             kind = ONNX_DTYPES[self.dtype]
-            return appended.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
-        settings = scaling.attention_settings(self.quirks)
+            return attention.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
+        settings = operators.attention_settings(self.quirks)
         return nodes.add(
             "Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention", **settings
         )
@@ -255,7 +254,7 @@ class Writer:
         packed = self.linear(x, f"layers.{i}.gate_up", "gate_up", dims.mlp_bias)
         sizes = ("gate_up_sizes", [dims.intermediate_size] * 2)
         gate, up = nodes.split(packed, sizes, ("gate", "up"), "gate_up_split")
-        active = scaling.activated(nodes, self.quirks, gate, self.kind, self.is_appended)
+        active = operators.activated(nodes, self.quirks, gate, self.kind, self.is_appended)
         return self.linear(
             nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
         )
@@ -272,8 +271,8 @@ class Writer:
         if codec is None:
             return self.nodes.add("MatMul", x, weight, name=name)
         if self.quantization is not None and self.quantization.is_integer:
-            return quantized.integer_product(self.nodes, x, weight, name, self.spec.versions[0])
-        return quantized.dequantized(self.nodes, x, weight, codec, name)
+            return operators.integer_product(self.nodes, x, weight, name, self.spec.versions[0])
+        return operators.dequantized(self.nodes, x, weight, codec, name)
 
     def norm(self, x: str, module: str, name: str, stored: str | None = "") -> str:
         """RMS norm over the last axis, always computed in fp32; x itself if the norm is not `stored`."""
@@ -288,7 +287,7 @@ class Writer:
     def norm_f32(self, x: str, scale: str, name: str) -> str:
         epsilon = self.dims.rms_norm_eps
         if self.is_appended:
-            return appended.rms_norm(self.nodes, x, scale, name, epsilon)
+            return attention.rms_norm(self.nodes, x, scale, name, epsilon)
         return self.nodes.add("RMSNormalization", x, scale, name=name, epsilon=epsilon)
 
     # --- the head: the rows of output_index only, confidences in fp32 ---
@@ -316,8 +315,8 @@ class Writer:
             raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
-        raw = scaling.scaled(nodes, raw, self.quirks.logit_factor, "logits_scaled", np.dtype(np.float32))
-        raw = scaling.capped(nodes, raw, self.quirks.logit_cap, "logits_capped")
+        raw = operators.scaled(nodes, raw, self.quirks.logit_factor, "logits_scaled", np.dtype(np.float32))
+        raw = operators.capped(nodes, raw, self.quirks.logit_cap, "logits_capped")
         shape = nodes.add("Shape", like, name="output_shape")
         full = nodes.add("Concat", shape, ("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")

@@ -14,8 +14,8 @@ import onnx
 
 from ...runtime.errors import PrecisionError
 from ...runtime.machine import cores
-from ..checkpoint.architecture import names
-from ..checkpoint.architecture.dims import Dims
+from ..checkpoint import names
+from ..checkpoint.dims import Dims
 from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, first_of, largest
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 

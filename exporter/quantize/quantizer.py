@@ -9,8 +9,8 @@ from pathlib import Path
 from ...runtime.bundle.quantization_info import QuantizerInfo
 from ...runtime.errors import ExportError
 from ..checkpoint import default
-from ..checkpoint.formats.packed import PackedTensors
 from ..checkpoint.open import Checkpoint
+from ..checkpoint.packed import PackedTensors
 from ..codes import Quantization
 from .text import built_in_text, read_text
 

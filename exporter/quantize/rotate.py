@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from ..check import reference
-from ..checkpoint.architecture import names
-from ..checkpoint.architecture.dims import Dims
+from ..checkpoint import names
+from ..checkpoint.dims import Dims
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
 from .calibrated import batches, places

@@ -17,8 +17,7 @@ from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.trt.engine import collecting_logger, find, missing
 from ...runtime.errors import ExportError
 from ...runtime.machine import available, forget_peak, peak
-from .plan import EnginePlan
-from .targets import RTX
+from .plan import RTX, EnginePlan
 
 MAX_LIST = 8
 # Memory of a build, measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the

@@ -20,12 +20,11 @@ from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..export import Progress, reopen, weight_bytes, write_bundle
 from ..export_options import FLOATS, EngineOptions, ExportOptions
-from ..graph.fixed import fixed
+from ..graph.nodes import fixed
 from ..option_rules import PRECISIONS, check_options
 from ..output import writing
 from . import build as tensorrt
-from .plan import EnginePlan, make_plan
-from .recipe import RECIPE_FILE, recipe
+from .plan import RECIPE_FILE, EnginePlan, make_plan, recipe
 
 
 @dataclass(frozen=True, slots=True)

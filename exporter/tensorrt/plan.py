@@ -1,4 +1,6 @@
-"""Decides what to build before a build: target, backend, KV layout, shapes, and whether this machine can."""
+"""Decides what to build before a build: target, backend, KV layout, shapes, and whether this machine can; if
+not, writes the recipe for the engine's own machine.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,55 @@ from ...runtime.device.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
 from ..export_options import EngineOptions
-from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, Target, layout_for, target_named
+
+RTX, FULL = "tensorrt_rtx", "tensorrt"  # backends, as manifests name them
+# TensorRT-RTX 1.7 compiles for desktop GPUs only, not for Jetson or a data centre's H100.
+RTX_CAPABILITIES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+# The first TensorRT that writes KV entries in place (KV_CACHE_UPDATE); older ones need the `appended` layout.
+IN_PLACE_SINCE = (10, 15)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of machine.
+
+    `backend`: the TensorRT that builds for it; `is_jetson`: its JetPack decides the version, which is older
+    than `IN_PLACE_SINCE` before JetPack 7.2.
+    """
+
+    name: str
+    backend: str
+    compute_capabilities: tuple[str, ...]
+    is_jetson: bool = False
+    remark: str = ""
+
+
+# `rtx` excludes Turing: another capability makes every engine larger, and sm75 has no bfloat16.
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("rtx", RTX, RTX_CAPABILITIES[1:], remark="desktop GPUs from Ampere on: RTX 30, 40, 50"),
+        *(Target(name, RTX, (name,)) for name in RTX_CAPABILITIES),
+        Target("jetson-orin", FULL, ("sm87",), is_jetson=True),
+        Target("jetson-thor", FULL, ("sm110",), is_jetson=True),
+        Target("h100", FULL, ("sm90",)),
+        Target("h200", FULL, ("sm90",)),
+    )
+}
+HOST = "host"
+
+
+def layout_for(version: str) -> str:
+    """The KV layout for a TensorRT version."""
+    return "in-place" if tuple(int(n) for n in version.split(".")[:2]) >= IN_PLACE_SINCE else "appended"
+
+
+def target_named(name: str) -> Target:
+    """A target of the table, which does not include `host`. Raises ExportError for an unknown one."""
+    if name not in TARGETS:
+        raise ExportError(f"unknown target `{name}` (known: {HOST}, {', '.join(TARGETS)})")
+    return TARGETS[name]
+
 
 ROW_CAPACITY = 64  # the unit of capacities with several rows: TensorRT aligns tensors to 256 bytes
 PREFIXES = {RTX: "rtx", FULL: "tensorrt"}  # of an engine's name
@@ -153,3 +203,57 @@ def _inputs(r: ShapeRange, model: ModelInfo, capacity: int) -> Shapes:
 
     least, best, most = at("min"), at("opt"), at("max")
     return {name: (least[name], best[name], most[name]) for name in least}
+
+
+RECIPE_FILE = "build-on-device.sh"
+
+
+def recipe(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
+    """The text of the script. `graph` is the ONNX file that trtexec reads, with the plan's capacity."""
+    needed = "10.15" if plan.kv_layout == "in-place" else "10.3"
+    return f"""#!/bin/sh
+# Builds the TensorRT engine of this bundle on the machine it is for: {plan.target.name}
+# ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
+# It was not built with the bundle: {plan.reason}.
+#
+# Run it on the device: sh {RECIPE_FILE}
+set -eu
+cd "$(dirname "$0")"
+
+# With mars-export installed, which also writes the engine into the manifest:
+if command -v mars-export >/dev/null; then
+  exec {_command(plan)}
+fi
+
+# Without it, trtexec builds the same engine for your own runtime; ours need the manifest entry:
+trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_jetson else "trtexec"}
+exec "$trtexec" {_trtexec(plan, model, graph)}
+"""
+
+
+def _command(plan: EnginePlan) -> str:
+    words = [
+        f"mars-export trt . --target host --kv-layout {plan.kv_layout}",
+        f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
+        *(["--fixed"] if plan.is_fixed else []),
+        *(["--tf32"] if plan.tf32 else []),
+        *([f"--workspace {plan.workspace >> 20}M"] if plan.workspace else []),
+    ]
+    return " ".join(words)
+
+
+def _trtexec(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
+    lines = [f"--onnx={graph}", f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
+    lines += [] if plan.tf32 else ["--noTF32"]
+    lines += [f"--memPoolSize=workspace:{plan.workspace >> 20}"] if plan.workspace else []  # in MiB
+    if not plan.is_fixed:
+        for i, shapes in enumerate(plan.inputs(model)):
+            lines += [
+                f"--profile={i}",
+                *(f"--{word}Shapes={_spec(shapes, at)}" for at, word in enumerate(("min", "opt", "max"))),
+            ]
+    return " \\\n  ".join(lines)
+
+
+def _spec(shapes: Shapes, at: int) -> str:
+    return ",".join(f"{name}:{'x'.join(map(str, sizes[at]))}" for name, sizes in shapes.items())

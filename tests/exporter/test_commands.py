@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from mars_export.exporter import commands
-from mars_export.exporter.check import page
+from mars_export.exporter.check import selfcheck
 from mars_export.exporter.commands import app
 from mars_export.runtime.bundle.manifest import Manifest, ParityReport, TextDrift
 from mars_export.runtime.bundle.open import open_bundle
@@ -127,8 +127,8 @@ def test_the_page_of_text(checkpoints: Named, tmp_path: Path) -> None:
     model = tiny.load(tiny.TINIES["llama"], checkpoints("llama"))
     tokenizer = Tokenizer.from_file(str(checkpoints("llama") / "tokenizer.json"))
     losses: list[float] = []
-    for paragraph in page.PARAGRAPHS:
-        ids = torch.tensor(tokenizer.encode(paragraph).ids[: page.TOKENS])
+    for paragraph in selfcheck.PARAGRAPHS:
+        ids = torch.tensor(tokenizer.encode(paragraph).ids[: selfcheck.PARAGRAPH_TOKENS])
         logits = model(ids[None]).logits[0].detach()
         logits[:, tiny.MASK] = -torch.inf
         losses += F.cross_entropy(logits[1:-1], ids[2:], reduction="none").tolist()

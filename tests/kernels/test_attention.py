@@ -19,7 +19,7 @@ from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph.attention.int8 import ATTENTION
+from mars_export.exporter.graph.int8_kv import ATTENTION
 from mars_export.runtime.device.ort import kernels
 
 SIZES = (

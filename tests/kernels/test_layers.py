@@ -17,7 +17,7 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import fused
-from mars_export.exporter.graph.quantized import PRODUCT
+from mars_export.exporter.graph.operators import PRODUCT
 from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.library import open_session

@@ -21,7 +21,7 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.nodes import Nodes
-from mars_export.exporter.graph.quantized import DOMAIN, PRODUCT, integer_product
+from mars_export.exporter.graph.operators import DOMAIN, PRODUCT, integer_product
 from mars_export.runtime.cli import doctor
 from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.library import open_session

@@ -12,9 +12,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from mars_export.exporter.graph.attention import int8
+from mars_export.exporter.graph import int8_kv as int8
 from mars_export.exporter.graph.nodes import Nodes
-from mars_export.exporter.graph.quantized import DOMAIN
+from mars_export.exporter.graph.operators import DOMAIN
 from mars_export.runtime.bundle.manifest import SCALE_BYTES
 from mars_export.runtime.device.ort.library import open_session
 

@@ -11,7 +11,7 @@ import pytest
 from support.gguf_files import LLAMA, write_gguf
 from support.hostile import bounded
 
-from mars_export.exporter.checkpoint.formats.gguf import convert
+from mars_export.exporter.checkpoint.gguf import convert
 from mars_export.runtime.errors import CheckpointError
 
 

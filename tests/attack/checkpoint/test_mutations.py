@@ -14,7 +14,7 @@ import pytest
 from support.hostile import ATTACKS, SCALARS, bounded
 from support.tiny import Named
 
-from mars_export.exporter.checkpoint.architecture.names import EMBEDDING
+from mars_export.exporter.checkpoint.names import EMBEDDING
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
 

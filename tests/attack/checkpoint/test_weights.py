@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from support.hostile import refused
 from support.tiny import Named
 
-from mars_export.exporter.checkpoint.architecture.names import EMBEDDING
+from mars_export.exporter.checkpoint.names import EMBEDDING
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (288,), (0, 48), (288, 48, 1), (1, 48)], ids=str)

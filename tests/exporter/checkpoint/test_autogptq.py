@@ -18,8 +18,8 @@ from support import tiny
 from support.fixtures import Named
 
 from mars_export import CheckpointError, ExportError
-from mars_export.exporter.checkpoint.formats.packed import PackedTensors
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.packed import PackedTensors
 from mars_export.exporter.codes import Codec
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions

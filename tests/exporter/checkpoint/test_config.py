@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support import tiny
 
-from mars_export.exporter.checkpoint.architecture.families import FAMILIES
-from mars_export.exporter.checkpoint.architecture.stock import rope, stock_config
+from mars_export.exporter.checkpoint.families import FAMILIES
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.stock import rope, stock_config
 from mars_export.runtime.errors import CheckpointError
 
 SIZES = {

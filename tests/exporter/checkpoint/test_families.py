@@ -23,12 +23,12 @@ from support.oracle import Oracle
 from mars_export import Session
 from mars_export.exporter.check import reference
 from mars_export.exporter.check.selfcheck import BOUNDS
-from mars_export.exporter.checkpoint.architecture import families as table
-from mars_export.exporter.checkpoint.architecture import names
-from mars_export.exporter.checkpoint.architecture.dims import check_shapes, dims_from_config
-from mars_export.exporter.checkpoint.architecture.quirks import Quirks
-from mars_export.exporter.checkpoint.architecture.stock import ALIASES
+from mars_export.exporter.checkpoint import families as table
+from mars_export.exporter.checkpoint import names
+from mars_export.exporter.checkpoint.dims import check_shapes, dims_from_config
+from mars_export.exporter.checkpoint.families import Quirks
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.stock import ALIASES
 from mars_export.exporter.checkpoint.tensors import Tensors
 from mars_export.exporter.codes import Quantization
 from mars_export.exporter.export import export_onnx

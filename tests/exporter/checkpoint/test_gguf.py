@@ -14,7 +14,7 @@ from support import tiny
 from support.gguf_files import LLAMA, write_gguf
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from mars_export.exporter.checkpoint.formats.gguf import convert
+from mars_export.exporter.checkpoint.gguf import convert
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
 

@@ -20,7 +20,7 @@ from support.exports import export
 from support.fixtures import Named
 
 from mars_export import CheckpointError, ExportError
-from mars_export.exporter.checkpoint.formats.compressed import read_scheme
+from mars_export.exporter.checkpoint.compressed import read_scheme
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions

@@ -19,7 +19,7 @@ from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle
 
 from mars_export import Session, SessionError
-from mars_export.exporter.check import bfloat16 as emulate
+from mars_export.exporter.check import segments
 from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.runtime.bundle.open import open_bundle
 
@@ -104,7 +104,7 @@ def test_bf16_is_judged_here_and_runs_elsewhere(
 
 def test_emulation_rounds_every_result(checkpoints: Named, tmp_path: Path) -> None:
     export(checkpoints("llama"), tmp_path / "b", block=4, precision="bf16")
-    wide = emulate.widened(onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False))
+    wide = segments.widened(onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False))
     watched = ["layers.0.qkv", "layers.0.attention", "layers.1.mlp_residual"]
     wide.graph.output.extend(
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in watched

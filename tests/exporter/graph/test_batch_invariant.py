@@ -15,10 +15,10 @@ from support.fixtures import Exported, Named
 from support.graphs import forward
 
 from mars_export import Session
-from mars_export.exporter.checkpoint.architecture.dims import Dims
+from mars_export.exporter.checkpoint.dims import Dims
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.graph.attention import batch_invariant
-from mars_export.exporter.graph.attention.batch_invariant import WIDE_SLOTS
+from mars_export.exporter.graph import attention
+from mars_export.exporter.graph.attention import WIDE_SLOTS
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.runtime.decode.backend import StepInput
 
@@ -69,9 +69,9 @@ def test_the_capacity_changes_no_bit(capacity: int, opened: Callable[[str], Sess
 def run(dims: Dims, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, ...]:
     """One attention by itself: its result, and the query rows that its products had."""
     nodes = Nodes()
-    batch_invariant.write_rows(nodes, dims)
-    rows = batch_invariant.rows_of(nodes, dims, "mask")
-    mixed = batch_invariant.attention(nodes, dims, "q", "k", "v", rows)
+    attention.write_rows(nodes, dims)
+    rows = attention.rows_of(nodes, dims, "mask")
+    mixed = attention.batch_invariant_attention(nodes, dims, "q", "k", "v", rows)
     plans = {"input_ids": np.zeros(q.shape[::2], np.int64), "q": q, "k": k, "v": v, "mask": mask}
     infos = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), [None] * value.ndim)

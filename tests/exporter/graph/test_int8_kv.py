@@ -15,7 +15,7 @@ from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph.attention import int8
+from mars_export.exporter.graph import int8_kv
 from mars_export.exporter.option_rules import check_options
 from mars_export.runtime.errors import ExportError
 
@@ -73,18 +73,18 @@ def test_rows_of_zeros_and_of_extreme_numbers_are_numbers(tmp_path: Path) -> Non
 
 
 def test_weights_are_powers_of_two() -> None:
-    made = int8.weights().astype(np.float64)
-    exact = int8.HEAVIEST * np.exp2(-np.arange(len(made)) / int8.OCTAVE)
-    assert np.abs(made - exact)[:-1].max() <= 0.5 + 4e-6 * int8.HEAVIEST
-    assert made[0] == int8.HEAVIEST
+    made = int8_kv.weights().astype(np.float64)
+    exact = int8_kv.HEAVIEST * np.exp2(-np.arange(len(made)) / int8_kv.OCTAVE)
+    assert np.abs(made - exact)[:-1].max() <= 0.5 + 4e-6 * int8_kv.HEAVIEST
+    assert made[0] == int8_kv.HEAVIEST
     assert made[-1] == 0
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256, 512])
 def test_sums_of_integers_are_exact(head_dim: int) -> None:
-    assert int8.max_query(head_dim) * int8.CODE * head_dim <= 2**24
-    matrix = int8.rotation(head_dim)
-    block = int8.rotated_block(head_dim)
+    assert int8_kv.max_query(head_dim) * int8_kv.CODE * head_dim <= 2**24
+    matrix = int8_kv.rotation(head_dim)
+    block = int8_kv.rotated_block(head_dim)
     np.testing.assert_array_equal(matrix @ matrix, block * np.eye(head_dim))
 
 

@@ -17,14 +17,12 @@ from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.check import reference
-from mars_export.exporter.checkpoint import default
-from mars_export.exporter.checkpoint.architecture import names
+from mars_export.exporter.checkpoint import default, names
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.quantize.calibrated import CalibratedTensors
-from mars_export.exporter.quantize.gptq import Moments, choose_codes
+from mars_export.exporter.quantize.calibrated import CalibratedTensors, Moments, choose_codes
 from mars_export.exporter.quantize.quantizer import choose_quantizer
 from mars_export.exporter.quantize.text import LONGEST, SEQUENCES, read_text
 from mars_export.runtime.bundle.open import open_bundle

@@ -11,7 +11,7 @@ from support import tiny
 from support.families import ALL
 
 from mars_export.exporter.check import reference
-from mars_export.exporter.checkpoint.architecture import names
+from mars_export.exporter.checkpoint import names
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import Tensors
 from mars_export.exporter.quantize.rotate import (

@@ -17,7 +17,7 @@ from mars_export import ExportError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph.fixed import fixed
+from mars_export.exporter.graph.nodes import fixed
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine
 from mars_export.runtime.bundle.open import open_bundle

@@ -16,9 +16,7 @@ from mars_export.exporter.export_options import EngineOptions
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt import plan
 from mars_export.exporter.tensorrt.build import parse
-from mars_export.exporter.tensorrt.plan import make_plan
-from mars_export.exporter.tensorrt.recipe import recipe
-from mars_export.exporter.tensorrt.targets import TARGETS, layout_for
+from mars_export.exporter.tensorrt.plan import TARGETS, layout_for, make_plan, recipe
 from mars_export.runtime.bundle.manifest import ModelInfo
 from mars_export.runtime.device.cuda import Gpu
 from mars_export.runtime.errors import ExportError

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....runtime.errors import CheckpointError, ExportError
-from ...codes import Codec, Encoded, Quantization
-from ..architecture.dims import Dims, expected_shapes
-from ..architecture.names import is_linear
-from ..tensors import Tensors, check_finite, first_of
+from ...runtime.errors import CheckpointError, ExportError
+from ..codes import Codec, Encoded, Quantization
+from .dims import Dims, expected_shapes
+from .names import is_linear
+from .tensors import Tensors, check_finite, first_of
 
 KINDS = {4: "int4", 8: "int8"}
 INSTEAD = (

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ....runtime.errors import CheckpointError
-from ....runtime.rules import is_integer
-from ..tensors import reading, shown
+from ...runtime.errors import CheckpointError
+from ...runtime.rules import is_integer
+from .tensors import reading, shown
 
 # MiMo is a Qwen2 with an MTP layer, which transformers ignores.
 # The MARS authors' A2D classes and I-DLM's have stock weights under stock names, inference is plainly causal,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ....runtime.errors import CheckpointError
-from ...codes import GROUP_SIZES, Codec
-from ..tensors import Tensors, read_json, shown
+from ...runtime.errors import CheckpointError
+from ..codes import GROUP_SIZES, Codec
 from .packed import INSTEAD, KINDS, PackedTensors, Parts, fields, misfits, require
+from .tensors import Tensors, read_json, shown
 
 OLD_CONFIG_FILE = "quantize_config.json"  # older AutoGPTQ wrote it instead of a field in config.json
 PARTS = ("qweight", "qzeros", "scales", "g_idx")

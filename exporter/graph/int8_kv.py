@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ....runtime.bundle.manifest import SCALE_BYTES
-from ...checkpoint.architecture.dims import Dims
-from ..nodes import Body, Nodes, Value
-from ..quantized import DOMAIN
+from ...runtime.bundle.manifest import SCALE_BYTES
+from ..checkpoint.dims import Dims
+from .nodes import Body, Nodes, Value
+from .operators import DOMAIN
 
 ATTENTION = "Attention"
 INPUTS = ("q", "k", "v", "past_key", "past_value", "kv_length", "scale", "window")

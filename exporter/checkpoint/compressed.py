@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ....runtime.errors import CheckpointError
-from ...codes import GROUP_SIZES, Codec
-from ..tensors import Tensors, shown
+from ...runtime.errors import CheckpointError
+from ..codes import GROUP_SIZES, Codec
 from .packed import INSTEAD, KINDS, PackedTensors, Parts, fields, misfits, require
+from .tensors import Tensors, shown
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
 

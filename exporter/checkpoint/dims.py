@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from ....runtime.errors import CheckpointError
-from ....runtime.rules import is_integer
-from ..tensors import first_of, reading, shown
+from ...runtime.errors import CheckpointError
+from ...runtime.rules import is_integer
 from . import names
-from .families import FAMILIES, Family, has_bias, refusal
-from .quirks import Quirks
+from .families import FAMILIES, Family, Quirks, has_bias, refusal
 from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, windows
+from .tensors import first_of, reading, shown
 
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

@@ -1,1 +1,0 @@
-"""The architecture of a decoder, from config.json: dimensions, families, rotation, names of tensors."""

@@ -1,1 +1,0 @@
-"""Readers of checkpoints that others quantized, and of GGUF files."""

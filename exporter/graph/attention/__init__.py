@@ -1,1 +1,0 @@
-"""The nodes of attention: heads, rotations, and the KV layouts."""
