@@ -26,7 +26,7 @@ from ..runtime.terminal.options import (
 
 if TYPE_CHECKING:
     from ..runtime.decode.config import Masks
-    from .bench.report import BenchReport
+    from .bench import BenchReport
 
 T = TypeVar("T")
 app = typer.Typer()
@@ -193,9 +193,9 @@ def bench(
 ) -> None:
     """Compare one-token mode, exact mode and taus on the rows of a task: speed, latency and quality."""
     from ..runtime.bundle.open import open_bundle
-    from .bench.bench import BenchRequest
-    from .bench.bench import bench as measure
-    from .bench.settings import BenchOptions
+    from .bench import BenchRequest
+    from .bench import bench as measure
+    from .laps import BenchOptions
 
     manifest = open_bundle(bundle).manifest
     if tau is None:

@@ -13,8 +13,7 @@ from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError, MarsError
 from ..runtime.machine import cores
 from ..runtime.session.session import Session
-from .tasks.form import read_schema
-from .tasks.tasks import DATA, SUFFIX, TaskRow, find, load
+from .tasks.tasks import DATA, SUFFIX, TaskRow, find, load, read_schema
 
 SCHEMA = ".schema.json"  # of a built-in task's answers
 SEED = 20260407  # of the order of rows

@@ -18,10 +18,9 @@ from ..rows import Plan
 from ..tasks.scores import edit_similarity
 from ..tasks.tasks import TaskRow
 from . import bounds, race
-from .clock import Clock, row_seconds
-from .decoding import NOTHING, Outcome, decode_rows, num_same
-from .exact import ExactMode, compare_exact
+from .decoding import NOTHING, Clock, Outcome, decode_rows, num_same, row_seconds
 from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of, setting
+from .race import ExactMode, compare_exact
 
 CHECK_ROWS = 32  # rows decoded in exact and in one-token mode, to compare their texts
 BATCH = 8  # rows decoded together, if answers do not depend on it

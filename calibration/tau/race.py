@@ -1,25 +1,26 @@
-"""Finds the faster of some settings: all decode the same rows, in interleaved rounds."""
+"""Finds the faster of some settings, and compares exact mode with the choice."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
+
+import numpy as np
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
-from ..rounds import Rounds, interleaved
+from ..rounds import Lap, Rounds, speed_up, timed
 from ..tasks.tasks import TaskRow
-from .decoding import Outcome, decode_rows
+from . import bounds
+from .decoding import Outcome, decode_rows, num_same
+from .options import EXACT, ONE_TOKEN, CalibrationOptions, name_of
 
 ROUNDS = 3
 ROWS = 8  # fewer if there are few, and at least four times the batch
-WARM_TOKENS = 8
 TIE = 1.03  # a smaller lead counts as a tie
 PHASE = "speed"
 
-Lap = tuple[int, int, float]  # tokens, forwards, seconds
 Laps = Mapping[str, Sequence[Lap]]
 """Each setting's laps by round. The safest setting, one-token mode, is the first."""
 
@@ -42,38 +43,27 @@ def race(
 ) -> Laps:
     """Decode the first rows, with their prompts, at all `settings` in interleaved rounds."""
     rows = tasks[: num_rows(len(tasks), batch)]
-    laps: dict[str, list[Lap]] = {name: [] for name in settings}
 
-    def decode(name: str, lap: object, rows: Sequence[TaskRow]) -> list[Outcome]:
+    def decode(name: str, number: object, rows: Sequence[TaskRow]) -> list[Outcome]:
         # Salts, so that no prompt is in the prefix cache.
-        apart = [replace(t, form={**t.form, "cache_salt": f"{name} {lap} {i}"}) for i, t in enumerate(rows)]
+        apart = [
+            replace(t, form={**t.form, "cache_salt": f"{name} {number} {i}"}) for i, t in enumerate(rows)
+        ]
         return list(decode_rows(session, apart, settings[name], batch))
 
-    for name in settings:  # the first steps of a shape are slow
-        decode(name, "warm", [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]])
-    done, total = 0, ROUNDS * len(rows) * len(settings)
-    for lap, _, name in interleaved(list(settings), 1, ROUNDS):
-        report(PHASE, done, total)
-        start = time.perf_counter()
-        outcomes = decode(name, lap, rows)
-        seconds = time.perf_counter() - start
-        laps[name].append(
-            (sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes), seconds)
-        )
-        done += len(rows)
-    report(PHASE, done, total)
-    return laps
+    batches = dict.fromkeys(settings, batch)
+    return timed(batches, rows, ROUNDS, decode, lambda done, total: report(PHASE, done, total))
 
 
 def speed_ups(laps: Laps) -> dict[str, Rounds]:
     """Each setting's ratio to the first, within each round."""
     first = next(iter(laps))
-    return {name: speedup(laps, name, first) for name in laps}
+    return {name: speed_up(laps[name], laps[first]) for name in laps}
 
 
 def tokens_per_second(laps: Laps, name: str) -> float:
     """The median of the rounds."""
-    return median(map(_speed, laps[name]))
+    return median(lap.speed for lap in laps[name])
 
 
 def choose(laps: Laps) -> tuple[str, str]:
@@ -94,17 +84,80 @@ def choose(laps: Laps) -> tuple[str, str]:
 
 def not_slower(laps: Laps, name: str, other: str) -> bool:
     """Whether `other` has no lead over `name`: a lead has a median of TIE or more, and is in every round."""
-    lead = speedup(laps, other, name)
+    lead = speed_up(laps[other], laps[name])
     return lead.median < TIE or lead.low <= 1
 
 
-def speedup(laps: Laps, name: str, other: str) -> Rounds:
-    """How many times as fast `name` is as `other`, within each round."""
-    return Rounds.of(
-        [_speed(ours) / _speed(theirs) for ours, theirs in zip(laps[name], laps[other], strict=True)]
+@dataclass(frozen=True, slots=True)
+class ExactMode:
+    """Exact mode, which keeps the one-token text except for rounding: a step with more slots may round
+    differently, above all in w8a8. `same` of `num_rows` rows had the one-token text.
+
+    If all had, `quality` is that of one-token mode. Otherwise all rows were decoded, and `drop` was measured
+    and bounded. Its speed is from the same interleaved rounds as the others', as are its tokens per forward.
+    `suffices`: the choice has no lead over it and the bound holds, so no profile is needed; `verdict` says
+    so in words.
+    """
+
+    num_rows: int
+    same: int
+    quality: float
+    quality_interval: tuple[float, float]
+    drop: float
+    drop_bound: float
+    tokens_per_forward: float
+    tokens_per_second: float
+    speed_up: Rounds
+    suffices: bool
+    verdict: str
+
+
+def compare_exact(
+    laps: Laps,
+    outcomes: Sequence[Outcome],
+    references: Sequence[Outcome],
+    drops: np.ndarray,
+    one_token: tuple[float, tuple[float, float]],
+    best: str,
+    options: CalibrationOptions,
+) -> ExactMode:
+    """Exact mode compared with `best`: the choice, or else one-token mode. `drops` are those of the rows
+    decoded in it, `one_token` is the quality of one-token mode with its interval."""
+    name, same = name_of(EXACT), num_same(outcomes, references)
+    drop = bound = 0.0
+    kept = "gives the one-token text"
+    if same < len(outcomes):
+        drop, bound = float(drops.mean()), bounds.upper_bound(drops, 1 - options.confidence)
+        kept += (
+            f" in {same} of {len(outcomes)} rows (this precision rounds), at a mean drop of"
+            f" {100 * drop:.1f} points (below {100 * bound:.1f})"
+        )
+    quality, (low, high) = one_token
+    tokens, forwards = sum(lap.tokens for lap in laps[name]), sum(lap.forwards for lap in laps[name])
+    suffices = not_slower(laps, name, best) and bound <= options.max_drop
+    needed = "no profile is needed" if suffices else "the bound is not shown"
+    return ExactMode(
+        num_rows=len(outcomes),
+        same=same,
+        quality=quality - drop,
+        quality_interval=(max(0.0, low - drop), min(1.0, high - drop)),
+        drop=drop,
+        drop_bound=bound,
+        tokens_per_forward=tokens / forwards if forwards else 0.0,
+        tokens_per_second=tokens_per_second(laps, name),
+        speed_up=speed_ups(laps)[name],
+        suffices=suffices,
+        verdict=_verdict(laps, best, kept, needed),
     )
 
 
-def _speed(lap: Lap) -> float:
-    tokens, _, seconds = lap
-    return tokens / max(seconds, 1e-9)
+def _verdict(laps: Laps, best: str, kept: str, needed: str) -> str:
+    name = name_of(EXACT)
+    up = speed_ups(laps)[name]
+    if not not_slower(laps, name, best):
+        return f"{best} is {speed_up(laps[best], laps[name])} as fast as exact mode, which {kept}"
+    if best == name_of(ONE_TOKEN):
+        return f"exact mode {kept}, at {up} the speed of one-token mode: {needed}"
+    is_faster = not not_slower(laps, best, name)
+    how = "faster than" if is_faster else "as fast, within the margin of a tie, as"
+    return f"exact mode is {how} {best} ({up} the speed of one-token mode) and {kept}: {needed}"

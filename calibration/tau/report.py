@@ -13,7 +13,7 @@ import jinja2
 from ...runtime.bundle.manifest import Profile
 from ..rounds import busy_note, percent
 from .calibrate import Calibration, Candidate, Figures
-from .exact import ExactMode
+from .race import ExactMode
 
 COLUMNS = (
     "metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "tokens/s", "speed-up",

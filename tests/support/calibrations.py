@@ -9,7 +9,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from mars_export import Stats
-from mars_export.calibration.bench.laps import Lap, Timeline
+from mars_export.calibration.laps import Timeline
+from mars_export.calibration.rounds import Lap
 from mars_export.calibration.tasks.scores import SCORES, Output
 from mars_export.calibration.tasks.tasks import TaskRow
 from mars_export.calibration.tau.options import CalibrationOptions
@@ -45,12 +46,12 @@ def answer(tokens: Sequence[int], forwards: int, reason: str = "length") -> Time
 
 
 def lap(seconds: float, *answers: Timeline) -> Lap:
-    return Lap(seconds, answers)
+    return Lap(seconds, sum(a.num_tokens for a in answers), sum(a.forwards for a in answers), answers)
 
 
 def laps_of(speeds: Mapping[str, Sequence[float]]) -> Laps:
     """Laps of one second with these tokens per second in each round."""
-    return {name: [(speed, 1, 1.0) for speed in rounds] for name, rounds in speeds.items()}
+    return {name: [Lap(1.0, speed, 1) for speed in rounds] for name, rounds in speeds.items()}
 
 
 def by_order(*arguments: Any) -> Laps:

@@ -10,8 +10,8 @@ import pytest
 from support.calibrations import WORDS, rows
 from support.tiny import Named
 
-from mars_export.calibration.bench.bench import BenchRequest
-from mars_export.calibration.bench.settings import BenchOptions
+from mars_export.calibration.bench import BenchRequest
+from mars_export.calibration.laps import BenchOptions
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.calibrations import answer, lap, task
 
-from mars_export.calibration.bench.compare import compare, wilson
-from mars_export.calibration.bench.settings import Setting
+from mars_export.calibration.bench import compare, wilson
+from mars_export.calibration.laps import Setting
 from mars_export.calibration.rounds import Percentiles, Rounds
 
 
@@ -31,14 +31,14 @@ def test_speeds_are_of_rounds_and_ratios_of_the_same_round() -> None:
     plain = answer([1, 2, 3, 4], 4)
     laps = {
         one: [
-            [lap(4.0, plain), lap(4.0, plain)],
-            [lap(40.0, plain), lap(40.0, plain)],
-            [lap(4.0, plain), lap(4.0, plain)],
+            lap(4.0, plain) + lap(4.0, plain),
+            lap(40.0, plain) + lap(40.0, plain),
+            lap(4.0, plain) + lap(4.0, plain),
         ],
         fast: [
-            [lap(2.0, same), lap(2.0, other)],
-            [lap(10.0, same), lap(10.0, other)],
-            [lap(2.0, same), lap(2.0, same)],
+            lap(2.0, same) + lap(2.0, other),
+            lap(10.0, same) + lap(10.0, other),
+            lap(2.0, same) + lap(2.0, same),
         ],
     }
     first, second = compare([task("x"), task("y")], laps)

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from support.calibrations import answer, lap, task
+from support.calibrations import answer, task
 
 from mars_export import Session
-from mars_export.calibration.bench import bench as bench_module
-from mars_export.calibration.bench.bench import measure
-from mars_export.calibration.bench.laps import Lap
-from mars_export.calibration.bench.settings import BenchOptions, Setting
-from mars_export.calibration.rounds import interleaved
+from mars_export.calibration import bench as bench_module
+from mars_export.calibration.bench import measure
+from mars_export.calibration.laps import BenchOptions, Setting, Timeline
+from mars_export.calibration.rounds import WARM_TOKENS, interleaved
 from mars_export.calibration.tasks.tasks import TaskRow
 
 
@@ -22,10 +21,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Setting, int]]:
     """Laps that take no time; the list says which setting decoded how many rows."""
     order: list[tuple[Setting, int]] = []
 
-    def fake_serve(_: Any, tasks: Sequence[TaskRow], setting: Setting) -> Lap:
-        if tasks[0].max_new_tokens != bench_module.WARM_TOKENS:
+    def fake_serve(_: Any, tasks: Sequence[TaskRow], setting: Setting) -> list[Timeline]:
+        if tasks[0].max_new_tokens != WARM_TOKENS:
             order.append((setting, len(tasks)))
-        return lap(1.0, *(answer([len(t.shown)], 1) for t in tasks))
+        return [answer([len(t.shown)], 1) for t in tasks]
 
     monkeypatch.setattr(bench_module, "serve", fake_serve)
     return order
@@ -42,10 +41,8 @@ def test_every_slice_goes_through_all_settings_each_time_from_another_one(
     assert [{name for name, _ in turn} for turn in turns] == [set(names)] * 6
     assert [turn[0][0] for turn in turns] == [names[n % 3] for n in range(6)]
     assert [turn[0][1] for turn in turns] == [16, 16, 8] * 2
-    for rounds in made.values():
-        assert [len(laps) for laps in rounds] == [3, 3]
-        assert [a.output.token_ids[0] for one in rounds[1] for a in one.answers] == list(range(40)), (
-            "rows in their order"
-        )
+    for laps in made.values():
+        assert [len(lap.answers) for lap in laps] == [40, 40]
+        assert [a.output.token_ids[0] for a in laps[1].answers] == list(range(40)), "rows in their order"
     fifth = list(interleaved(options.settings, 3, 2))[12:15]
     assert fifth == [(1, 1, options.settings[i]) for i in (1, 2, 0)]

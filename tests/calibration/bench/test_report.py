@@ -17,8 +17,7 @@ from support.calibrations import rows, shell
 from support.paths import ROOT
 
 from mars_export import CalibrationError
-from mars_export.calibration.bench.bench import BenchRequest, bench
-from mars_export.calibration.bench.report import SCHEMA
+from mars_export.calibration.bench import SCHEMA, BenchRequest, bench
 
 WORDS = ALL[:6]
 COMPARED = {

@@ -11,7 +11,7 @@ import pytest
 from support.calibrations import shell
 
 from mars_export import BundleError, CalibrationError, MarsError
-from mars_export.calibration.bench.bench import BenchRequest, bench
+from mars_export.calibration.bench import BenchRequest, bench
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 

@@ -13,8 +13,8 @@ from support.calibrations import OPTIONS, WORDS, laps_of, rows
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Calibrator
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.exact import compare_exact
 from mars_export.calibration.tau.options import CalibrationOptions, name_of, setting
+from mars_export.calibration.tau.race import compare_exact
 from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
 
@@ -96,7 +96,7 @@ def test_exact_rows_that_differ_have_all_rows_decoded(
     """As if a graph rounded: its exact answers are those of another tau."""
     monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 8)
     monkeypatch.setattr("mars_export.calibration.tau.calibrate.EXACT", setting(0.0))
-    monkeypatch.setattr("mars_export.calibration.tau.exact.EXACT", setting(0.0))
+    monkeypatch.setattr("mars_export.calibration.tau.race.EXACT", setting(0.0))
     made = run(request_for(store=False, options=replace(OPTIONS, taus=(0.9,))))
     exact = made.calibration.exact
     assert exact.num_rows == len(WORDS) > exact.same

@@ -10,6 +10,7 @@ import pytest
 from support.calibrations import laps_of, task
 
 from mars_export import Completion, GenerationConfig, Stats
+from mars_export.calibration import rounds
 from mars_export.calibration.rounds import busy_note
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.options import EXACT, ONE_TOKEN, setting
@@ -45,7 +46,7 @@ class Clockwork:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     made = Clockwork()
-    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=made.perf_counter))
     return made
 
 
@@ -54,7 +55,7 @@ def run(session: Any, report: Any = lambda *_: None) -> race.Laps:
 
 
 def speeds_of(laps: race.Laps) -> dict[str, Any]:
-    return {name: pytest.approx([n / seconds for n, _, seconds in rounds]) for name, rounds in laps.items()}
+    return {name: pytest.approx([lap.speed for lap in made]) for name, made in laps.items()}
 
 
 def test_every_setting_decodes_the_same_rows_in_turns(session: Clockwork) -> None:
@@ -62,11 +63,11 @@ def test_every_setting_decodes_the_same_rows_in_turns(session: Clockwork) -> Non
     found = {name: race.tokens_per_second(laps, name) for name in laps}
     assert found == pytest.approx({"one token": 1.0, "tau 0.9": 2.0, "tau 0.5": 4.0, "exact": 3.0})
     warm, timed = session.calls[:4], session.calls[4:]
-    assert {longest for *_, longest in warm} == {race.WARM_TOKENS}
+    assert {longest for *_, longest in warm} == {rounds.WARM_TOKENS}
     turns = [[tau for tau, *_ in timed[i : i + 4]] for i in range(0, len(timed), 4)]
     assert turns == [[1.0, 0.9, 0.5, None], [0.9, 0.5, None, 1.0], [0.5, None, 1.0, 0.9]]
     assert {rows for _, rows, _ in timed} == {8}
-    assert {tokens for rounds in laps.values() for tokens, *_ in rounds} == {8 * 12}
+    assert {lap.tokens for made in laps.values() for lap in made} == {8 * 12}
 
 
 def test_other_work_in_one_round_hits_all_alike(session: Clockwork) -> None:
@@ -134,7 +135,7 @@ def test_a_lead_counts_in_every_round_and_beyond_a_tie() -> None:
     assert race.not_slower(speeds, "a", "b") and race.not_slower(speeds, "b", "a"), "a tie"
     assert race.not_slower(speeds, "a", "c"), "not in every round"
     assert not race.not_slower(speeds, "one token", "a")
-    assert str(race.speedup(speeds, "a", "one token")) == "2.00x"
+    assert str(rounds.speed_up(speeds["a"], speeds["one token"])) == "2.00x"
 
 
 def test_a_busy_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,0 @@
-"""Measures the speed of a bundle on this machine, compared with one-token mode."""
