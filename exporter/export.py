@@ -21,7 +21,7 @@ from ..runtime.bundle.manifest import (
     Variant,
 )
 from ..runtime.bundle.open import open_bundle, write_manifest
-from ..runtime.bundle.quantization_info import QuantizationInfo, QuantizerInfo
+from ..runtime.bundle.variant_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.backend import LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.dims import Dims

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ..runtime.bundle.files import MANIFEST_FILE
-from ..runtime.bundle.replace import recover, replacing
+from ..runtime.bundle.files import MANIFEST_FILE, recover, replacing
 from ..runtime.errors import ExportError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

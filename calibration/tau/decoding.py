@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
-from ...runtime.text.tokenizer import text_of
+from ...runtime.text.stream import text_of
 from ..tasks.scores import Output
 from ..tasks.tasks import TaskRow
 

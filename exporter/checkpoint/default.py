@@ -13,8 +13,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...runtime.bundle.files import describe
-from ...runtime.bundle.replace import replacing
+from ...runtime.bundle.files import describe, replacing
 from ...runtime.errors import CheckpointError
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...runtime.bundle.quantization_info import QuantizerInfo
+from ...runtime.bundle.variant_info import QuantizerInfo
 from ...runtime.errors import ExportError
 from ..checkpoint import default
 from ..checkpoint.open import Checkpoint

@@ -127,9 +127,9 @@ def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_fp32: b
         for attention in attentions:
             # There is no fused kernel for fp32: allow TensorRT to decompose the operator.
             attention.decomposable = is_fp32
-    odd = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
-    if odd:
-        problems.append(f"inputs differ: {', '.join(sorted(odd)[:MAX_LIST])}")
+    mismatched = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
+    if mismatched:
+        problems.append(f"inputs differ: {', '.join(sorted(mismatched)[:MAX_LIST])}")
     if problems:
         raise ExportError(
             f"TensorRT {trt.__version__} read the graph wrongly, so no engine was built:"

@@ -11,11 +11,10 @@ from typing import Any
 
 import onnx
 
-from ...runtime.bundle.engine_info import EngineInfo, this_platform
-from ...runtime.bundle.files import MANIFEST_FILE, FileEntry, describe
+from ...runtime.bundle.files import MANIFEST_FILE, FileEntry, describe, link_or_copy
 from ...runtime.bundle.manifest import Manifest, Variant
 from ...runtime.bundle.open import Bundle, rewrite, write_manifest
-from ...runtime.bundle.replace import link_or_copy
+from ...runtime.bundle.variant_info import EngineInfo, this_platform
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..export import Progress, reopen, weight_bytes, write_bundle

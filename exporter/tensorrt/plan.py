@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...runtime.bundle.engine_info import Extent, ShapeRange
 from ...runtime.bundle.manifest import ModelInfo
+from ...runtime.bundle.variant_info import Extent, ShapeRange
 from ...runtime.device.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError

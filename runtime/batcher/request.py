@@ -16,7 +16,7 @@ from ..decode.stats import Stats
 from ..errors import SessionError
 from ..rules import is_number
 from ..session.answer import Answer, Completion, Event
-from ..text.tokenizer import TextStream
+from ..text.stream import TextStream
 
 End = Callable[["Request", FinishReason], None]
 """(request, reason): the batcher's function that ends a request"""

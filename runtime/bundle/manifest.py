@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 from ..accept import METRICS
 from ..errors import BundleError, listed
 from ..rules import MASKS, entries, integer, matching, one_of
-from .engine_info import EngineInfo
 from .fields import AnyText, Reader, parse
 from .files import MANIFEST_FILE, FileEntry
-from .quantization_info import QuantizationInfo
 from .turns import ChatTurns, ThinkingMarks
+from .variant_info import EngineInfo, QuantizationInfo
 
 FORMAT_VERSION = "1.0"
 NOT_BATCH_INVARIANT = (

@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BundleError, listed
-from .files import CHECKSUM_FILE, MANIFEST_FILE, read_small, stamp, verify, write_whole
+from .files import (
+    CHECKSUM_FILE,
+    MANIFEST_FILE,
+    link_or_copy,
+    read_small,
+    recover,
+    replacing,
+    stamp,
+    verify,
+    write_whole,
+)
 from .manifest import Manifest, Variant, parse_manifest
-from .replace import link_or_copy, recover, replacing
 
 MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
 # Of safe mode: bytes of the manifest, number of files, bytes of a graph or tokenizer (parsing takes several

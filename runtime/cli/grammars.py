@@ -52,7 +52,7 @@ def store_grammar(
     The language must be regular: `pattern`, `oneOf` and recursive `$ref` are refused (docs/structured.md).
     """
     from ..decode.config import GenerationConfig
-    from ..structured.compiler import compile_into
+    from ..structured.stored_grammars import compile_into
 
     config = GenerationConfig(
         schema=text_of(language.schema), tools=text_of(language.tools), regex=language.regex,
@@ -68,7 +68,7 @@ def store_grammar(
 @grammar_app.command("list")
 def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
     """List the grammars of a bundle."""
-    from ..structured.catalog import entries
+    from ..structured.stored_grammars import entries
 
     none = "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one"
     print_list(entries(bundle), ("grammar", "kind", "states", "size", "date"), none, as_json=as_json)
@@ -77,7 +77,7 @@ def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
 @grammar_app.command("remove")
 def remove_grammar(bundle: BundleArgument, name: Name) -> None:
     """Remove a grammar from a bundle."""
-    from ..structured.catalog import remove
+    from ..structured.stored_grammars import remove
 
     remove(bundle, name)
     say(f"removed the grammar {name}")

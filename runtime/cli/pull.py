@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.request import urlopen
 
-from ..bundle.files import CHECKSUM_FILE, MANIFEST_FILE, SAFE_NAME, sha256_of
+from ..bundle.files import CHECKSUM_FILE, MANIFEST_FILE, SAFE_NAME, replacing, sha256_of
 from ..bundle.manifest import Manifest, parse_manifest
 from ..bundle.open import HUB_ID, open_bundle
-from ..bundle.replace import replacing
 from ..errors import BundleError, MarsError, SessionError
 from ..machine import cache_dir
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from .. import machine
 from ..errors import DeviceLost, SessionError
-from .failures import LASTING, RESTART
-from .memory import require
+from .failures import LASTING, RESTART, require
 
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 

@@ -1,7 +1,7 @@
 """KV rows in the memory that a session computes in.
 
-A `in-place` graph writes a step's entries itself, in place, into the memory that is bound here. The new
-entries of a `appended` graph are copied by `KvRows.place`.
+An `in-place` graph writes a step's entries itself, in place, into the memory that is bound here. The new
+entries of an `appended` graph are copied by `KvRows.place`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 
 from ..decode.backend import bucket
 from ..errors import SessionError
-from .failures import first_line
-from .memory import require
+from .failures import first_line, require
 
 if TYPE_CHECKING:
     from .ort.binding import Binding

@@ -12,25 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import machine
-from ..errors import SessionError
-
 PAGE = mmap.PAGESIZE
 # Of memory that child processes do not share. Windows has only such memory.
 PRIVATE: dict[str, int] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )
-
-
-def require(num_bytes: int, what: str, advice: str) -> None:
-    """Raise SessionError if there are not `num_bytes` of memory for `what`; `advice` is how to need less."""
-    free = machine.available()
-    if free is not None and num_bytes > free:
-        raise SessionError(
-            f"not enough memory: {what} takes {num_bytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
-            f" {advice}, or free memory",
-            code="out_of_memory",
-        )
 
 
 class HostTensor:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .. import machine
-from ..bundle.engine_info import this_platform
 from ..bundle.manifest import Variant
 from ..bundle.open import SAFE_REMEDY, Bundle
+from ..bundle.variant_info import this_platform
 from ..decode.backend import Backend
 from ..errors import SessionError
 from .name import DeviceName, GpuOptions

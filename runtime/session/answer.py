@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..decode.sample import Top
 from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..decode.stats import Stats
-from ..text.tokenizer import TextStream
+from ..text.stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,11 @@ from ..device.name import DeviceName, GpuOptions
 from ..device.variants import load
 from ..errors import MarsError, SessionError
 from ..structured.constrained_sequence import ConstrainedSequence
-from ..structured.grammar_state import GrammarState
-from ..structured.grammar_state_factory import GrammarStateFactory
+from ..structured.grammar_state import GrammarState, GrammarStateFactory
 from ..text.dialects import dialect_in
 from ..text.prompts import Prompt, Prompts, system_of
-from ..text.thinking import ThinkingStream
-from ..text.tokenizer import Text, TextStream
+from ..text.stream import TextStream, ThinkingStream
+from ..text.tokenizer import Text
 from ..text.toolcalls import ToolStream
 from .answer import Completion, Event, Stream
 from .conversation import Conversation

@@ -1,4 +1,4 @@
-"""The tokenizer and chat template of a bundle, and the text of a growing answer."""
+"""The tokenizer and chat template of a bundle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from ..bundle.files import read_small
 from ..bundle.open import Bundle
 from ..bundle.turns import ChatTurns
 from ..errors import BundleError, MarsError, SessionError
-from .dialects import LIST, Dialect, dialect_in
-from .special_tokens import PlainText
-from .template import Template
-from .thinking import ThinkingStream
-from .tool_messages import RESULT_ROLES, calls_as_text, results_as_user, with_tools
+from .dialects import LIST, RESULT_ROLES, Dialect, calls_as_text, dialect_in, results_as_user, with_tools
+from .template import PlainText, Template
 
 Message = Mapping[str, Any]
 
@@ -36,11 +33,6 @@ PROBES: Mapping[str, Sequence[Sequence[Message]]] = {
         [USER, ANSWER, RESULT],
     ],
 }
-MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
-BROKEN = "\ufffd"  # the decoder's character for bytes that are no text, or not yet
-# Tokens whose text is not known; the first and the last of them, which decide about later ones; and the
-# characters that later bytes may still change.
-MAX_UNREAD, FIRST_UNREAD, LAST_UNREAD, OPEN = 48, 4, 16, 3
 TOKENIZER_LIMIT = 1 << 30  # bytes
 SAFE_ADVICE = ", or open it without safe mode if you trust its source"
 # A prompt with more characters than a context full of very long tokens is refused before it is tokenized.
@@ -350,137 +342,3 @@ def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise kind(f"{what} ({_words(error)}); {remedy}") from error
-
-
-def text_of(text: Text, token_ids: Sequence[int]) -> str:
-    """The text of a whole answer, as its stream makes it. End-of-sequence tokens are not pushed."""
-    stream = TextStream(text)
-    for token in token_ids:
-        stream.push(token)
-    stream.complete()
-    return stream.text
-
-
-class TextStream:
-    """The growing text of one answer, without incomplete characters and possible stop strings at its end.
-    Stop strings in the thinking that `thinking` splits off have no effect.
-    """
-
-    def __init__(self, text: Text, stop: Sequence[str] = (), thinking: ThinkingStream | None = None) -> None:
-        self._source = text
-        if len(stop) > MAX_STOPS or any(len(s) > MAX_STOP for s in stop):
-            raise SessionError(
-                f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters are taken,"
-                f" not {len(stop)} of up to {max(map(len, stop))}; use fewer or shorter ones",
-                field="stop",
-            )
-        self._stop = [s for s in stop if s]
-        self._thinking = thinking if self._stop else None
-        self._searched = 0  # characters in which there is no stop string
-        # The last tokens: `num_read` whose text is known, which later ones may depend on, then the others.
-        self._token_ids: list[int] = []
-        self._num_read = 0
-        self._known = ""  # the part of their text that is in `text`
-        self._token_texts: list[str] = []  # that `take_token_texts` has not returned
-        self._text = ""
-        self._shown = 0
-        self.stop_string: str | None = None  # that ended the text
-
-    @property
-    def stopped(self) -> bool:
-        return self.stop_string is not None
-
-    def push(self, token: int) -> bool:
-        """Add a token. True if it completes a stop string; the text then ends before that string."""
-        self._token_ids.append(token)
-        piece = self._next_piece()
-        self._token_texts.append(piece)
-        if piece:
-            self._append(piece)
-        return self.stopped
-
-    def _next_piece(self) -> str:
-        """The text that the last token completes. The work for each token is bounded."""
-        ids, num_open = self._token_ids, 0
-        whole = self._source.decode(ids)
-        if whole.endswith(BROKEN) or len(whole) <= len(self._known):
-            if len(ids) - self._num_read < MAX_UNREAD:
-                return ""
-            # No character has so many bytes: all but the last of them never become one.
-            whole = self._continued(whole)
-            num_open = min(OPEN, len(whole) - len(self._known))
-            del ids[self._num_read + FIRST_UNREAD : -LAST_UNREAD]
-        else:
-            whole = self._continued(whole)
-            del ids[: self._num_read]
-            self._num_read = len(ids)
-        piece = whole[len(self._known) : len(whole) - num_open]
-        self._known = self._source.decode(ids)
-        self._known = self._known[: len(self._known) - num_open]
-        return piece
-
-    def _continued(self, whole: str) -> str:
-        """`whole`, the text of the last tokens, or of the unread ones alone: with byte fallback, an invalid
-        byte makes the decoder take back earlier characters of its run, which were shown.
-        """
-        if whole.startswith(self._known):
-            return whole
-        del self._token_ids[: self._num_read]
-        self._num_read, self._known = 0, ""
-        return self._source.decode(self._token_ids)
-
-    def read(self) -> str:
-        """The text that became final since the last call."""
-        return self._up_to(len(self._text) - (0 if self.stopped else self._held()))
-
-    def take_token_texts(self, num_tokens: int) -> tuple[str, ...]:
-        """The texts of the next `num_tokens` tokens of the answer; an end-of-sequence token was not pushed.
-        They are whole: a stop string, and text that is held back, are part of them. A character has
-        its text at its last token.
-        """
-        taken, self._token_texts = self._token_texts[:num_tokens], self._token_texts[num_tokens:]
-        return (*taken, *[""] * (num_tokens - len(taken)))
-
-    def finish(self) -> str:
-        """All remaining text; an incomplete character becomes U+FFFD."""
-        self.complete()
-        return self._up_to(len(self._text))
-
-    def complete(self) -> None:
-        """Add the text of an incomplete last character, as U+FFFD, to `text`. No token follows."""
-        if self.stopped:
-            return
-        rest = self._continued(self._source.decode(self._token_ids))[len(self._known) :]
-        self._token_ids, self._num_read, self._known = [], 0, ""
-        self._append(rest)
-
-    @property
-    def text(self) -> str:
-        """All text so far, with held-back text, without the stop string."""
-        return self._text
-
-    def _append(self, piece: str) -> None:
-        self._text += piece
-        start: int | None = 0
-        if self._thinking is not None:
-            self._thinking.push(piece)
-            start = self._thinking.answer_start
-        if start is None:
-            return
-        places = [(self._text.find(s, max(start, self._searched - len(s) + 1)), s) for s in self._stop]
-        self._searched = len(self._text)
-        if found := [(at, s) for at, s in places if at >= 0]:
-            at, self.stop_string = min(found)
-            self._text = self._text[:at]
-
-    def _held(self) -> int:
-        """The number of last characters that may begin a stop string."""
-        if self._thinking is not None and self._thinking.is_undecided:
-            return len(self._text)
-        most = min(len(self._text), max(map(len, self._stop), default=0))
-        ends = (self._text[-count:] for count in range(most, 0, -1))
-        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stop)), 0)
-
-    def _up_to(self, end: int) -> str:
-        shown, self._shown = self._shown, max(self._shown, end)
-        return self._text[shown : self._shown]

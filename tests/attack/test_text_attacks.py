@@ -18,7 +18,8 @@ from support.manifests import rehash
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.turns import START, ChatTurns
-from mars_export.runtime.text.tokenizer import MAX_STOP, MAX_STOPS, Text, TextStream
+from mars_export.runtime.text.stream import MAX_STOP, MAX_STOPS, TextStream
+from mars_export.runtime.text.tokenizer import Text
 
 TOKENIZER = tiny.tokenizer()
 HELLO = [{"role": "user", "content": "hi"}]

@@ -35,12 +35,11 @@ from mars_export import SessionError  # noqa: E402
 from mars_export.runtime.decode.config import GenerationConfig  # noqa: E402
 from mars_export.runtime.decode.limits import Limits  # noqa: E402
 from mars_export.runtime.decode.schedule import Schedule  # noqa: E402
-from mars_export.runtime.structured.automaton_file import to_bytes  # noqa: E402
-from mars_export.runtime.structured.compiler import compile_grammar  # noqa: E402
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence  # noqa: E402
 from mars_export.runtime.structured.grammar import SEPARATORS, Grammars  # noqa: E402
 from mars_export.runtime.structured.grammar_state import GrammarState  # noqa: E402
 from mars_export.runtime.structured.regular.automaton import Automaton  # noqa: E402
+from mars_export.runtime.structured.stored_grammars import compile_grammar, to_bytes  # noqa: E402
 from mars_export.runtime.structured.vocabulary import Vocabulary  # noqa: E402
 from mars_export.runtime.text.dialects import LIST, TAGS  # noqa: E402
 

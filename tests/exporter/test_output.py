@@ -14,7 +14,7 @@ import pytest
 from support.fixtures import Named
 
 from mars_export.exporter.output import writing
-from mars_export.runtime.bundle import replace
+from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.files import MANIFEST_FILE
 from mars_export.runtime.bundle.open import open_bundle, rewrite
 from mars_export.runtime.errors import ExportError
@@ -63,7 +63,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(source, target)
 
-    monkeypatch.setattr(replace, "_exchange", lambda *_: False)
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
     monkeypatch.setattr(os, "rename", fails_once)
     with (
         pytest.raises(ExportError, match="An earlier bundle is unchanged"),
@@ -92,7 +92,7 @@ def test_a_bundle_that_a_killed_run_moved_is_put_back(tmp_path: Path) -> None:
 
 def interrupted_after(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C arrives during the rename of this number: its handler runs when the call returns."""
-    owner = os if name == "rename" else replace
+    owner = os if name == "rename" else files
     real, calls = getattr(owner, name), []
 
     def rename(source: Path, target: Path) -> object:
@@ -104,7 +104,7 @@ def interrupted_after(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(owner, name, rename)
     if name == "rename":
-        monkeypatch.setattr(replace, "_exchange", lambda *_: False)
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_a_bundle_that_cannot_be_put_back_is_kept_and_found_later(
         if source == old:  # another program is faster
             bundle(old, "another program's")
 
-    monkeypatch.setattr(replace, "_exchange", lambda *_: False)
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
     monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(OSError, match="not empty"), writing(old, 0, force=True) as scratch:
         (scratch / MANIFEST_FILE).write_text("new")
     assert (old / MANIFEST_FILE).read_text() == "another program's"
     shutil.rmtree(old)
-    replace.recover(old)
+    files.recover(old)
     assert (old / MANIFEST_FILE).read_text() == "old"
     assert names(tmp_path) == ["a.bundle"]
 
@@ -146,14 +146,14 @@ def test_a_bundle_that_cannot_be_put_back_is_kept_and_found_later(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mars_export.runtime.bundle import replace
+from mars_export.runtime.bundle import files
 
 real = os.rename
 def rename(source, target):
     real(source, target)
     os.kill(os.getpid(), signal.SIGKILL)
-os.rename, replace._exchange = rename, lambda *_: False
-with replace.replacing(Path(sys.argv[1])) as scratch:
+os.rename, files._exchange = rename, lambda *_: False
+with files.replacing(Path(sys.argv[1])) as scratch:
     (scratch / "manifest.json").write_text("half")
 """
 
@@ -182,7 +182,7 @@ def test_a_bundle_of_a_writer_killed_between_its_renames_is_found(
 WRITER = """
 import sys
 from pathlib import Path
-from mars_export.runtime.bundle.replace import replacing
+from mars_export.runtime.bundle.files import replacing
 
 target, name = Path(sys.argv[1]), sys.argv[2]
 for number in range(100):

@@ -24,8 +24,8 @@ from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.operators import DOMAIN, PRODUCT, integer_product
 from mars_export.runtime.cli import doctor
 from mars_export.runtime.device.ort import kernels
+from mars_export.runtime.device.ort.kernels import UNSIGNED
 from mars_export.runtime.device.ort.library import open_session
-from mars_export.runtime.device.ort.products import UNSIGNED
 
 SHAPES = [(1, 1), (3, 5), (8, 8), (17, 33), (64, 48), (130, 100), (576, 65)]
 

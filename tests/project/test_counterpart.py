@@ -17,6 +17,8 @@ BOTH = ("accept", "batcher", "decode", "session", "structured")
 # Units with another name than their Python file, and why.
 RENAMED = {
     "bundle/bundle": "declares Manifest and Bundle",
+    "device/ort/signature": "is a part of binding.py",
+    "device/shape_bucket": "is a part of trt/io.py",
     "device/lost": "has one kind of failure",
     "device/ort/open": "is a part of library.py",
     "device/ort/rows": "has rows of ONNX Runtime only",
@@ -25,6 +27,7 @@ RENAMED = {
     "session/answers": "has all answers of a call",
     "session/opened": "is the part of session.py that sessions and streams share",
     "structured/automaton": "has the automaton and its file",
+    "text/thinking": "is a part of stream.py",
     "text/text": "is the bundle's part of tokenizer.py",
 }
 # Names that one language has and the other has not, by the reason.
@@ -32,7 +35,8 @@ CPP_ONLY: dict[str, str] = {
     "GenerationConfig.bound GenerationConfig.is_exact": "tau and exact are optional fields",
     "GenerationConfig.check Limits.rows": "structs are filled in before they are checked",
     "is_one_of duration_of num_common parse_automaton Queue.size_of DraftTokens.is_forced": "an expression",
-    "StepForecast.num_draft_tokens Sequence.num_tokens ThinkingStream.size Vocabulary.text": "an expression",
+    "StepForecast.num_draft_tokens Sequence.num_tokens Vocabulary.text": "an expression",
+    "ThinkingStream.is_over ThinkingStream.size": "an expression",
     "Error DeviceError MemoryError": "Python has built-in exceptions of this kind",
     "Interrupt Interrupted Sequence.watch": "Python ends no running step",
     "check_numbers": "inline in Penalties.of",

@@ -82,7 +82,7 @@ def elsewhere(code: str, *arguments: object) -> str:
 
 def test_all_modules_are_imported() -> None:
     names = elsewhere(IMPORTS).split()
-    assert {"mars_export.runtime.bundle.replace", "mars_export.runtime.serve.server"} < set(names)
+    assert {"mars_export.runtime.bundle.files", "mars_export.runtime.serve.server"} < set(names)
 
 
 def test_the_machine_is_asked_no_more_than_it_says() -> None:

@@ -11,8 +11,8 @@ import weakref
 
 import numpy as np
 
-from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, ShapeRange
 from mars_export.runtime.bundle.manifest import ModelInfo, Variant
+from mars_export.runtime.bundle.variant_info import EngineInfo, Extent, ShapeRange
 from support.fake import Predict, _seen
 from support.fake_cuda import ALIGNMENT, Bound, FakeDevice
 

@@ -10,7 +10,7 @@ from mars_export import GenerationConfig
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.runtime.structured.compiler import compile_into
+from mars_export.runtime.structured.stored_grammars import compile_into
 from support import tiny
 
 

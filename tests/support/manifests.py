@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, ShapeRange
 from mars_export.runtime.bundle.files import FileEntry
 from mars_export.runtime.bundle.manifest import (
     Manifest,
@@ -18,6 +17,7 @@ from mars_export.runtime.bundle.manifest import (
     TokenInfo,
     Variant,
 )
+from mars_export.runtime.bundle.variant_info import EngineInfo, Extent, ShapeRange
 from support.fields import with_field
 
 HASH = "0123456789abcdef" * 4

@@ -15,15 +15,14 @@ from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
 from ...errors import DeviceLost, MarsWarning, SessionError
-from ..failures import RESTART, first_line, is_lasting, memory_advice
+from ..failures import RESTART, first_line, is_lasting, memory_advice, require
 from ..kv import KV_TYPES, KvRows
-from ..memory import HostMemory, require
+from ..memory import HostMemory
 from ..name import DeviceName, GpuOptions
 from . import kernels, library
-from .binding import Binding
+from .binding import Binding, check_signature
 from .cuda_memory import CudaMemory, Memory
-from .products import exact_entries
-from .signature import check_signature
+from .kernels import exact_entries
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache

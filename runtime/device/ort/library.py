@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import SessionError
 from ..failures import first_line
 from ..name import DeviceName
-from .products import exact_entries
+from .kernels import exact_entries
 
 # The providers of a device; the first that this library has is used. CUDA's is a plugin if its library is
 # beside ONNX Runtime's own, or was registered by the application.

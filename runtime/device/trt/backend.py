@@ -17,9 +17,8 @@ from ...errors import SessionError
 from ..cuda import Runs
 from ..kv import KV_TYPES
 from .engine import LoadedEngine
-from .io import StepIO
+from .io import ShapeBucket, StepIO
 from .pool import ALIGNMENT, KvMemory, KvPool, TrtCache, per_slice
-from .shape_bucket import ShapeBucket
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
@@ -92,7 +91,7 @@ class TrtBackend:
         self._suffixes = model.kv_suffixes
         widths = {name: engine.width(name) for name in WIDE if name in self.outputs}
         entry, heads, count = model.head_dim * self._item, model.num_kv_heads, len(self._suffixes)
-        # The new entries of a `appended` engine, one tensor after the other, for steps of any size.
+        # The new entries of an `appended` engine, one tensor after the other, for steps of any size.
         runs = rows * heads + ALIGNMENT // gcd(ALIGNMENT, entry) - 1
         with device.lock:
             self._io = StepIO(device, rows, slots, outputs, self.outputs, widths)
@@ -293,11 +292,14 @@ class TrtBackend:
             fresh = self._fresh_runs(shape)
             size = fresh.pitch * fresh.per_slice
             addresses |= {f"present.{s}": fresh.address + i * size for i, s in enumerate(self._suffixes)}
-        odd = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
-        odd += [name for name, address in addresses.items() if not context.set_tensor_address(name, address)]
-        if odd:
+        mismatched = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
+        mismatched += [
+            name for name, address in addresses.items() if not context.set_tensor_address(name, address)
+        ]
+        if mismatched:
             raise SessionError(
-                f"the engine and the manifest disagree about {', '.join(odd[:6])}; build the engine again"
+                f"the engine and the manifest disagree about {', '.join(mismatched[:6])};"
+                " build the engine again"
             )
         bound.shape = shape
 
@@ -322,12 +324,12 @@ class TrtBackend:
         bound.runs += 1
 
     def _fresh_runs(self, shape: Shape) -> Runs:
-        """The memory of a `appended` engine's new entries: the slots of each head, row and tensor."""
+        """The memory of an `appended` engine's new entries: the slots of each head, row and tensor."""
         run = shape.slots * self._model.head_dim * self._item
         return Runs(self._fresh, run, per_slice(shape.rows * self._model.num_kv_heads, run))
 
     def _place(self, memory: KvMemory, shape: Shape, kv_length: np.ndarray) -> None:
-        """Copy a `appended` engine's new entries to each row's cursor, all tensors in one copy for each
+        """Copy an `appended` engine's new entries to each row's cursor, all tensors in one copy for each
         row.
         """
         fresh, heads = self._fresh_runs(shape), memory.kv_heads

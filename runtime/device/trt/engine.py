@@ -83,10 +83,10 @@ class LoadedEngine:
                 f"{path}: {built_for(variant)} and cannot be loaded here ({installed(variant.backend, gpu)}):"
                 f" {reasons}"
             )
-        odd = mismatches(engine, variant, bundle.manifest.model)
-        if odd:
+        mismatched = mismatches(engine, variant, bundle.manifest.model)
+        if mismatched:
             raise SessionError(
-                f"{path}: the engine and the manifest disagree about {', '.join(odd[:6])};"
+                f"{path}: the engine and the manifest disagree about {', '.join(mismatched[:6])};"
                 " build the engine again"
             )
         sha = next((f.sha256 for f in bundle.manifest.files if f.path == variant.file), "")
@@ -169,24 +169,26 @@ def mismatches(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
     types |= {f"present.{s}": ("OUTPUT", kv) for s in suffixes}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     actual = {n: (engine.get_tensor_mode(n).name, engine.get_tensor_dtype(n).name) for n in names}
-    odd = {name for name in types.keys() | actual.keys() if types.get(name) != actual.get(name)}
+    mismatched = {name for name in types.keys() | actual.keys() if types.get(name) != actual.get(name)}
     shape, in_place = (model.num_kv_heads, variant.capacity, model.head_dim), variant.kv_layout == "in-place"
-    wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in variant.outputs and not odd]
+    wide = [
+        name for name in ("logits", "topk_ids", "topk_logprobs") if name in variant.outputs and not mismatched
+    ]
     sizes = {name: tuple(engine.get_tensor_shape(name))[2:] for name in wide}
     expected = {"logits": (model.vocab_size,), "topk_logprobs": sizes.get("topk_ids")}
     for name, size in sizes.items():
         is_width = len(size) == 1 and 0 < size[0] <= model.vocab_size
         if size != expected.get(name, size) or not is_width:
-            odd.add(name)
-    for suffix in suffixes if not odd else ():
+            mismatched.add(name)
+    for suffix in suffixes if not mismatched else ():
         past, present = f"past_key_values.{suffix}", f"present.{suffix}"
         if tuple(engine.get_tensor_shape(past))[1:] != shape:
-            odd.add(past)
+            mismatched.add(past)
         # Since TensorRT 10.15, which has the only operator that writes in place.
         if hasattr(engine, "get_aliased_input_tensor"):
             alias = engine.get_aliased_input_tensor(present)
-            odd |= {present} if (alias == past) != in_place else set()
-    return sorted(odd)
+            mismatched |= {present} if (alias == past) != in_place else set()
+    return sorted(mismatched)
 
 
 def _mapped(path: Path) -> mmap | bytes:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...rules import is_integer
+from ...text.dialects import arguments_of
 from ...text.tokenizer import Message
-from ...text.tool_messages import arguments_of
 from ..api_error import ApiError
 
 Reader = Callable[[str, Any], Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import SessionError
 from ...rules import is_integer
-from ..simplify import NOTES, simplified
+from ..grammar import NOTES, simplified
 from .expression import (
     EMPTY,
     Expression,
@@ -22,10 +22,10 @@ from .expression import (
     characters,
     choice,
     optional,
+    pattern_expression,
     sequence,
     text,
 )
-from .pattern import pattern_expression
 
 Separators = tuple[str, str]
 

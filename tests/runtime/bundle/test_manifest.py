@@ -12,7 +12,7 @@ from support.manifests import ENGINE, GOOD, changed
 from mars_export import BundleError
 from mars_export.runtime.bundle.files import FileEntry
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION, parse_manifest
-from mars_export.runtime.bundle.quantization_info import QuantizerInfo
+from mars_export.runtime.bundle.variant_info import QuantizerInfo
 
 
 def test_the_good_one_is_read_as_it_was() -> None:

@@ -25,9 +25,9 @@ from support.needed import needed
 from support.paths import ROOT
 
 from mars_export import Session
-from mars_export.runtime.bundle.engine_info import this_platform
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export.runtime.bundle.variant_info import this_platform
 
 ORIN = {"capability": 87, "version": [10, 3, 0, 30]}
 THOR = {"capability": 110, "version": [10, 16, 2, 10]}

@@ -14,7 +14,7 @@ from support.exports import export
 from support.twins import SAMPLINGS
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.structured.compiler import compile_into
+from mars_export.runtime.structured.stored_grammars import compile_into
 
 
 @pytest.fixture(scope="module")

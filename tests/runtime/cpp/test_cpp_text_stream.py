@@ -9,7 +9,8 @@ import pytest
 from support import nasty
 from support.text_driver import KINDS, Driver, tokenizer_of
 
-from mars_export.runtime.text.tokenizer import Text, TextStream
+from mars_export.runtime.text.stream import TextStream
+from mars_export.runtime.text.tokenizer import Text
 
 STOPS = ["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er", "\ufffd", "é\ufffd"]
 

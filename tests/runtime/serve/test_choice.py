@@ -25,7 +25,8 @@ from mars_export.runtime.serve.responses.choice import (  # noqa: E402
 )
 from mars_export.runtime.session.answer import Event  # noqa: E402
 from mars_export.runtime.text.dialects import LIST  # noqa: E402
-from mars_export.runtime.text.tokenizer import Text, TextStream  # noqa: E402
+from mars_export.runtime.text.stream import TextStream  # noqa: E402
+from mars_export.runtime.text.tokenizer import Text  # noqa: E402
 from mars_export.runtime.text.toolcalls import ToolStream  # noqa: E402
 
 TWO = '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]'

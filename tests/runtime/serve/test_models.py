@@ -24,7 +24,7 @@ need("uvicorn", "serve")
 from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 
 from mars_export import GenerationConfig, Limits, Session, SessionError  # noqa: E402
-from mars_export.runtime.bundle.engine_info import Extent  # noqa: E402
+from mars_export.runtime.bundle.variant_info import Extent  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.loaded_model import LoadedModel  # noqa: E402
 from mars_export.runtime.serve.models import LazyModel  # noqa: E402

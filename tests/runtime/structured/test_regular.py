@@ -23,19 +23,19 @@ from support.questions import STOP, WEATHER
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mars_export import GenerationConfig, SessionError
-from mars_export.runtime.structured.compiler import compile_grammar
 from mars_export.runtime.structured.grammar import Grammars
 from mars_export.runtime.structured.regular.automaton import build
 from mars_export.runtime.structured.regular.expression import (
     LAST,
     characters,
     other_characters,
+    pattern_expression,
     sequence,
     text,
     utf8,
 )
-from mars_export.runtime.structured.regular.pattern import pattern_expression
 from mars_export.runtime.structured.regular.schema import schema_expression
+from mars_export.runtime.structured.stored_grammars import compile_grammar
 from mars_export.runtime.structured.vocabulary import Vocabulary
 from mars_export.runtime.text.dialects import LIST, MARKED, OBJECT, TAGS, Dialect
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.missing import need
 
-from mars_export.runtime.structured.simplify import FORMATS, simplified
+from mars_export.runtime.structured.grammar import FORMATS, simplified
 
 STRING = {"type": "string"}
 SAME: list[Any] = [

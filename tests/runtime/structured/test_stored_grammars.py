@@ -27,13 +27,18 @@ from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.structured.automaton_file import to_bytes
-from mars_export.runtime.structured.catalog import entries, remove, store
-from mars_export.runtime.structured.compiler import compile_grammar, compile_into
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
 from mars_export.runtime.structured.grammar import SEPARATORS, Grammars
 from mars_export.runtime.structured.grammar_state import GrammarState
 from mars_export.runtime.structured.matcher import TokenMatcher
+from mars_export.runtime.structured.stored_grammars import (
+    compile_grammar,
+    compile_into,
+    entries,
+    remove,
+    store,
+    to_bytes,
+)
 from mars_export.runtime.structured.vocabulary import Vocabulary
 from mars_export.runtime.text.dialects import LIST, TAGS
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from mars_export import BundleError, SessionError
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.text.tokenizer import Text, TextStream
+from mars_export.runtime.text.stream import TextStream
+from mars_export.runtime.text.tokenizer import Text
 
 TOKENIZER = tiny.tokenizer()
 TEXT = Text(TOKENIZER, tiny.CHAT_TEMPLATE, None, "<|im_end|>")

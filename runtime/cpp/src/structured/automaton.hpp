@@ -1,4 +1,4 @@
-// runtime/structured/automaton_file.py: the file of a stored grammar, a deterministic automaton (docs/format.md).
+// runtime/structured/stored_grammars.py: the file of a stored grammar, a deterministic automaton (docs/format.md).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The manifest's record of a TensorRT engine: what built it, for which GPUs and which shapes."""
+"""The manifest's records of a variant: how its weights are stored, and how its engine was built."""
 
 from __future__ import annotations
 
@@ -8,6 +8,36 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..rules import entries, integer, one_of
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizerInfo:
+    """The method that chose the codes: "round", "gptq", or "checkpoint" if the checkpoint has codes.
+
+    `text_sha256` is the hash of the calibration text; `sequences` and `tokens` say how much of it was used.
+    """
+
+    name: str
+    text_sha256: str | None = None
+    sequences: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationInfo:
+    """How the weights of a variant are stored.
+
+    `group_size` inputs share a scale; None means one scale for each output channel. `weight_bits` is the
+    width of the codes of Linear weights. `quantizer` is None if it is unknown.
+    """
+
+    group_size: Annotated[int | None, integer(1, high=2**53)]
+    symmetric: bool
+    head: str
+    embedding: str
+    quantizer: QuantizerInfo | None = None
+    weight_bits: int | None = None
+
 
 RANGE_NAMES = ("decode", "prefill")
 Dimension = Annotated[int, integer(1, high=2**20)]
