@@ -347,9 +347,7 @@ class Sequence:
             self.draft_tokens = NONE
             # If something other than tau ended the run, the sequence is over.
             self.pass_rates.record(count, [config.passes(c) for c in confidences])
-        self.stats.count(count, refused=refused)
-        if self.finish_reason is None and self.remaining <= 0:
-            self.finish_reason = "length"
+        self._count(count, refused=refused)
         kept, tops = tuple(token_ids[:count]), self._tops(predictions, token_ids, count)
         confident = tuple(confidences[:count])
         return Accepted(self.index, kept, confident, self.finish_reason, None, num_verified, (), tops)
@@ -371,11 +369,7 @@ class Sequence:
         num_draft_tokens: int,
     ) -> None:
         """Move the cursor past verified draft tokens, and propose the predictions after `count` tokens."""
-        self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
-        self.stats.draft_tokens += num_draft_tokens
-        self.stats.accepted_draft_tokens += num_verified
-        if self.finish_reason is None:  # else more may have been right than were needed
-            self.acceptance_rates.record(self.draft_tokens, num_draft_tokens, num_verified)
+        self.count_draft_tokens(num_draft_tokens, num_verified)
         if predictions.mtp_drafts and self.finish_reason is None:
             self.draft_tokens = predictions.mtp_draft(token_ids[:count], num_verified)
             return
@@ -385,7 +379,30 @@ class Sequence:
             return
         probabilities = predictions.probabilities.tolist()
         self.draft_tokens = DraftTokens(tuple(token_ids[count:]), tuple(probabilities[count:]))
-        self.mask_rates.record([self.acceptance_rates.probability("masks", p) for p in probabilities[count:]])
+        self.see_masks(probabilities[count:])
+
+    def count_draft_tokens(self, num_fed: int, num_verified: int) -> None:
+        """Move the cursor past the verified draft tokens, and count them; forced ones count neither as
+        proposed nor as verified.
+        """
+        # The last token is always fed again: the next prediction is its output.
+        self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
+        num_forced = self.draft_tokens.num_forced
+        self.stats.draft_tokens += num_fed - num_forced(num_fed)
+        self.stats.accepted_draft_tokens += num_verified - num_forced(num_verified)
+        if self.finish_reason is None:  # else more may have been right than were needed
+            self.acceptance_rates.record(self.draft_tokens, num_fed, num_verified)
+
+    def see_masks(self, probabilities: abc.Sequence[float]) -> None:
+        """Learn from the probabilities of a step's masks."""
+        self.mask_rates.record([self.acceptance_rates.probability("masks", p) for p in probabilities])
+
+    def _count(self, num_accepted: int, num_forced: int = 0, refused: float | None = None) -> None:
+        """Count a step, which may have been the last for the length of the answer."""
+        if num_accepted or num_forced:
+            self.stats.count(num_accepted, num_forced, refused)
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
 
     def candidates(
         self, predictions: Predictions, config: GenerationConfig, first: int = 0

@@ -89,10 +89,7 @@ class ConstrainedSequence(Sequence):
         elif not run:
             return None
         num_forced = sum(pick.is_forced for pick in run)
-        if run:
-            self.stats.count(len(run) - num_forced, num_forced)
-        if self.finish_reason is None and self.remaining <= 0:
-            self.finish_reason = "length"
+        self._count(len(run) - num_forced, num_forced)
         return self._accepted(run, num_verified)
 
     def _is_seen(self, pick: Pick, predictions: Predictions, i: int, num_draft_tokens: int) -> bool:
@@ -159,20 +156,20 @@ class ConstrainedSequence(Sequence):
         self, predictions: Predictions, appended: abc.Sequence[int], num_verified: int, num_draft_tokens: int
     ) -> None:
         """Move the cursor past the verified draft tokens, and propose the predictions after `appended`."""
-        # The last token is always fed again: the next prediction is its output.
-        self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
-        self._count(predictions, len(appended), num_verified, num_draft_tokens)
-        self.draft_tokens = NONE
+        count = len(appended)
+        self.count_draft_tokens(num_draft_tokens, num_verified)
+        if not self.config.exact:
+            confidences = enumerate(predictions.confidences)
+            passed = [i < count or self.config.passes(c) for i, c in confidences]
+            self.pass_rates.record(max(count - num_draft_tokens, 0), passed[num_draft_tokens:])
+        self.draft_tokens = guess = NONE
         if self.finish_reason is not None:
             return
-        guess, count = NONE, len(appended)
         if predictions.mtp_drafts:
             guess = predictions.mtp_draft(appended, num_verified)
         elif num_verified == num_draft_tokens:
             probabilities = predictions.probabilities.tolist()
-            self.mask_rates.record(
-                [self.acceptance_rates.probability("masks", p) for p in probabilities[num_draft_tokens + 1 :]]
-            )
+            self.see_masks(probabilities[num_draft_tokens + 1 :])
             # Predictions after a token that differs from the model's own one are void.
             predicted_ids = predictions.token_ids[num_draft_tokens:count].tolist()
             if self.config.host_chooses or list(appended[num_draft_tokens:]) == predicted_ids:
@@ -181,17 +178,3 @@ class ConstrainedSequence(Sequence):
         self.draft_tokens = self.grammar_state.filter_draft(
             guess, 0.0 if self.config.exact else MIN_PROBABILITY
         )
-
-    def _count(
-        self, predictions: Predictions, num_appended: int, num_verified: int, num_draft_tokens: int
-    ) -> None:
-        """Count a step; forced draft tokens count neither as proposed nor as verified."""
-        num_forced = self.draft_tokens.num_forced
-        self.stats.draft_tokens += num_draft_tokens - num_forced(num_draft_tokens)
-        self.stats.accepted_draft_tokens += num_verified - num_forced(num_verified)
-        if self.finish_reason is None:
-            self.acceptance_rates.record(self.draft_tokens, num_draft_tokens, num_verified)
-        if not self.config.exact:
-            confidences = enumerate(predictions.confidences)
-            passed = [i < num_appended or self.config.passes(c) for i, c in confidences]
-            self.pass_rates.record(max(num_appended - num_draft_tokens, 0), passed[num_draft_tokens:])

@@ -49,7 +49,6 @@ CPP_ONLY: dict[str, str] = {
     "Sequence.cancel Sequence.expire": "Python has end",
     "Sequence.tau Sequence.set_tau Sequence.set_exact": "Python has change",
     "Sequence.wants_topk ConstrainedSequence.wants_topk": "top-k is copied only if it is read",
-    "Sequence.count_draft_tokens Sequence.see_masks": "shared with ConstrainedSequence",
     "RequestState Answers Openings NewSequence Opened": "the state that handles share",
     "Prompt Message SessionInfo Session.info": "Python has built-in types and the manifest",
     "Session.config_of_profile Session.decode Session.text_stream Session.warm_up": "Python: profile, text",

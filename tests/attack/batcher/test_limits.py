@@ -68,7 +68,7 @@ def test_a_request_that_never_fits_is_refused(session: Session) -> None:
         ({"max_rows": 1.5}, "max_rows must be 1 or more, not 1.5"),
         ({"max_waiting": float("nan")}, "max_waiting must be 1 or more, not nan"),
         ({"prefill_tokens": None}, "prefill_tokens must be 1 or more, not None"),
-        ({"kv_bytes": 0}, "kv_bytes must be 1 or more, not 0"),
+        ({"kv_bytes": 0}, "kv_bytes must be a number of bytes above 0, not 0"),
         ({"max_stops": True}, "max_stops must be 1 or more, not True"),
         ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
         ({"max_waiting": 2**63 - 1}, "max_waiting must be at most 1048576"),
