@@ -140,7 +140,7 @@ def uniform(seed: int, position: int) -> float:
     return (splitmix64(seed, position) >> 11) / 2**53
 
 
-class Draws(Sequence[int]):
+class SampledTokens(Sequence[int]):
     """The tokens from absolute position `first` on by logits [predictions, vocab], each drawn when it is
     first read.
 

@@ -9,9 +9,8 @@ from itertools import groupby
 from ..errors import SessionError
 from .backend import Backend, StepOutput, StepPlan
 from .batch import Batch, KvBudget, error_boundary
-from .limits import Limits
-from .prefill import Prefill
-from .queue import Queue
+from .config import Limits
+from .prefill import Prefill, Queue
 from .sequence import Accepted, Sequence
 from .speculation.planner import StepPlanner
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..accept import accept, verify
 from ..errors import SessionError
-from .backend import StepOutput, StepPlan
+from .backend import Predictions, StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
-from .sample import Draws, Penalties, Top, top_of
+from .sample import SampledTokens, Penalties, Top, top_of
 from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
 from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
 from .speculation.exact_planner import StepForecast
@@ -44,52 +44,6 @@ class Accepted:
     accepted_draft_tokens: int = 0
     forced: tuple[int, ...] = ()
     top_logprobs: tuple[Top, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """Consecutive predictions for one sequence, the first for its next unknown position; arrays of one
-    length. A slot at position p, mask or not, gives the prediction for p + 1.
-
-    `confidences` are in the metric of the sequence's config, `probabilities` always probabilities. The last
-    `mtp_drafts` are the MTP layer's, as in StepOutput.
-    """
-
-    token_ids: np.ndarray
-    confidences: np.ndarray
-    probabilities: np.ndarray
-    logits: np.ndarray | None
-    topk_ids: np.ndarray | None = None
-    topk_logprobs: np.ndarray | None = None
-    mtp_drafts: int = 0
-
-    @classmethod
-    def of(cls, output: StepOutput, at: int, count: int, config: GenerationConfig) -> Predictions:
-        """The first `count` predictions of batch row `at`, with confidences in the metric of `config`. In
-        exact mode, which verifies them, also the MTP layer's.
-        """
-        mtp_drafts = output.mtp_drafts if config.exact else 0
-
-        def part(array: np.ndarray | None) -> Any:
-            if array is None or not mtp_drafts:
-                return None if array is None else array[at, :count]
-            return np.concatenate([array[at, :count], array[at, -mtp_drafts:]])
-
-        confidences = part(
-            {"margin": output.margin, "entropy": output.entropy}.get(config.metric, output.confidence)
-        )
-        assert confidences is not None, f"{config.metric} was not exported: the session checks this first"
-        topk = part(output.topk_ids), part(output.topk_logprobs)
-        ids, logits = part(output.token_ids), part(output.logits)
-        return cls(ids, confidences, part(output.confidence), logits, *topk, mtp_drafts)
-
-    def mtp_draft(self, token_ids: abc.Sequence[int], num_verified: int) -> DraftTokens:
-        """The MTP layer's draft tokens if the step gave `token_ids`; none if greedy decoding gives others."""
-        count = len(token_ids)
-        if count != num_verified + 1 or list(token_ids) != self.token_ids[:count].tolist():
-            return NONE
-        k = self.mtp_drafts
-        return DraftTokens(tuple(self.token_ids[-k:].tolist()), tuple(self.probabilities[-k:].tolist()))
 
 
 class Sequence:
@@ -413,19 +367,19 @@ class Sequence:
             return tokens
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
         penalties = self.penalties.follow(self.tokens)
-        return Draws(predictions.logits[first:], config, penalties, len(self.tokens))
+        return SampledTokens(predictions.logits[first:], config, penalties, len(self.tokens))
 
     def _tops(self, predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> tuple[Top, ...]:
         """The most likely tokens at the positions of the first `count` tokens."""
         if not self.config.top_logprobs:
             return ()
-        logits = token_ids.penalized if isinstance(token_ids, Draws) else predictions.logits
+        logits = token_ids.penalized if isinstance(token_ids, SampledTokens) else predictions.logits
         assert logits is not None, "logits were not exported: the session checks this first"
         return tuple(top_of(logits[i], self.config.top_logprobs) for i in range(count))
 
     @staticmethod
     def _confidences(predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> list[float]:
-        if isinstance(token_ids, Draws):
+        if isinstance(token_ids, SampledTokens):
             return token_ids.confidences(count)
         confidences: list[float] = predictions.confidences[:count].tolist()
         return confidences

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from ..decode.limits import Limits
+from ..decode.config import Limits
 from ..errors import MarsError, SessionError
 from ..rules import Rule, broken, integer, num_bytes, seconds
 

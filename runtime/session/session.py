@@ -13,8 +13,7 @@ from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
 from ..decode.backend import Backend
 from ..decode.batch import KvBudget
-from ..decode.config import GenerationConfig, repeatable
-from ..decode.limits import Limits
+from ..decode.config import GenerationConfig, Limits, repeatable
 from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
@@ -35,9 +34,7 @@ from ..text.tokenizer import Text
 from ..text.toolcalls import ToolStream
 from .answer import Completion, Event, Stream
 from .conversation import Conversation
-from .fingerprint import fingerprint
-from .prefix_dir import PREFIX_BYTES, PrefixDir, cache_share
-from .prefix_file import PrefixFormat
+from .prefix_dir import PREFIX_BYTES, PrefixDir, PrefixFormat, cache_share, fingerprint
 from .support import check_support
 
 PROFILE_SETS = {"exact", "tau", "metric", "masks"}

@@ -6,8 +6,9 @@ from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
+from ..decode.backend import Predictions
 from ..decode.sample import Top, top_of
-from ..decode.sequence import MIN_PROBABILITY, Accepted, Predictions, Sequence
+from ..decode.sequence import MIN_PROBABILITY, Accepted, Sequence
 from ..decode.speculation.draft_tokens import NONE, DraftTokens
 from .grammar_state import SURE, GrammarState
 

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from ..bundle.open import Bundle
+from ..decode.backend import Predictions
 from ..decode.config import GenerationConfig
 from ..decode.sample import Penalties, choose, confidence_of
-from ..decode.sequence import Predictions
 from ..decode.speculation.draft_tokens import DraftTokens
 from ..errors import SessionError
 from ..text.dialects import dialect_in

@@ -19,6 +19,8 @@ RENAMED = {
     "bundle/bundle": "declares Manifest and Bundle",
     "device/ort/signature": "is a part of binding.py",
     "device/shape_bucket": "is a part of trt/io.py",
+    "decode/limits": "is the part of config.py for a service",
+    "decode/queue": "is the first class of prefill.py",
     "device/lost": "has one kind of failure",
     "device/ort/open": "is a part of library.py",
     "device/ort/rows": "has rows of ONNX Runtime only",
@@ -41,7 +43,7 @@ CPP_ONLY: dict[str, str] = {
     "Interrupt Interrupted Sequence.watch": "Python ends no running step",
     "check_numbers": "inline in Penalties.of",
     "Choice built_in_cost event_of": "arguments, a tuple, or a function of a class",
-    "Saved Backend.free_memory Backend.max_entries Batch.step_rows": "a step may be split",
+    "Backend.free_memory Backend.max_entries Batch.step_rows": "a step may be split",
     "Batch.num_active Schedule.has_read PrefixCache.held": "Python reads the attribute",
     "Schedule.num_entries Schedule.num_rows_of": "Python sums over `running`",
     "Run": "the generator `run`",
@@ -61,7 +63,7 @@ CPP_ONLY: dict[str, str] = {
     "KvBudget.short_bytes KvBudget.row_bytes": "until C++ has no lanes",
 }
 PYTHON_ONLY: dict[str, str] = {
-    "Penalties Occurrences Draws top_of": "logit_bias, other penalties and logprobs are in Python only",
+    "Penalties Occurrences SampledTokens top_of": "logit_bias, other penalties and logprobs are in Python only",
     "PrefixEntry Copies Cache.upload Cache.download Backend.kv_device": "the prefix cache on disk",
     "KvBudget.short_entries built_in": "an expression, or another name",
     "GenerationConfig.host_chooses GenerationConfig.logits_field": "only two fields need logits",
@@ -108,8 +110,8 @@ def headers() -> dict[str, dict[str, Names]]:
 
 
 def cpp_only(python: dict[str, dict[str, Names]]) -> set[str]:
-    """`Class`, `Class.method` or `function` of a C++ unit that its Python file has not. Classes of a public
-    header may be in any Python file.
+    """`Class`, `Class.method` or `function` of a C++ unit that its Python file has not. Classes may be in
+    another file of its folder, and those of a public header in any Python file.
     """
     named = {f"src/{u}": counterpart(file) for u, file in units().items() if u.startswith(BOTH)}
     everywhere = {name: own for names in python.values() for name, own in names.items() if name}
@@ -118,7 +120,10 @@ def cpp_only(python: dict[str, dict[str, Names]]) -> set[str]:
         path = named.get(unit)
         if path is None and not unit.startswith("include/"):
             continue
-        own = everywhere if path is None else python[path]
+        own = everywhere
+        if path is not None:
+            beside = [python[name] for name in python if Path(name).parent == Path(path).parent]
+            own = {name: each for names in beside for name, each in names.items()} | python[path]
         for name, cpp in names.items():
             if name == FUNCTIONS:
                 found |= cpp.methods - own[FUNCTIONS].methods if path is not None else set()

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mars_export.runtime.decode.prefix import PrefixCache, Saved
-from mars_export.runtime.session.prefix_dir import PrefixDir
-from mars_export.runtime.session.prefix_file import PrefixFormat
+from mars_export.runtime.session.prefix_dir import PrefixDir, PrefixFormat
 from support.prefixes import PLENTY
 
 SHAPE = (2, 1, 4)

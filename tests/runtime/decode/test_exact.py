@@ -19,10 +19,10 @@ from support.oracle import generate
 
 from mars_export import GenerationConfig, Session
 from mars_export.runtime.accept import verify
-from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
-from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.backend import Cache, Predictions, StepInput, StepOutput
+from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.decode.sequence import Predictions, Sequence
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost
 from mars_export.runtime.decode.speculation.draft_tokens import MAX_LOOKUP, DraftTokens, PromptLookup
 from mars_export.runtime.decode.speculation.planner import StepPlanner

@@ -14,8 +14,7 @@ from support.fake import MASK, FakeBackend, FakeCache, scripted
 from support.loops import decode
 from support.oracle import generate
 
-from mars_export.runtime.decode.config import GenerationConfig
-from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.config import GenerationConfig, Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.schedule import run as run_schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
@@ -53,7 +52,7 @@ def test_any_batch_decodes_as_each_row_alone(
     seqs: list[tuple[list[int], GenerationConfig]], cache_block: int, capacity: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", chunk)
+        patch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", chunk)
         backend = FakeBackend(chaotic, capacity)
         batch = rows_of([prompt for prompt, _ in seqs], [config for _, config in seqs])
         events = run(backend, batch, cache_block)

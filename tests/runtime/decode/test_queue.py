@@ -12,8 +12,8 @@ from support.loops import outcomes
 from support.unsure import predict
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.limits import Limits
-from mars_export.runtime.decode.queue import Queue
+from mars_export.runtime.decode.config import Limits
+from mars_export.runtime.decode.prefill import Queue
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 

@@ -25,7 +25,7 @@ from transformers import (
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.accept import verify
-from mars_export.runtime.decode.sample import Draws, Penalties, choose, confidence_of, uniform
+from mars_export.runtime.decode.sample import SampledTokens, Penalties, choose, confidence_of, uniform
 
 MAIN = "a2d-qwen2"
 PROMPT = [5, 17, 99]
@@ -176,7 +176,7 @@ def test_nothing_is_drawn_behind_a_draft_token_that_did_not_hold() -> None:
 
     settings = config(temperature=1.0)
     rows: Any = Rows(logits(i) for i in range(10))
-    drawn = Draws(rows, settings, Penalties(settings), len(PROMPT))
+    drawn = SampledTokens(rows, settings, Penalties(settings), len(PROMPT))
     draft_tokens = [*drawn[:2], 99, 99]
     assert verify(drawn, draft_tokens, (), 9) == 3
     assert len(drawn.confidences(3)) == 3
@@ -205,6 +205,6 @@ def test_logits_that_are_not_numbers_are_refused(values: dict[str, Any], wrong: 
             choose(row, settings, Penalties(settings), 3)
         assert caught.value.code == "failed"
         with pytest.raises(SessionError, match="logits are not numbers"):
-            Draws(row[None], settings, Penalties(settings), 3)[0]
+            SampledTokens(row[None], settings, Penalties(settings), 3)[0]
         row[place] = -math.inf  # a token that cannot be
         assert choose(row, settings, Penalties(settings), 3)[0] != place

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.sequence import Predictions, Sequence
+from mars_export.runtime.decode.backend import Predictions
+from mars_export.runtime.decode.sequence import Sequence
 
 EOS = 2
 

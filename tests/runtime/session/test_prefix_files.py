@@ -21,7 +21,7 @@ from support.prefixes import PLENTY
 from support.reproducible import reproducible
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.session.prefix_file import PrefixFormat
+from mars_export.runtime.session.prefix_dir import PrefixFormat
 
 IDS = list(range(1, 21))
 FILE = BytesIO()
@@ -137,7 +137,7 @@ def test_a_damaged_file_that_cannot_be_removed_is_left(
 
 def test_a_file_of_another_version_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("mars_export.runtime.session.prefix_file.VERSION", 9)
+        patch.setattr("mars_export.runtime.session.prefix_dir.VERSION", 9)
         Twin(tmp_path).save(IDS)
     assert (Twin(tmp_path).length(IDS), names(tmp_path)) == (0, [])
 
@@ -172,7 +172,7 @@ PROGRAM = """
 import os, random, sys
 from pathlib import Path
 from support.prefix_files import Twin
-from mars_export.runtime.session.prefix_file import PrefixFormat
+from mars_export.runtime.session.prefix_dir import PrefixFormat
 path, seed, is_killed = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"
 real = PrefixFormat.write
 def write(self, entry, file):

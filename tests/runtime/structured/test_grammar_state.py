@@ -11,7 +11,7 @@ from support.fake import MASK
 from support.loops import outcomes
 
 from mars_export import GenerationConfig, SessionError
-from mars_export.runtime.decode.limits import Limits
+from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.sample import Penalties, choose
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
