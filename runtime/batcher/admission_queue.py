@@ -69,11 +69,11 @@ class AdmissionQueue:
         """Requests without a free sequence, with one more of `client`. A request that will get a free
         sequence between two steps does not count.
         """
-        total, most = self._clients.total() + 1, self.limits.max_rows_per_client
-        if most is None:
+        total, limit = self._clients.total() + 1, self.limits.max_rows_per_client
+        if limit is None:
             return total - min(num_rows, total)
         numbers = {**self._clients, client: self._clients[client] + 1}
-        served = sum(number if name is None else min(number, most) for name, number in numbers.items())
+        served = sum(number if name is None else min(number, limit) for name, number in numbers.items())
         return total - min(num_rows, served)
 
     def admit(self, client: Hashable) -> None:

@@ -100,9 +100,9 @@ class Batch:
             raise NoMemory([s for s in seqs if s.cursor + slots > self.cache.capacity], error) from error
         want_logits = any(seq.wants_logits for seq in seqs)
         inputs = StepInput(*(np.array(v, np.int64) for v in (input_ids, cursors, output_index)))
-        first, begun = self.active.index(seqs[0]), perf_counter()
+        first, began = self.active.index(seqs[0]), perf_counter()
         output = self.backend.step(self.cache, first, inputs, want_logits)
-        self.step_seconds, self.step_slots = perf_counter() - begun, slots
+        self.step_seconds, self.step_slots = perf_counter() - began, slots
         return output
 
     def room(self, seq: Sequence) -> int:
@@ -252,11 +252,11 @@ class KvBudget:
     def check(self, seq: Sequence) -> None:
         """Raise SessionError for a sequence that does not fit even alone."""
         if self.num_bytes is not None and self.entries(seq) > self.row_entries:
-            need, most = (n * self.entry_bytes / 1e6 for n in (self.entries(seq), self.row_entries))
+            need, given = (n * self.entry_bytes / 1e6 for n in (self.entries(seq), self.row_entries))
             raise SessionError(
                 f"a prompt of {seq.stats.prompt_tokens} tokens with max_new_tokens"
                 f" {seq.config.max_new_tokens} may take {need:.2f} MB of KV memory, this service"
-                f" gives {most:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
+                f" gives {given:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
             )
 
     def entries(self, seq: Sequence) -> int:

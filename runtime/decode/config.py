@@ -51,7 +51,7 @@ SEED = integer(0, "an integer of 0 to 2**64 - 1", high=2**64 - 1)
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward when no other requests wait
 MAX_PLACES = 2**20
 Count = Annotated[int, integer(1, "1 or more")]
-Most = Annotated[int | None, integer(1, "1 or more")]
+Maximum = Annotated[int | None, integer(1, "1 or more")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +267,12 @@ class Limits:
     max_rows: Count = 8
     max_waiting: Count = 64
     prefill_tokens: Count = 128
-    max_prompt_tokens: Most = None
-    max_new_tokens: Most = None
-    max_stops: Most = None
+    max_prompt_tokens: Maximum = None
+    max_new_tokens: Maximum = None
+    max_stops: Maximum = None
     kv_bytes: Annotated[int | None, num_bytes()] = None
     client_share: Annotated[float, number("a number above 0, at most 1", high=1, above=True)] = 1.0
-    max_rows_per_client: Most = None
+    max_rows_per_client: Maximum = None
     cache_block: Count = 1
 
     def __post_init__(self) -> None:
@@ -296,9 +296,9 @@ class Limits:
             ("eos_ids", "eos_ids", len(config.eos_ids or ()), self.max_stops),
         ]
         problems = {
-            field: f"{asked} {name} are asked for, this service allows at most {most}; ask for fewer"
-            for field, name, asked, most in requests
-            if most is not None and asked > most
+            field: f"{asked} {name} are asked for, this service allows at most {limit}; ask for fewer"
+            for field, name, asked, limit in requests
+            if limit is not None and asked > limit
         }
         if problems:
             field = next(iter(problems))

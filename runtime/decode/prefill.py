@@ -71,10 +71,10 @@ class Prefill:
 
     def __init__(self, batch: Batch, waiting: Queue, block: int, limits: Limits, budget: KvBudget) -> None:
         self.batch, self.waiting, self.limits, self.budget = batch, waiting, limits, budget
-        most = limits.prefill_tokens
-        self.chunk = min(most, batch.backend.max_slots or most)
-        most = max(most, 2 * block, limits.cache_block)  # tokens of an answer that a step feeds at once
-        self.max_pending = min(most, batch.backend.max_slots or most, budget.max_slots or most)
+        limit = limits.prefill_tokens
+        self.chunk = min(limit, batch.backend.max_slots or limit)
+        limit = max(limit, 2 * block, limits.cache_block)  # tokens of an answer that a step feeds at once
+        self.max_pending = min(limit, batch.backend.max_slots or limit, budget.max_slots or limit)
         self.is_memory_short = False  # a sequence waits for memory
         self.num_chunks = 0  # that were read so far: prompts take turns
 
@@ -125,19 +125,19 @@ class Prefill:
         """
         if self.budget.num_bytes is None:
             return self._with_places()
-        most, seqs = MAX_PASSES * self.limits.max_rows, list(self._with_places())
-        late = [seq for seq in seqs if seq.num_passes >= most][:1]
+        limit, seqs = MAX_PASSES * self.limits.max_rows, list(self._with_places())
+        late = [seq for seq in seqs if seq.num_passes >= limit][:1]
         return filter(self._fits, late or seqs)
 
     def _with_places(self) -> Iterator[Sequence]:
         """Waiting sequences in the order of their turns, without those of clients that have all their
         sequences.
         """
-        most = self.limits.max_rows_per_client
-        if most is None:
+        limit = self.limits.max_rows_per_client
+        if limit is None:
             return iter(self.waiting)
         running = Counter(seq.client for seq in self.batch.active if seq.client is not None)
-        return (seq for seq in self.waiting if running[seq.client] < most)
+        return (seq for seq in self.waiting if running[seq.client] < limit)
 
     def _reader(self) -> Sequence | None:
         """The sequence whose prompt is read next.

@@ -267,8 +267,8 @@ class PrefixHandle:
         self._group = (self._salt, block_size)
         self._marks = tuple(mark // block_size * block_size for mark in self._marks)
         last = (len(tokens) - 1) // chunk * chunk  # where the last chunk begins
-        most = last if reproducible_slots is None else max(last, len(tokens) - reproducible_slots)
-        match = self._prefixes.match(self._group, tokens[:most], self._marks)
+        limit = last if reproducible_slots is None else max(last, len(tokens) - reproducible_slots)
+        match = self._prefixes.match(self._group, tokens[:limit], self._marks)
         if match is not None:
             saved, num_common = match
             length = _usable(num_common, last, chunk, reproducible_slots)

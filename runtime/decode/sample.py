@@ -76,12 +76,12 @@ class Penalties:
         changed[self._bias_ids] += self._bias
         if self._repeats:
             ids = self._seen.ids
-            least, most = float(FLOAT.tiny), float(FLOAT.max)  # so that no penalty makes a logit infinite
-            factor = np.float32(min(max(config.repetition_penalty, least), most))
+            lowest, highest = float(FLOAT.tiny), float(FLOAT.max)  # so that no penalty makes a logit infinite
+            factor = np.float32(min(max(config.repetition_penalty, lowest), highest))
             values = changed[ids]
             with np.errstate(over="ignore"):
                 values = np.where(values > 0, values / factor, values * factor)
-            changed[ids] = values.clip(-most, most)
+            changed[ids] = values.clip(-highest, highest)
         if self._counts:
             each = np.float32(config.frequency_penalty) * self._answered.counts
             changed[self._answered.ids] -= np.float32(config.presence_penalty) + each
@@ -214,8 +214,8 @@ def confidence_of(logits: np.ndarray, token: int, metric: str) -> float:
 def top_of(logits: np.ndarray, num: int) -> Top:
     """The `num` most likely tokens by float32 logits [vocab]; of equal ones those with the smallest ids."""
     num = min(num, len(logits))
-    least = np.partition(logits, -num)[-num]
-    ids = np.flatnonzero(logits >= least)
+    lowest = np.partition(logits, -num)[-num]
+    ids = np.flatnonzero(logits >= lowest)
     ids = ids[np.argsort(-logits[ids], kind="stable")][:num]
     shifted = logits.astype(np.float64) - logits.max()
     logprobs = shifted[ids] - np.log(np.exp(shifted).sum())
@@ -237,8 +237,8 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
     enough = config.top_p if config.top_p < 1 else math.inf if is_cut else math.nextafter(number, 2)
     total = None
     for reach in REACHES:
-        least = np.partition(logits, -top_k)[-top_k] if top_k else top - reach * temperature
-        ids = np.flatnonzero(logits >= max(least, FLOAT.min))  # leaves out tokens that are not allowed
+        lowest = np.partition(logits, -top_k)[-top_k] if top_k else top - reach * temperature
+        ids = np.flatnonzero(logits >= max(lowest, FLOAT.min))  # leaves out tokens that are not allowed
         if top_k:
             ids = np.sort(ids[np.argsort(-logits[ids], kind="stable")][:top_k])
         weights = np.exp((logits[ids].astype(np.float64) - top) / temperature)

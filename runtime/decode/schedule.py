@@ -85,11 +85,11 @@ class Schedule:
         """Sequences that run, and those of half an equal share of the KV memory that could start; none could
         while one waits for memory.
         """
-        running, most = self.running, self.limits.max_rows
+        running, limit = self.running, self.limits.max_rows
         if (left := self.budget.left(running)) is None:
-            return most
+            return limit
         is_short = self.waiting and self.prefill.is_memory_short
-        return min(most, len(running) + (0 if is_short else left // max(1, self.budget.half_share)))
+        return min(limit, len(running) + (0 if is_short else left // max(1, self.budget.half_share)))
 
     @property
     def num_running(self) -> int:
@@ -182,8 +182,8 @@ class Schedule:
 
     def _room(self, seq: Sequence) -> int:
         """Slots of a decode step after the sequence's pending tokens."""
-        room, most = self.batch.room(seq), self.budget.max_slots
-        return room if most is None else min(room, most - seq.num_pending)
+        room, limit = self.batch.room(seq), self.budget.max_slots
+        return room if limit is None else min(room, limit - seq.num_pending)
 
 
 def run(schedule: Schedule, seqs: abc.Sequence[Sequence]) -> Iterator[list[Accepted]]:

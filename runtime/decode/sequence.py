@@ -14,7 +14,7 @@ from ..errors import SessionError
 from .backend import Predictions, StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
-from .sample import SampledTokens, Penalties, Top, top_of
+from .sample import Penalties, SampledTokens, Top, top_of
 from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
 from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
 from .speculation.exact_planner import StepForecast
@@ -187,14 +187,14 @@ class Sequence:
         if config.one_token:
             return 0
         # Two more than the model was trained for cost their slots and no quality, and are often accepted.
-        most = block + 1 if block > 1 and self.feeds_draft_tokens else block - 1
+        limit = block + 1 if block > 1 and self.feeds_draft_tokens else block - 1
         if isinstance(config.masks, int):
-            most = min(config.masks, most)
+            limit = min(config.masks, limit)
         if self.mask_limit is not None:
-            most = min(self.mask_limit, most)
+            limit = min(self.mask_limit, limit)
         if self.commits_blocks:
-            most = min(most, self.cache_block - 1 - (0 if self.is_full else self.num_pending))
-        return max(0, min(most, self.usable_masks()))
+            limit = min(limit, self.cache_block - 1 - (0 if self.is_full else self.num_pending))
+        return max(0, min(limit, self.usable_masks()))
 
     def usable_masks(self, draft_tokens: int = 0) -> int:
         """Most masks, after `draft_tokens`, whose predictions fit in the rest of the answer: the step gives
@@ -214,14 +214,14 @@ class Sequence:
             masks = 0 if self.ends_at(draft_tokens) else min(masks, self.usable_masks(draft_tokens))
         return StepPlan(self.num_pending, draft_tokens, max(0, masks))
 
-    def consult_prompt_lookup(self, most: int) -> None:
+    def consult_prompt_lookup(self, limit: int) -> None:
         """Replace the draft tokens by looked-up ones if more of these will probably be accepted."""
-        if self.prompt_lookup is None or not self.config.exact or most < 1:
+        if self.prompt_lookup is None or not self.config.exact or limit < 1:
             return
         expected = self._expected_accepted(self.draft_tokens)
         if expected >= LOOKUP_BELOW:
             return
-        others = self.filter_draft(self.prompt_lookup.propose(self.tokens, most))
+        others = self.filter_draft(self.prompt_lookup.propose(self.tokens, limit))
         if self._expected_accepted(others) > expected:
             self.draft_tokens = others
 
@@ -237,8 +237,8 @@ class Sequence:
 
     # --- hooks of ConstrainedSequence, which also overrides `accept`, `_append` and two properties ---
 
-    def begin(self, most: int) -> Accepted | None:  # noqa: ARG002
-        """Append tokens that are known without a prediction, up to `most` tokens in all."""
+    def begin(self, limit: int) -> Accepted | None:  # noqa: ARG002
+        """Append tokens that are known without a prediction, up to `limit` tokens in all."""
         return None
 
     def filter_draft(self, draft_tokens: DraftTokens) -> DraftTokens:

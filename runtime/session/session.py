@@ -176,23 +176,23 @@ class Session:
     def encode(
         self,
         prompt: Prompt,
-        most: int | None = None,
+        max_tokens: int | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a prompt: at most `most`, and as many as the context holds. Messages may have tools,
-        as in a config, and variables of the chat template, such as `enable_thinking`.
+        """Token ids of a prompt: at most `max_tokens`, and as many as the context holds. Messages may have
+        tools, as in a config, and variables of the chat template, such as `enable_thinking`.
 
         Raises SessionError for an empty, too long or invalid prompt, and for ids outside the vocabulary.
         """
-        return self._prompts.encode(prompt, most, tools, template)
+        return self._prompts.encode(prompt, max_tokens, tools, template)
 
     def new_sequence(
         self,
         index: int,
         prompt: Prompt,
         config: GenerationConfig,
-        most: int | None = None,
+        max_tokens: int | None = None,
         system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
@@ -200,7 +200,7 @@ class Session:
         client: abc.Hashable = None,
         on_start: abc.Callable[[], None] | None = None,
     ) -> tuple[Sequence, TextStream | None]:
-        """A sequence for a prompt of at most `most` tokens, and its growing text if the bundle has a
+        """A sequence for a prompt of at most `max_tokens` tokens, and its growing text if the bundle has a
         tokenizer.
 
         The bundle has what `config` needs (`check`). `system` is the system message of a prompt of token ids.
@@ -210,7 +210,7 @@ class Session:
         """
         stats = Stats()  # its clock runs while the prompt is tokenized
         tools = tools if config.tools is None else str(config.tools)
-        ids = self.encode(prompt, most, tools, template)
+        ids = self.encode(prompt, max_tokens, tools, template)
         marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
         is_list = isinstance(prompt, abc.Sequence) and not isinstance(prompt, str)
         is_chat = template is not None or (is_list and isinstance(prompt[0], Mapping))

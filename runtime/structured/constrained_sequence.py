@@ -44,13 +44,13 @@ class ConstrainedSequence(Sequence):
         """The draft tokens that the grammar allows, with forced tokens between and after them."""
         return self.grammar_state.filter_draft(draft_tokens) if draft_tokens else NONE
 
-    def begin(self, most: int) -> Accepted | None:
-        """Append the tokens that are forced before any prediction, until the sequence has `most` tokens."""
+    def begin(self, limit: int) -> Accepted | None:
+        """Append the tokens that are forced before any prediction, until the sequence has `limit` tokens."""
         if self.grammar_state.begun:
             return None
         self.grammar_state.begun = True
         run: list[Pick] = []
-        while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < most:
+        while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < limit:
             if (pick := self._forced()) is None:
                 break
             run.append(pick)
@@ -73,8 +73,8 @@ class ConstrainedSequence(Sequence):
         fed as draft tokens. None if no token was appended: the next step returns logits.
         """
         run: list[Pick] = []
-        most, is_seen, num_verified = self.remaining, True, 0
-        while self.finish_reason is None and len(run) < most:
+        limit, is_seen, num_verified = self.remaining, True, 0
+        while self.finish_reason is None and len(run) < limit:
             pick = self._forced() or (
                 self._choice(predictions, len(run), num_verified, num_draft_tokens) if is_seen else None
             )

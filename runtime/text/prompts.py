@@ -29,13 +29,13 @@ class Prompts:
     def encode(
         self,
         prompt: Prompt,
-        most: int | None,
+        max_tokens: int | None,
         tools: str | None,
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a prompt. Raises SessionError as Session.encode does."""
         context, vocabulary = self._context, self._bundle.manifest.model.vocab_size
-        most = context if most is None else min(most, context)
+        max_tokens = context if max_tokens is None else min(max_tokens, context)
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
             prompt = _ids(prompt)
         is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
@@ -43,17 +43,21 @@ class Prompts:
             raise SessionError(
                 f"{self._bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
             )
-        if is_ids and len(prompt) <= most:
+        if is_ids and len(prompt) <= max_tokens:
             wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
             if wrong:
                 raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
-        ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, most, tools, template)  # type: ignore
+        ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, max_tokens, tools, template)  # type: ignore
         if not ids:
             raise SessionError("the prompt is empty; it needs at least one token")
-        if len(ids) > most:
+        if len(ids) > max_tokens:
             raise SessionError(
                 f"the prompt has {len(ids)} tokens, "
-                + (f"this bundle's context holds {most}" if most == context else f"{most} are taken here")
+                + (
+                    f"this bundle's context holds {max_tokens}"
+                    if max_tokens == context
+                    else f"{max_tokens} are taken here"
+                )
                 + "; shorten the prompt",
                 code="context_length_exceeded",
                 field="prompt",

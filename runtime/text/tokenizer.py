@@ -42,11 +42,11 @@ CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
 class Text:
     """The tokenizer and chat template of a bundle.
 
-    `turns` is the template as a table, which is used when it covers the messages. Prompts of more than `most`
-    characters are refused. `tool_template` takes the template's place in prompts with tools, and calls are
-    written in the `dialect`. `special_tokens` are more variables of the templates. `safe` mode uses the table
-    only, since a template is a program. With `parse_special`, the text of a special token or of one of the
-    `control_tokens` in a message becomes that token; else it is plain text.
+    `turns` is the template as a table, which is used when it covers the messages. Longer prompts than
+    `max_characters` are refused. `tool_template` takes the template's place in prompts with tools, and calls
+    are written in the `dialect`. `special_tokens` are more variables of the templates. `safe` mode uses the
+    table only, since a template is a program. With `parse_special`, the text of a special token or of one of
+    the `control_tokens` in a message becomes that token; else it is plain text.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Text:
         bos_token: str | None = None,
         eos_token: str | None = None,
         turns: ChatTurns | None = None,
-        most: int | None = None,
+        max_characters: int | None = None,
         *,
         tool_template: str | None = None,
         dialect: Dialect = LIST,
@@ -70,7 +70,7 @@ class Text:
         self._advice = SAFE_ADVICE if safe and chat_template else ""
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {**(special_tokens or {})} | {k: v for k, v in tokens.items() if v is not None}
-        self._turns, self._most, self._dialect = turns, most, dialect
+        self._turns, self._max_characters, self._dialect = turns, max_characters, dialect
         self._kept: dict[tuple[Template | None, str], bool] = {}
         try:
             self._template, self._tool_template = (
@@ -93,14 +93,14 @@ class Text:
             tokenizer = Tokenizer.from_buffer(read_small(file, TOKENIZER_LIMIT, links=True))
         tokenizer.no_truncation()  # of the training that it was saved after
         tokenizer.no_padding()
-        most = most_characters(bundle.manifest.model.context_length)
+        max_characters = most_characters(bundle.manifest.model.context_length)
         return cls(
             tokenizer,
             info.chat_template,
             info.bos_token,
             info.eos_token,
             info.chat,
-            most,
+            max_characters,
             tool_template=info.tool_template,
             dialect=dialect_in(info),
             special_tokens=info.special_tokens,
@@ -112,7 +112,7 @@ class Text:
     def encode(
         self,
         prompt: str | Sequence[Message],
-        most: int | None = None,
+        max_tokens: int | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -122,12 +122,12 @@ class Text:
         `tools` is the JSON text of functions in OpenAI's form, which the prompt of messages lists. `template`
         has variables of the chat template, such as `enable_thinking`.
 
-        Raises SessionError for an invalid prompt, and for one with more characters than `most` tokens can
+        Raises SessionError for an invalid prompt, and for one with more characters than `max_tokens` can
         have.
         """
         is_text = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self.rendered(prompt, most, tools, template)
-        return self._ids(text, most, add_special_tokens=is_text)
+        text = prompt if isinstance(prompt, str) else self.rendered(prompt, max_tokens, tools, template)
+        return self._ids(text, max_tokens, add_special_tokens=is_text)
 
     def prepare(self) -> None:
         """Build the tokenizer of messages with special tokens."""
@@ -143,9 +143,9 @@ class Text:
         with no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
-    def _ids(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
+    def _ids(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
         plain = None if self._plain is None or not self._plain.holds(text) else self._plain
-        self._check(len(text if plain is None else plain.show(text)), most)
+        self._check(len(text if plain is None else plain.show(text)), max_tokens)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -161,12 +161,12 @@ class Text:
     def render(
         self,
         messages: Sequence[Message],
-        most: int | None = None,
+        max_tokens: int | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of `messages` in the chat template. Raises SessionError as `rendered` does."""
-        text = self.rendered(messages, most, tools, template)
+        text = self.rendered(messages, max_tokens, tools, template)
         return text if self._plain is None else self._plain.show(text)
 
     @property
@@ -178,7 +178,7 @@ class Text:
     def rendered(
         self,
         messages: Sequence[Message],
-        most: int | None = None,
+        max_tokens: int | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> str:
@@ -210,7 +210,7 @@ class Text:
                 f"the chat template has no variable {unknown[0][:60]!r} (it has: {known}){self._advice}",
                 field="template",
             )
-        self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
+        self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), max_tokens)
         if self._plain is not None:
             messages, extra = self._plain.hide(messages), self._plain.hide(extra)
             functions = self._plain.hide(functions)
@@ -279,12 +279,16 @@ class Text:
                 " write the conversation as one text if the model was tuned with others"
             )
 
-    def _check(self, length: int, tokens: int | None) -> None:
-        most = self._most if tokens is None else min(most_characters(tokens), self._most or sys.maxsize)
-        if most is not None and length > most:
-            limit = "this bundle's context takes" if most == self._most else "what is taken here is"
+    def _check(self, length: int, max_tokens: int | None) -> None:
+        limit = (
+            self._max_characters
+            if max_tokens is None
+            else min(most_characters(max_tokens), self._max_characters or sys.maxsize)
+        )
+        if limit is not None and length > limit:
+            what = "this bundle's context takes" if limit == self._max_characters else "what is taken here is"
             raise SessionError(
-                f"the prompt has {length} characters, {limit} at most {most}; shorten it",
+                f"the prompt has {length} characters, {what} at most {limit}; shorten it",
                 code="context_length_exceeded",
                 field="prompt",
             )

@@ -63,7 +63,7 @@ CPP_ONLY: dict[str, str] = {
     "KvBudget.short_bytes KvBudget.row_bytes": "until C++ has no lanes",
 }
 PYTHON_ONLY: dict[str, str] = {
-    "Penalties Occurrences SampledTokens top_of": "logit_bias, other penalties and logprobs are in Python only",
+    "Penalties Occurrences SampledTokens top_of": "logit_bias, other penalties and logprobs",
     "PrefixEntry Copies Cache.upload Cache.download Backend.kv_device": "the prefix cache on disk",
     "KvBudget.short_entries built_in": "an expression, or another name",
     "GenerationConfig.host_chooses GenerationConfig.logits_field": "only two fields need logits",

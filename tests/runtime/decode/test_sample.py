@@ -25,7 +25,7 @@ from transformers import (
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.accept import verify
-from mars_export.runtime.decode.sample import SampledTokens, Penalties, choose, confidence_of, uniform
+from mars_export.runtime.decode.sample import Penalties, SampledTokens, choose, confidence_of, uniform
 
 MAIN = "a2d-qwen2"
 PROMPT = [5, 17, 99]
