@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.cabi_types import COMMITS, MASKS, METRICS, TAUS, Config, Prompt
+from support.cabi_types import MASKS, METRICS, TAUS, Config, Prompt
 from support.missing import lacking
 from support.paths import ROOT
 
@@ -67,7 +67,7 @@ class Library:
             elif name == "eos_ids":
                 made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
             else:
-                words = {"metric": METRICS, "commit": COMMITS, "masks": MASKS, "tau": TAUS}.get(name, {})
+                words = {"metric": METRICS, "masks": MASKS, "tau": TAUS}.get(name, {})
                 given = value.encode() if isinstance(value, str) and not words else value
                 setattr(made, name, words.get(value, given))
         return made

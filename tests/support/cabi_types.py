@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as c
 
 METRICS = {"probability": 0, "margin": 1, "entropy": 2}
-COMMITS = {"cursor": 0, "block": 1}
 MASKS = {"auto": -1, "full": -2}
 TAUS = {None: -1.0}  # MARS_EXACT
 REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled", 6: "deadline"}
@@ -41,7 +40,6 @@ class Config(c.Structure):
         ("struct_size", c.c_size_t),
         ("tau", c.c_double),
         ("metric", c.c_int32),
-        ("commit", c.c_int32),
         ("cache_block", c.c_int64),
         ("max_new_tokens", c.c_int64),
         ("masks", c.c_int64),

@@ -115,7 +115,7 @@ int answer(const Options& options) {
     mars::GenerationConfig config = options.config;
     if (options.profile) config = config.with_profile(session.config_of_profile(*options.profile));
     config = config.repeatable(options.has_masks, options.has_seed);
-    mars::Stream stream = session.stream(prompt, config, options.commit);
+    mars::Stream stream = session.stream(prompt, config, options.cache_block);
     std::signal(SIGINT, interrupt);
     bool odd = false;
     while (const std::optional<mars::Event> event = stream.next()) {

@@ -35,8 +35,8 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --seed N                seed of the draws; at a tau all masks are then used, unless it is given [0]
       --repetition-penalty X  above 1 makes repetition less likely [1]
       --stop TEXT             end the answer before this text; may be given several times
-      --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
-      --cache-block N         tokens of a cache block with --commit block [32]
+      --cache-block N         with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the
+                              paper's block commit [1]
       --device NAME           cpu, cuda, cuda:1, ...; a missing device is an error [cpu]
       --variant NAME          which of the bundle's variants [the first that runs here]
   -t, --threads N             compute threads, at most one for each core [the backend's choice]
@@ -88,19 +88,12 @@ std::int64_t masks_of(const std::string& value) {
     throw UsageError("--masks must be auto, full or a number of 0 or more, not `" + value + "`");
 }
 
-mars::Commit::Kind commit_of(const std::string& value) {
-    if (value == "cursor") return mars::Commit::Kind::cursor;
-    if (value == "block") return mars::Commit::Kind::block;
-    throw UsageError("--commit must be one of cursor, block, not `" + value + "`");
-}
-
 using Name = const std::string&;
 using Value = const std::string&;
 
 std::map<std::string, std::function<void(Name, Value)>> settings_of(Options& options) {
     auto& config = options.config;
     auto& session = options.session;
-    auto& commit = options.commit;
     return {
         {"--prompt", [&](Name, Value v) { options.prompt = v; }},
         {"--file", [&](Name, Value v) { options.file = v; }},
@@ -119,8 +112,7 @@ std::map<std::string, std::function<void(Name, Value)>> settings_of(Options& opt
         {"--seed", [&](Name n, Value v) { config.seed = integer<std::uint64_t>(n, v, 0); }},
         {"--repetition-penalty", [&](Name n, Value v) { config.repetition_penalty = number(n, v); }},
         {"--stop", [&](Name, Value v) { config.stop.push_back(v); }},
-        {"--commit", [&](Name, Value v) { commit.kind = commit_of(v); }},
-        {"--cache-block", [&](Name n, Value v) { commit.cache_block = integer(n, v, 1); }},
+        {"--cache-block", [&](Name n, Value v) { options.cache_block = integer(n, v, 1); }},
         {"--device", [&](Name, Value v) { session.device = v; }},
         {"--variant", [&](Name, Value v) { session.variant = v; }},
         {"--threads", [&](Name n, Value v) { session.threads = threads_of(n, v); }},

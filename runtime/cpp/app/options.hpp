@@ -20,7 +20,7 @@ struct Options {
     bool has_masks = false, has_seed = false, exact = false, raw = false, json = false, runs = false, help = false, version = false,
          token_ids = false;
     mars::GenerationConfig config;
-    mars::Commit commit;
+    std::int64_t cache_block = 1;
     mars::Session::Options session;
 };
 

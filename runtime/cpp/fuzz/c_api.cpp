@@ -75,8 +75,7 @@ class Calls : private Handles {
         for (std::size_t i = 0; i < num; ++i) {
             asked.push_back(prompt());
             settings.push_back(config());
-            if (i > 0 && given_.below(4) != 0)
-                settings[i]->commit = settings[0]->commit, settings[i]->cache_block = settings[0]->cache_block;
+            if (i > 0 && given_.below(4) != 0) settings[i]->cache_block = settings[0]->cache_block;
         }
         std::vector<const mars_prompt*> prompts;
         std::vector<const mars_config*> configs;
@@ -260,6 +259,7 @@ class Calls : private Handles {
         if (given_.below(4) == 0) limits->kv_bytes = given_.flag() ? given_.integer() : 100 * given_.byte();
         if (given_.below(4) == 0) limits->client_share = given_.real();
         if (given_.below(4) == 0) limits->max_rows_per_client = given_.integer();
+        if (given_.below(4) == 0) limits->cache_block = given_.integer();
         mars_batcher* made = nullptr;
         const bool is_good = good(mars_batcher_open(session_, maybe(limits.get()), &made, error()));
         keep(place(batchers_), made, is_good, mars_batcher_free);

@@ -118,8 +118,6 @@ class Values {
             config.metric = static_cast<std::int32_t>(given_.below(5)) - 1;
             break;
         case 3:
-            config.commit = static_cast<std::int32_t>(given_.below(4)) - 1;
-            break;
         case 4:
             config.cache_block = given_.integer();
             break;

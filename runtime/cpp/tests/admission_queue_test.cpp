@@ -140,7 +140,7 @@ TEST_CASE("rows are free only while the KV memory has room for them") {
     Opened opened;
     opened.backend.open(false);
     mars::Limits limits = limits_of(4, 1);
-    limits.kv_bytes = 30 * 128 * 8; // one endless row, with the quarter more that memory grows by
+    limits.kv_bytes = (1 + 3000 + 64) * 8; // one endless row
     mars::Batcher batcher(opened.session, limits);
     mars::Request running = batcher.submit(fake::Tokens{1}, endless);
     opened.backend.wait_for_step();
@@ -172,7 +172,7 @@ TEST_CASE("limits of one request") {
     CHECK(refusal({99}, config_of({}, 7)).find("token ids outside the vocabulary") == 0);
     CHECK(refusal({1}, config_of(-1.0, 7)).find("tau must be") == 0);
     CHECK(batcher.counts().refused == 6);
-    limits.kv_bytes = 8 * 100;
+    limits.kv_bytes = 8 * 70;
     mars::Batcher small(opened.session, limits);
     CHECK(message_of([&] {
               small.submit(fake::Tokens{1}, config_of({}, 7));

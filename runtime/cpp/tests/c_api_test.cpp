@@ -265,9 +265,6 @@ TEST_CASE("invalid prompts and settings are errors") {
     config.metric = 7;
     CHECK(refused(&config) == "3 config: metric is not a mars_metric");
     mars_config_init(&config, sizeof config);
-    config.commit = -1;
-    CHECK(refused(&config) == "3 config: commit is not a mars_commit");
-    mars_config_init(&config, sizeof config);
     config.num_stop = 1;
     CHECK(refused(&config) == "3 config: num_stop without stop");
     mars_config_init(&config, sizeof config);

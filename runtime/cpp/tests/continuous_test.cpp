@@ -5,7 +5,6 @@
 
 #include "config.hpp"
 #include "conformance.hpp"
-#include "decode/lanes.hpp"
 #include "decode/prefix.hpp"
 #include "failing.hpp"
 #include "loops.hpp"
@@ -32,12 +31,12 @@ std::shared_ptr<mars::Sequence> row_of(std::int64_t index, const Json& wanted) {
 }
 
 mars::Schedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::int64_t prefill_tokens = 128) {
-    return {backend, 4, fake::mask, prefill_tokens, mars::KvBudget{max_rows}};
+    return {backend, 4, fake::mask, loops::limits_of(max_rows, prefill_tokens)};
 }
 
 /// One step; adds what went wrong to `wrong`.
 void step(mars::Schedule& schedule, std::vector<std::string>& wrong) {
-    for (const mars::Accepted& each : loops::iterate(schedule)) {
+    for (const mars::Accepted& each : loops::outcomes(schedule)) {
         if (!each.error) continue;
         try {
             std::rethrow_exception(each.error);
@@ -96,12 +95,12 @@ TEST_CASE("a long forced text is fed in pieces and delays no other row") {
             schedule.add(rows.back());
         }
         mars::Sequence& behind = *rows[static_cast<std::size_t>(guided)];
-        while (behind.num_pending() < 100) loops::iterate(schedule);
+        while (behind.num_pending() < 100) loops::outcomes(schedule);
         for (std::int64_t last = behind.num_pending(); last > 16; last = behind.num_pending()) {
             std::vector<std::int64_t> before;
             for (const auto& row : rows) before.push_back(row->num_tokens());
             backend.steps.clear();
-            loops::iterate(schedule);
+            loops::outcomes(schedule);
             for (std::size_t i = 0; i < rows.size(); ++i)
                 CHECK((rows[i]->num_tokens() > before[i]) == (rows[i].get() != &behind || last <= 32));
             CHECK(std::count_if(backend.steps.begin(), backend.steps.end(), [](const auto& step) { return step.slots == 16; }) == 1);
@@ -116,18 +115,18 @@ TEST_CASE("a long forced text is fed in pieces and delays no other row") {
     }
 }
 
-TEST_CASE("a cancelled row stops in the middle of a forced text, in both loops") {
+TEST_CASE("a cancelled row stops in the middle of a forced text, in a batch and alone") {
     fake::Backend backend;
     backend.record = true;
     mars::Schedule schedule = schedule_of(backend, 3, 16);
     const auto row = constrained_sequence(0, 800, config_of(std::nullopt, 900));
     schedule.add(row);
-    while (row->num_pending() < 100) loops::iterate(schedule);
+    while (row->num_pending() < 100) loops::outcomes(schedule);
     backend.steps.clear();
-    for (int i = 0; i < 3; ++i) CHECK(loops::iterate(schedule).empty());
+    for (int i = 0; i < 3; ++i) CHECK(loops::outcomes(schedule).empty());
     CHECK(backend.steps.size() == 3);
     row->expire();
-    loops::iterate(schedule);
+    loops::outcomes(schedule);
     CHECK(schedule.is_idle());
     CHECK(backend.steps.size() == 3);
     CHECK(row->finish_reason == mars::FinishReason::deadline);
@@ -150,8 +149,9 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
-        mars::Schedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]}, std::nullopt,
-                                optional_of<std::int64_t>(each["max_rows_per_client"]));
+        mars::Limits limits = loops::limits_of(each["max_rows"], each["prefill_tokens"]);
+        limits.max_rows_per_client = optional_of<std::int64_t>(each["max_rows_per_client"]);
+        mars::Schedule schedule(backend, each["block"], fake::mask, limits);
         std::vector<std::shared_ptr<mars::Sequence>> rows;
         std::vector<Json> commits;
         for (const Json& wanted : each["rows"]) {
@@ -163,7 +163,7 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
                 if (each["rows"][i]["arrives"] == step) schedule.add(rows[i]);
                 if (each["rows"][i]["cancelled"] == step && !rows[i]->finish_reason) rows[i]->cancel();
             }
-            for (const mars::Accepted& event : loops::iterate(schedule)) {
+            for (const mars::Accepted& event : loops::outcomes(schedule)) {
                 CHECK_FALSE(event.error);
                 commits[static_cast<std::size_t>(event.seq)].push_back({step, event.token_ids});
             }
@@ -194,7 +194,7 @@ TEST_CASE("a device failure ends only the rows of that forward") {
     fake::Narrow backend;
     auto schedule = schedule_of(backend, 2);
     schedule.add(row_of(0, {1, 2}, config_of(0.5, 50)));
-    loops::iterate(schedule);
+    loops::outcomes(schedule);
     backend.broken = true;
     CHECK(drained(schedule) == std::vector<std::string>{"0: the device is gone"});
     backend.broken = false;
@@ -252,7 +252,7 @@ TEST_CASE("a lack of memory for a prompt ends that request only") {
     auto schedule = schedule_of(backend, 3, 16);
     const auto small = row_of(0, {1, 2}, config_of(1.0, 30)), other = row_of(2, {3, 1}, config_of(1.0, 30));
     schedule.add(small);
-    loops::iterate(schedule);
+    loops::outcomes(schedule);
     schedule.add(row_of(1, fake::Tokens(200, 5), config_of(1.0, 5)));
     schedule.add(other);
     CHECK(drained(schedule) == std::vector<std::string>{"1: no memory for 96 entries"});
@@ -261,65 +261,96 @@ TEST_CASE("a lack of memory for a prompt ends that request only") {
 }
 
 TEST_CASE("a KV budget counts what a row may take") {
-    const mars::KvBudget budget{4, 8 * 256 * 4, 8, 1000}; // entries of 8 bytes: four rows of 256
     const auto small = row_of(0, fake::Tokens(20, 1), config_of(1.0, 20)), large = row_of(1, fake::Tokens(600, 2), config_of(1.0, 20));
-    CHECK(budget.row_bytes(*small) == 8 * 256);
-    CHECK(budget.row_bytes(*large) == 8 * 896);
-    CHECK(budget.short_bytes() == 8 * 128);
-    CHECK(budget.num_entries() == 1024);
-    CHECK(budget.max_entries(2) == 512);
-    CHECK_THROWS_AS((mars::KvBudget{4, 1000, 8, 1000}.check(*large)), mars::SessionError);
-    CHECK((mars::KvBudget{4, 16000, 8, 1000, true}.row_bytes(*small)) == 8000); // of fixed size
-    CHECK(budget.row_bytes(*row_of(2, {1}, config_of(1.0, std::numeric_limits<std::int64_t>::max()))) == 8 * 1408);
+    const auto unlimited = row_of(2, {1}, config_of(1.0, std::numeric_limits<std::int64_t>::max()));
+    const mars::KvBudget host{4, 8 * 256 * 4, 8, 1000}, fixed{4, 16000, 8, 1000, true}; // entries of 8 bytes: four rows of 256
+    CHECK(host.entries(*small) == 104);
+    CHECK(host.entries(*unlimited) == 1064);
+    CHECK(host.num_entries() == 1024);
+    CHECK(host.row_entries() == 1024);
+    CHECK(host.half_share() == 128);
+    CHECK(host.left({small.get(), large.get()}) == 1024 - 104 - 684);
+    CHECK(!host.max_entries());
+    CHECK(fixed.entries(*small) == 1000);
+    const mars::KvBudget device{4, 8 * 256 * 4, 8, 1000, false, false}; // equal shares
+    CHECK(device.entries(*small) == 256);
+    CHECK(device.row_entries() == 256);
+    CHECK(device.max_entries() == 256);
+    CHECK(!device.left({large.get()}));
+    CHECK_THROWS_AS(device.check(*large), mars::SessionError);
+    host.check(*large);
 }
 
-TEST_CASE("rows join by the memory that each needs, and one that waits for it is passed 4 x max_rows times") {
+TEST_CASE("rows start by their own entries, and one that waits for memory is passed 4 x max_rows times") {
     constexpr std::int64_t most = 8, entries = 8 * 1024;
     fake::Backend backend(fake::hashed, 2 * entries);
-    const mars::KvBudget budget{most, entries, 1, 2 * entries};
-    mars::Lanes lanes(budget, std::nullopt,
-                      [&](const mars::KvBudget& part) { return std::make_unique<mars::Schedule>(backend, 4, fake::mask, 128, part); });
+    mars::Schedule schedule(backend, 4, fake::mask, loops::limits_of(most), std::nullopt, mars::KvBudget{most, entries, 1, 2 * entries});
     std::vector<std::shared_ptr<mars::Sequence>> all;
-    const auto add = [&](std::int64_t tokens) {
+    const auto add = [&](std::int64_t tokens, const char* client = nullptr) {
         all.push_back(row_of(static_cast<std::int64_t>(all.size()), fake::Tokens(4, 1), config_of(1.0, tokens)));
-        lanes.add(all.back());
+        if (client != nullptr) all.back()->client = client;
+        schedule.add(all.back());
         return all.back().get();
     };
     const auto until = [&](const std::function<bool()>& is_over) {
         for (int i = 0; !is_over(); ++i) {
             REQUIRE(i < 20000);
-            lanes.steps([](const mars::Accepted&) {});
-            CHECK(lanes.num_running() <= most);
+            loops::outcomes(schedule);
+            CHECK(schedule.num_running() <= most);
         }
     };
     const auto num_begun = [&] { return std::count_if(all.begin(), all.end(), [](const auto& row) { return row->stats.tokens > 0; }); };
     const mars::Sequence* const beside = add(3000);
     for (int i = 0; i < 30; ++i) add(100);
-    lanes.steps([](const mars::Accepted&) {});
-    CHECK(lanes.num_running() == most);
-    until([&] { return lanes.num_running() == 1 && lanes.num_waiting() == 0; });
+    loops::outcomes(schedule);
+    CHECK(schedule.num_running() == most);
+    until([&] { return schedule.num_running() == 1 && schedule.num_waiting() == 0; });
     CHECK(!beside->finish_reason);
     CHECK(num_begun() == 31);
     const mars::Sequence* const large = add(6000); // waits for the first one's memory
+    loops::outcomes(schedule);
+    CHECK(schedule.num_rows() == 1);
     for (int i = 0; i < 100; ++i) add(100);
-    lanes.steps([](const mars::Accepted&) {});
-    CHECK(lanes.num_running() == most);
+    loops::outcomes(schedule);
+    CHECK(schedule.num_running() == most);
     until([&] { return large->stats.tokens > 0; });
+    CHECK(large->num_passes <= 4 * most);
     CHECK(num_begun() >= 32 + 4 * most);
     CHECK(num_begun() < 32 + 5 * most);
-    until([&] { return lanes.is_idle(); });
-    CHECK(lanes.num_rows() == most);
+    until([&] { return schedule.is_idle(); });
+    CHECK(schedule.num_rows() == most);
     for (const auto& row : all) CHECK(row->finish_reason == mars::FinishReason::length);
     CHECK(all[5]->tokens == alone(*all[5]));
+    const std::vector<const mars::Sequence*> longs{add(100, "a"), add(7000, "a"), add(7000, "b")}; // each waits behind short ones of its client
+    for (int i = 0; i < 300; ++i) add(50, i % 2 == 0 ? "a" : "b");
+    until([&] { return std::all_of(longs.begin(), longs.end(), [](const auto* row) { return row->finish_reason; }); });
+    for (const auto* row : longs) CHECK(row->num_passes <= 4 * most);
+}
+
+TEST_CASE("capacity shrinks when only short rows are left, and a row that cannot grow ends alone") {
+    fake::Narrow backend;
+    auto schedule = schedule_of(backend, 4);
+    const auto small = row_of(0, fake::Tokens(4, 1), config_of(1.0, 500)), large = row_of(1, fake::Tokens(6000, 1), config_of(1.0, 1));
+    for (const auto& row : {small, large}) schedule.add(row);
+    CHECK(drained(schedule).empty());
+    CHECK(backend.smallest <= 1024);
+    CHECK(small->tokens == alone(*small));
+    backend.most_entries = 128;
+    std::vector<std::shared_ptr<mars::Sequence>> rows{row_of(0, fake::Tokens(60, 1), config_of(1.0, 300))};
+    for (std::int64_t i = 1; i < 4; ++i) rows.push_back(row_of(i, fake::Tokens(10, 1 + i), config_of(1.0, 90)));
+    for (const auto& row : rows) schedule.add(row);
+    CHECK(drained(schedule) == std::vector<std::string>{"0: no memory"});
+    CHECK(rows[0]->num_tokens() >= 128);
+    for (std::size_t i = 1; i < rows.size(); ++i) CHECK(rows[i]->tokens == alone(*rows[i]));
 }
 
 TEST_CASE("a row with many pending tokens is read in parts that the KV budget counts on") {
     fake::Backend backend;
     backend.record = true;
-    mars::Schedule schedule(backend, 4, fake::mask, 128, {2, 8 * 256 * 2, 8, 10000});
+    mars::Schedule schedule(backend, 4, fake::mask, loops::limits_of(2), std::nullopt, mars::KvBudget{2, 8 * 512 * 2, 8, 10000});
     const auto one = row_of(0, {1}, config_of(1.0, 200)), other = row_of(1, {2}, config_of(1.0, 200));
     for (const auto& row : {one, other}) schedule.add(row);
-    while (one->stats.tokens < 60) loops::iterate(schedule);
+    while (one->stats.tokens < 60) loops::outcomes(schedule);
     one->tokens.insert(one->tokens.end(), 120, 1); // as a grammar that forces a long text
     one->stats.tokens += 120;
     CHECK(drained(schedule).empty());
@@ -346,7 +377,7 @@ TEST_CASE("cached prefixes are not read again, and a long one does not exceed th
     }
     CHECK(first->stats.cached_tokens == 0);
     CHECK(second->stats.cached_tokens == 300); // all but its last
-    mars::Schedule narrow(backend, 4, fake::mask, 128, {2, 8 * 2 * 256, 8, 2000});
+    mars::Schedule narrow(backend, 4, fake::mask, loops::limits_of(2), std::nullopt, mars::KvBudget{2, 8 * 2 * 256, 8, 2000, false, false});
     const auto small = asked(2, {4, 4, 4, 4, 8});
     narrow.add(small);
     CHECK(drained(narrow).empty());

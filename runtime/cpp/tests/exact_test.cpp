@@ -28,7 +28,7 @@ fake::Tokens fed_in(const mars::StepInput& step) {
 
 void run(mars::Backend& backend, const std::vector<mars::Sequence*>& rows, std::int64_t block,
          std::optional<mars::StepPlanner> planner = std::nullopt) {
-    const auto loop = loops::decode(backend, rows, block, fake::mask, std::move(planner));
+    const auto loop = loops::decode(backend, rows, block, fake::mask, 1, std::move(planner));
     while (loop->next()) {
     }
 }
@@ -150,7 +150,7 @@ TEST_CASE("exact rows give the one-token text with any number of masks, lookup, 
             mars::Sequence copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, masks), eos);
             run(backend, {&one}, 4);
             const auto loop =
-                loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, mars::StepPlanner([&] { return cost; }));
+                loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, 1, mars::StepPlanner([&] { return cost; }));
             while (loop->next()) rumoured.draft_tokens = rumours(rumoured.tokens);
             for (const mars::Sequence* row : {&exact, &rumoured, &copied}) {
                 CHECK(row->tokens == one.tokens);

@@ -7,7 +7,7 @@
 
 namespace fake {
 
-/// A device without room for rows of more than `most` entries, which fails on request.
+/// A device without room for steps beyond `most` entries, or caches of more than `most_entries`, which fails on request.
 class Narrow : public Backend {
   public:
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool logits, mars::StepOutput& output) override {
@@ -17,8 +17,24 @@ class Narrow : public Backend {
         Backend::step(cache, first, input, logits, output);
     }
 
+    std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override {
+        struct Limited : Cache {
+            Limited(std::int64_t rows, Narrow& of) : Cache(rows), backend(of) {}
+            void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override {
+                if (capacity > backend.most_entries) throw mars::MemoryError("no memory");
+                Cache::reserve(capacity, lengths);
+            }
+            void shrink(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override {
+                Cache::shrink(capacity, lengths);
+                backend.smallest = capacity;
+            }
+            Narrow& backend;
+        };
+        return std::make_unique<Limited>(num_rows, *this);
+    }
+
     bool broken = false;
-    std::int64_t most = 1000000;
+    std::int64_t most = 1000000, most_entries = 1000000, smallest = 1000000;
 };
 
 /// A device whose copy of a row number `failing` fails, counted from 1.

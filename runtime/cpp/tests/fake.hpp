@@ -43,14 +43,24 @@ class Cache : public mars::Cache {
 
     std::int64_t capacity() const override { return capacity_; }
 
-    /// Growth keeps what it must, and no more.
+    /// What it must keep, and no more.
     void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override {
-        if (capacity <= capacity_) return;
+        if (capacity > capacity_) resize(capacity, lengths);
+    }
+
+    void shrink(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override { resize(capacity, lengths); }
+
+    void resize(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
         capacity_ = capacity;
         for (std::size_t row = 0; row < entries.size(); ++row) {
             entries[row].resize(static_cast<std::size_t>(row < lengths.size() ? lengths[row] : 0));
             entries[row].resize(static_cast<std::size_t>(capacity_), -1);
         }
+    }
+
+    void release(std::int64_t row) override {
+        Tokens& of = entries[static_cast<std::size_t>(row)];
+        std::fill(of.begin(), of.end(), -1);
     }
 
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override {

@@ -164,11 +164,6 @@ TEST_CASE("a grammar that a session cannot follow is refused before the first st
     const auto error = [&] { return message_of([&] { directory.session(wanted).generate(kept().prompt, config); }); };
     CHECK(error().find("no grammar `tols` (there are: g0, g1, g2, g3, g4, g5)") != std::string::npos);
     config.grammar = "g0";
-    CHECK(message_of([&] {
-              mars::Commit commit;
-              commit.kind = mars::Commit::Kind::block;
-              directory.session(wanted).generate(kept().prompt, config, nullptr, commit);
-          }).find("cursor commit") != std::string::npos);
     wanted["top_k"] = 0;
     wanted["logits"] = false;
     CHECK(error().find("logits or with --top-k 16") != std::string::npos);

@@ -1,4 +1,4 @@
-// Both cache loops over a fake model: tests/conformance/loops.json exactly, and rows that change their minds.
+// The loop over a fake model: tests/conformance/loops.json exactly, and rows that change their minds.
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
@@ -20,11 +20,6 @@ std::unique_ptr<mars::Sequence> row_of(std::int64_t index, const Json& wanted) {
                                             [stop](std::int64_t token) { return token == stop; });
 }
 
-std::unique_ptr<mars::Run> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Sequence*>& rows) {
-    if (each["commit"] == "block") return loops::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
-    return loops::decode(backend, rows, each["block"], fake::mask);
-}
-
 } // namespace
 
 TEST_CASE("every case of loops.json") {
@@ -38,7 +33,7 @@ TEST_CASE("every case of loops.json") {
             pointers.push_back(rows.back().get());
         }
         std::vector<std::vector<fake::Tokens>> runs(rows.size());
-        const auto loop = loop_of(each, backend, pointers);
+        const auto loop = loops::decode(backend, pointers, each["block"], fake::mask, each["cache_block"]);
         while (const auto accepted = loop->next())
             for (const mars::Accepted& event : *accepted) {
                 const auto i = static_cast<std::size_t>(event.seq);
@@ -58,15 +53,14 @@ TEST_CASE("every case of loops.json") {
 }
 
 TEST_CASE("a cancelled row ends before its next step, and the others continue") {
-    for (const bool blocks : {false, true}) {
-        CAPTURE(blocks);
+    for (const std::int64_t cache_block : {1, 8}) {
+        CAPTURE(cache_block);
         fake::Backend backend;
         mars::GenerationConfig config;
         config.max_new_tokens = 20;
         config.tau = 0.95;
         mars::Sequence one(0, {1, 2, 3}, config, {}), two(1, {4}, config, {}), three(2, fake::Tokens(700, 5), config, {});
-        const auto loop = blocks ? loops::decode_blocks(backend, {&one, &two, &three}, 4, fake::mask, 8)
-                                 : loops::decode(backend, {&one, &two, &three}, 4, fake::mask);
+        const auto loop = loops::decode(backend, {&one, &two, &three}, 4, fake::mask, cache_block);
         REQUIRE(loop->next());
         one.cancel();
         three.cancel(); // in or before its prefill
@@ -83,12 +77,9 @@ TEST_CASE("a cancelled row ends before its next step, and the others continue") 
 TEST_CASE("a cache block larger than a step is refused") {
     fake::Backend backend(fake::hashed, 1000, 16);
     mars::Sequence row(0, {1}, {}, {});
-    CHECK_THROWS_WITH_AS(loops::decode_blocks(backend, {&row}, 4, fake::mask, 17),
+    CHECK_THROWS_WITH_AS(loops::decode(backend, {&row}, 4, fake::mask, 17),
                          "a cache block of 17 tokens does not fit a step of 16 slots; give a smaller one", mars::SessionError);
-    CHECK_THROWS_WITH_AS(loops::decode_blocks(backend, {&row}, 4, fake::mask, 16),
-                         "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and verifies none; "
-                         "leave commit as it is, or give a tau",
-                         mars::SessionError);
+    CHECK(loops::decode(backend, {&row}, 4, fake::mask, 16)->next());
 }
 
 TEST_CASE("capacities grow by a quarter, in multiples of 128") {

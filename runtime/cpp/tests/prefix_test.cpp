@@ -23,7 +23,7 @@ struct Spoken {
 
 /// Prompts in one batch, with access to `store` if it is given.
 std::vector<Spoken> spoken(mars::Backend& backend, PrefixCache* store, const std::vector<std::pair<Tokens, mars::GenerationConfig>>& jobs,
-                           std::vector<std::int64_t> marks = {}, const std::optional<std::int64_t>& cache_block = std::nullopt) {
+                           std::vector<std::int64_t> marks = {}, std::int64_t cache_block = 1) {
     std::vector<std::unique_ptr<mars::Sequence>> rows;
     std::vector<mars::Sequence*> pointers;
     for (const auto& [ids, config] : jobs) {
@@ -31,8 +31,7 @@ std::vector<Spoken> spoken(mars::Backend& backend, PrefixCache* store, const std
         if (store != nullptr) rows.back()->prefix_handle = store->handle(config.cache_salt, marks);
         pointers.push_back(rows.back().get());
     }
-    const auto loop = cache_block ? loops::decode_blocks(backend, pointers, block, fake::mask, *cache_block)
-                                  : loops::decode(backend, pointers, block, fake::mask);
+    const auto loop = loops::decode(backend, pointers, block, fake::mask, cache_block);
     while (loop->next()) {
     }
     std::vector<Spoken> said;
@@ -73,8 +72,7 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
     for (int round = 0; round < 300; ++round) {
         const std::optional<std::int64_t> reproducible = round % 4 == 0 ? std::nullopt : std::optional<std::int64_t>(round % 4);
         const std::int64_t piece = 2 * block + pick(12), budget = round % 3 == 0 ? 200 : round % 3 == 1 ? 600 : plenty;
-        std::optional<std::int64_t> blocks;
-        if (round % 5 == 0) blocks.emplace(1 + pick(5));
+        const std::int64_t cache_block = round % 5 == 0 ? 1 + pick(5) : 1;
         PrefixCache store(budget, reproducible);
         std::vector<Tokens> histories{{1, 2, 1, 2, 3, 3, 1, 1, 2}};
         for (int turn = 0; turn < 6; ++turn) {
@@ -86,13 +84,14 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
                 const std::optional<double> taus[] = {std::nullopt, std::nullopt, 0.5, 1.0};
                 // A small step has less room for masks the more it reads, so that at a tau its text depends on where reading began.
                 const auto tau = taus[pick(4)];
-                mars::GenerationConfig config = config_of(blocks ? 0.5 : reproducible && tau == 0.5 ? std::nullopt : tau, 1 + pick(14));
+                mars::GenerationConfig config = config_of(reproducible && tau == 0.5 ? std::nullopt : tau, 1 + pick(14));
                 if (pick(4) == 0) config.cache_salt = "b";
                 jobs.emplace_back(std::move(ids), std::move(config));
             }
             fake::Backend with(fake::hashed, 1000000, piece), without(fake::hashed, 1000000, piece);
             with.reproducible = reproducible;
-            const auto one = spoken(with, &store, jobs, {9}, blocks), other = spoken(without, nullptr, jobs, {}, blocks);
+            const auto one = spoken(with, &store, jobs, {9}, cache_block),
+                       other = spoken(without, nullptr, jobs, {}, cache_block);
             for (std::size_t i = 0; i < jobs.size(); ++i) {
                 CHECK(one[i].tokens == other[i].tokens);
                 CHECK(one[i].reason == other[i].reason);

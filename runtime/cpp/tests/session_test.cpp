@@ -37,14 +37,14 @@ TEST_CASE("a completion equals the sum of its events") {
     const mars::Session opened = session();
     mars::GenerationConfig config = config_of(0.3, 20);
     config.eos_ids.reset(); // the model's own
-    for (const auto kind : {mars::Commit::Kind::cursor, mars::Commit::Kind::block}) {
+    for (const std::int64_t cache_block : {1, 8}) {
         fake::Tokens seen;
         const auto done = opened.generate(fake::Tokens{4, 5}, config,
                                           [&](const mars::Event& event) {
                                               seen.insert(seen.end(), event.token_ids.begin(), event.token_ids.end());
                                               return false;
                                           },
-                                          {kind, 8});
+                                          cache_block);
         CHECK(done.token_ids == seen);
         CHECK(done.confidences.size() == seen.size());
         CHECK(done.text.empty());
@@ -222,7 +222,7 @@ TEST_CASE("requests that cannot be served are errors with the reason") {
     refused(fake::Tokens{1}, margin, "the metric margin needs a bundle exported with --metrics");
     refused(fake::Tokens{1}, stopped, "stop strings need a bundle with a tokenizer");
     refused(fake::Tokens{1}, config_of(-1, 0), "max_new_tokens must be");
-    CHECK_THROWS_AS(opened.generate(fake::Tokens{1}, config_of(1, 1), nullptr, {mars::Commit::Kind::block, 0}), mars::SessionError);
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{1}, config_of(1, 1), nullptr, 0), mars::SessionError);
 }
 
 TEST_CASE("a failed step ends the stream with an error") {

@@ -42,9 +42,9 @@ struct Made {
     mars::Bundle bundle;
 };
 
-/// What a loop accepts after each prompt; the first may take `most` tokens, each other one less than the one before it.
-inline std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20,
-                                   std::int64_t cache_block = 4, mars::PrefixCache* store = nullptr, std::optional<double> tau = 0.5) {
+/// What the loop accepts after each prompt; the first may take `most` tokens, each other one less than the one before it.
+inline std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, std::int64_t cache_block = 1,
+                                   std::int64_t most = 20, mars::PrefixCache* store = nullptr, std::optional<double> tau = 0.5) {
     std::vector<std::unique_ptr<mars::Sequence>> rows;
     std::vector<mars::Sequence*> pointers;
     for (const Tokens& prompt : asked) {
@@ -55,8 +55,7 @@ inline std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tok
         if (store != nullptr) rows.back()->prefix_handle = store->handle();
         pointers.push_back(rows.back().get());
     }
-    const auto loop =
-        blocks ? loops::decode_blocks(backend, pointers, 4, fake::mask, cache_block) : loops::decode(backend, pointers, 4, fake::mask);
+    const auto loop = loops::decode(backend, pointers, 4, fake::mask, cache_block);
     while (loop->next()) {
     }
     std::vector<Tokens> all;

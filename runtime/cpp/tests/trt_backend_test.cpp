@@ -12,16 +12,16 @@
 #include "structured/constrained_sequence.hpp"
 #include "stub_bundle.hpp"
 
-TEST_CASE("both loops accept the same tokens as on other backends, with and without CUDA graphs") {
+TEST_CASE("both commits accept the same tokens as on other backends, with and without CUDA graphs") {
     for (const char* layout : {"in-place", "appended"})
         for (const bool fixed : {false, true})
             for (const stub::Refuses refuses :
                  {stub::Refuses::nothing, stub::Refuses::begin, stub::Refuses::end, stub::Refuses::instantiate})
-                for (const bool blocks : {false, true}) {
+                for (const std::int64_t cache_block : {1, 4}) {
                     CAPTURE(layout);
                     CAPTURE(fixed);
                     CAPTURE(static_cast<int>(refuses));
-                    CAPTURE(blocks);
+                    CAPTURE(cache_block);
                     EngineShape shape;
                     shape.fixed = fixed;
                     shape.kv_layout = layout;
@@ -29,9 +29,9 @@ TEST_CASE("both loops accept the same tokens as on other backends, with and with
                     stub::state().refuses = refuses;
                     mars::TrtBackend backend = made.open();
                     fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
-                    const auto expected = answers(reference, prompts, blocks);
+                    const auto expected = answers(reference, prompts, cache_block);
                     // The second time on memory that was used, the third with captured steps.
-                    for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, blocks) == expected);
+                    for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, cache_block) == expected);
                     CHECK((stub::state().launches > 0) == (refuses == stub::Refuses::nothing));
                     CHECK(stub::state().captures == 0); // each captured graph was destroyed
                     CHECK(backend.num_graphs() <= static_cast<std::size_t>(stub::state().graphs));
@@ -42,7 +42,7 @@ TEST_CASE("exact mode gives the one-token text on an engine of few predictions, 
     const Made made; // as many predictions a step as the block has slots
     mars::TrtBackend backend = made.open();
     fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
-    CHECK(answers(backend, prompts, false, 20, 4, nullptr, std::nullopt) == answers(reference, prompts, false, 20, 4, nullptr, 1.0));
+    CHECK(answers(backend, prompts, 1, 20, nullptr, std::nullopt) == answers(reference, prompts, 1, 20, nullptr, 1.0));
 }
 
 TEST_CASE("an engine's top-k outputs are fetched only for steps that need them, at any size") {
@@ -53,7 +53,7 @@ TEST_CASE("an engine's top-k outputs are fetched only for steps that need them, 
         const Made made(shape);
         mars::TrtBackend backend = made.open();
         fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
-        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts) == answers(reference, prompts));
         stub::state().wide = [](std::int64_t at, std::int64_t first) { return Tokens{first, 100 * at, 100 * at + 1, 100 * at + 2, 7}; };
         const auto cache = backend.new_cache(2);
         mars::StepOutput output;
@@ -204,7 +204,7 @@ TEST_CASE("a row near its end shares a step with a row with many masks") {
         mars::TrtBackend backend = made.open();
         const std::vector<Tokens> asked{Tokens(static_cast<std::size_t>(backend.max_capacity() - 2), 5), {6}};
         fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
-        CHECK(answers(backend, asked, false, 30) == answers(reference, asked, false, 30));
+        CHECK(answers(backend, asked, 1, 30) == answers(reference, asked, 1, 30));
     }
 }
 
@@ -222,7 +222,7 @@ TEST_CASE("block commit with long blocks: a row at its end does not end the othe
                 CAPTURE(left);
                 CAPTURE(cache_block);
                 const std::vector<Tokens> asked{{6}, Tokens(static_cast<std::size_t>(backend.max_capacity() - left), 5), {7, 8}};
-                CHECK(answers(backend, asked, true, 60, cache_block) == answers(reference, asked, true, 60, cache_block));
+                CHECK(answers(backend, asked, cache_block, 60) == answers(reference, asked, cache_block, 60));
             }
     }
 }

@@ -17,7 +17,7 @@ TEST_CASE("requests of a batcher are rows of one batch of the engine, with the s
     std::vector<Tokens> wanted;
     {
         auto backend = made.open();
-        for (const Tokens& prompt : prompts) wanted.push_back(answers(backend, {prompt}, false).front());
+        for (const Tokens& prompt : prompts) wanted.push_back(answers(backend, {prompt}).front());
     }
     const mars::Session session =
         mars::Opened::over(made.bundle, std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front()));
@@ -59,12 +59,12 @@ TEST_CASE("many threads over one engine") {
     const Made made;
     auto backend = std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front());
     fake::Backend reference(fake::hashed, backend->max_capacity(), backend->max_slots());
-    const auto expected = answers(reference, prompts, false);
+    const auto expected = answers(reference, prompts);
     std::vector<std::thread> threads;
     std::vector<int> equal(4);
     for (int& count : equal)
         threads.emplace_back([&] {
-            for (int i = 0; i < 10; ++i) count += answers(*backend, prompts, false) == expected;
+            for (int i = 0; i < 10; ++i) count += answers(*backend, prompts) == expected;
         });
     for (std::thread& thread : threads) thread.join();
     CHECK(equal == std::vector<int>(4, 10));

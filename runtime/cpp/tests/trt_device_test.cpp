@@ -70,7 +70,7 @@ TEST_CASE("a GPU is selected by its number and has its own memory, streams and c
     {
         const auto backend = mars_engine_plugin()->open(made.bundle, made.bundle.manifest.variants.front(), {1});
         fake::Backend reference(fake::hashed, backend->max_capacity(), backend->max_slots());
-        for (int i = 0; i < 3; ++i) CHECK(answers(*backend, prompts, false) == answers(reference, prompts, false));
+        for (int i = 0; i < 3; ++i) CHECK(answers(*backend, prompts) == answers(reference, prompts));
         CHECK(state.launches > 0);
         CHECK(stub::current() == 0);
     }
@@ -90,7 +90,7 @@ TEST_CASE("an engine runs on the caller's stream") {
     options.stream = stream;
     {
         mars::TrtBackend backend(made.bundle, variant, options);
-        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts) == answers(reference, prompts));
         CHECK(stub::state().streams == 1);
         CHECK(stub::state().launches > 0);
     }

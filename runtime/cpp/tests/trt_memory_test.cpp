@@ -14,9 +14,9 @@ TEST_CASE("memory is allocated once and freed with the backend") {
     const Made made;
     {
         mars::TrtBackend backend = made.open();
-        answers(backend, prompts, false);
+        answers(backend, prompts);
         const std::size_t before = stub::state().allocations.size();
-        for (int i = 0; i < 20; ++i) answers(backend, {prompts[0], prompts[1]}, false, 6);
+        for (int i = 0; i < 20; ++i) answers(backend, {prompts[0], prompts[1]}, 1, 6);
         CHECK(stub::state().allocations.size() == before);
         const auto lazy = backend.new_cache(3);
         CHECK(lazy->capacity() == 0);
@@ -211,18 +211,18 @@ TEST_CASE("saved entries stay on the device, serve other rows, and are freed wit
         const Made made(shape);
         mars::TrtBackend backend = made.open();
         CHECK(!backend.reproducible_slots()); // an engine has kernels by the size of a step
-        const std::int64_t piece = std::min(mars::prefill_chunk, backend.max_slots().value());
+        const std::int64_t piece = std::min<std::int64_t>(256, backend.max_slots().value());
         REQUIRE(piece < static_cast<std::int64_t>(history.size()));
         std::vector<Tokens> asked;
         for (const std::int64_t last : {1, 2, 3}) {
             asked.push_back(history);
             asked.back().push_back(last);
         }
-        const std::vector<Tokens> expected = answers(backend, asked, false);
+        const std::vector<Tokens> expected = answers(backend, asked);
         const std::size_t before = stub::state().memory.size();
         {
             mars::PrefixCache store(1 << 20, backend.reproducible_slots());
-            for (int round = 0; round < 2; ++round) CHECK(answers(backend, asked, false, 20, 4, &store) == expected);
+            for (int round = 0; round < 2; ++round) CHECK(answers(backend, asked, 1, 20, &store) == expected);
             const mars::PrefixStats stats = store.stats();
             CHECK(stats.hits == 5);
             CHECK(stats.hit_tokens == 5 * ((static_cast<std::int64_t>(history.size())) / piece * piece));
@@ -234,10 +234,10 @@ TEST_CASE("saved entries stay on the device, serve other rows, and are freed wit
     // Without memory for a copy, nothing is saved and the answer goes on.
     const Made made;
     mars::TrtBackend backend = made.open();
-    const std::vector<Tokens> expected = answers(backend, {history}, false);
+    const std::vector<Tokens> expected = answers(backend, {history});
     mars::PrefixCache store(1 << 20, backend.reproducible_slots());
     stub::state().has_no_memory = true;
-    CHECK(answers(backend, {history}, false, 20, 4, &store) == expected);
+    CHECK(answers(backend, {history}, 1, 20, &store) == expected);
     CHECK(store.stats().failed > 0);
     CHECK(store.stats().num_bytes == 0);
     stub::state().has_no_memory = false;

@@ -20,20 +20,15 @@ BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)
 
 
-def blocks(commit: str, size: int) -> int:
-    """Python's `cache_block` for libmars' loop."""
-    return size if commit == "block" else 1
-
-
-@pytest.mark.parametrize(("commit", "tau"), list(product(("cursor", "block"), TAUS)))
+@pytest.mark.parametrize(("cache_block", "tau"), list(product((1, 7), TAUS)))
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_tokens_are_those_of_python(
-    commit: str, tau: float, sampling: dict[str, Any], twin: CSession, sessions: Sessions
+    cache_block: int, tau: float, sampling: dict[str, Any], twin: CSession, sessions: Sessions
 ) -> None:
     for metric, prompt in product(("probability", "margin", "entropy"), (PROMPT, list(range(1, 40)))):
         asked = {"tau": tau, "metric": metric, "max_new_tokens": 24, "eos_ids": (), **sampling}
-        wanted = sessions("llama").generate(prompt, GenerationConfig(**asked), cache_block=blocks(commit, 7))
-        made = twin.generate(prompt, commit=commit, cache_block=7, **asked)
+        wanted = sessions("llama").generate(prompt, GenerationConfig(**asked), cache_block=cache_block)
+        made = twin.generate(prompt, cache_block=cache_block, **asked)
         assert made.token_ids == wanted.token_ids
         assert made.finish_reason == wanted.finish_reason
         assert made.confidences == pytest.approx(wanted.confidences, abs=1e-5)
@@ -61,14 +56,14 @@ def test_long_prompts_and_full_contexts(
 ) -> None:
     draw = random.Random(name)
     with CSession(library, bundles(name), threads=1) as twin:
-        for length, commit in product((255, 257, 505, 512), ("cursor", "block")):
+        for length, cache_block in product((255, 257, 505, 512), (1, 32)):
             prompt = [draw.randrange(tiny.NUM_BYTES) for _ in range(length)]
             wanted = sessions(name).generate(
                 prompt,
                 GenerationConfig(tau=0.3, max_new_tokens=20, eos_ids=()),
-                cache_block=blocks(commit, 32),
+                cache_block=cache_block,
             )
-            made = twin.generate(prompt, commit=commit, tau=0.3, max_new_tokens=20, eos_ids=())
+            made = twin.generate(prompt, cache_block=cache_block, tau=0.3, max_new_tokens=20, eos_ids=())
             assert (made.token_ids, made.finish_reason) == (wanted.token_ids, wanted.finish_reason)
             assert (made.forwards, made.prefill_forwards) == (
                 wanted.stats.forwards,
@@ -76,16 +71,16 @@ def test_long_prompts_and_full_contexts(
             )
 
 
-@pytest.mark.parametrize("commit", ["cursor", "block"])
-def test_rows_of_one_batch(commit: str, twin: CSession, sessions: Sessions) -> None:
+@pytest.mark.parametrize("cache_block", [1, 32])
+def test_rows_of_one_batch(cache_block: int, twin: CSession, sessions: Sessions) -> None:
     prompts = [PROMPT, [i % 250 for i in range(290)], [7], [8] * 30]
     settings = [
         {"tau": t, "max_new_tokens": n, "temperature": h, "eos_ids": ()}
         for t, n, h in ((0.4, 30, 0), (1, 9, 0), (0, 50, 1), (0.6, 1, 0))
     ]
     wanted = sessions("llama").generate_batch(
-        prompts, [GenerationConfig(**s) for s in settings], cache_block=blocks(commit, 32)
+        prompts, [GenerationConfig(**s) for s in settings], cache_block=cache_block
     )  # type: ignore[arg-type]
-    made = twin.generate_batch(prompts, [{**s, "commit": commit} for s in settings])
+    made = twin.generate_batch(prompts, [{**s, "cache_block": cache_block} for s in settings])
     assert [m.token_ids for m in made] == [w.token_ids for w in wanted]
     assert [m.finish_reason for m in made] == [w.finish_reason for w in wanted]

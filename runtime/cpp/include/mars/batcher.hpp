@@ -21,10 +21,11 @@ struct MARS_API Limits {
     std::int64_t prefill_tokens = 128;                             ///< prompt tokens that are read between two decode steps, at most
     std::optional<std::int64_t> max_prompt_tokens, max_new_tokens; ///< longest prompt and answer
     std::optional<std::int64_t> max_stops;                         ///< most stop strings, and most eos_ids
-    std::optional<std::int64_t> kv_bytes; ///< KV memory of all rows; at most 4 x max_rows requests pass one that waits for it
+    std::optional<std::int64_t> kv_bytes; ///< KV memory of all requests; at most 4 x max_rows requests pass one that waits for it
     double client_share = 1.0;            ///< share of all places (rows and waiting) that one client may have; above 0, at most 1
     std::optional<std::int64_t>
         max_rows_per_client; ///< sequences of one client in one forward; its other requests wait, even if rows are free
+    std::int64_t cache_block = 1; ///< with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the paper's block commit
 
     /// Throws SessionError that lists every invalid value.
     void check() const;

@@ -148,7 +148,6 @@ MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, m
 /* ---- requests ---- */
 
 typedef enum mars_metric { MARS_PROBABILITY = 0, MARS_MARGIN = 1, MARS_ENTROPY = 2 } mars_metric;
-typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_commit;
 
 #define MARS_MASKS_AUTO (-1) /* chosen at each step for the highest speed */
 #define MARS_MASKS_FULL (-2) /* as many as the block allows */
@@ -159,8 +158,7 @@ typedef struct mars_config {
     size_t struct_size;
     double tau;          /* MARS_EXACT (default), or a confidence bound that trades quality for speed; 1 (entropy: 0) is one token a step */
     int32_t metric;      /* a mars_metric: what tau is compared with */
-    int32_t commit;      /* a mars_commit: the cache loop */
-    int64_t cache_block; /* tokens of a block with MARS_COMMIT_BLOCK; default: 32 */
+    int64_t cache_block; /* of generate and stream, for all rows: as in mars_limits; default: 1 */
     int64_t max_new_tokens; /* default: 256 */
     int64_t masks;          /* most mask slots of a step: a number of 0 or more, MARS_MASKS_AUTO (default) or MARS_MASKS_FULL */
     const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
@@ -325,7 +323,7 @@ typedef struct mars_request mars_request;
 /* How much runs at once, and how much one request may use; MARS_NO_LIMIT for no limit. */
 typedef struct mars_limits {
     size_t struct_size;
-    int64_t max_rows;          /* sequences in one forward, each with KV memory for the longest; 0: 8, or fewer if an engine has fewer */
+    int64_t max_rows;          /* sequences in one forward; 0: 8, or fewer if an engine has fewer */
     int64_t max_waiting;       /* 64: requests that may wait, not counting the next ones for free rows */
     int64_t prefill_tokens;    /* 128: prompt tokens that are read between two decode steps, at most */
     int64_t max_prompt_tokens; /* no limit, like the following */
@@ -334,6 +332,7 @@ typedef struct mars_limits {
     int64_t kv_bytes;            /* KV memory of all rows */
     double client_share;         /* 1: share of all places that one client may have; above 0, at most 1 */
     int64_t max_rows_per_client; /* no limit: sequences of one client in one forward; its other requests wait, even if rows are free */
+    int64_t cache_block; /* 1: with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the paper's block commit */
 } mars_limits;
 
 MARS_API void mars_limits_init(mars_limits* limits, size_t struct_size);
@@ -353,7 +352,7 @@ typedef struct mars_entry {
 
 MARS_API void mars_entry_init(mars_entry* entry, size_t struct_size);
 
-/* Queue a prompt; returns once it is tokenized. `config` and `entry` may be NULL; commit must be MARS_COMMIT_CURSOR. */
+/* Queue a prompt; returns once it is tokenized. `config` and `entry` may be NULL; cache_block must be 1: a batcher has it in mars_limits. */
 MARS_API mars_status mars_batcher_submit(mars_batcher* batcher, const mars_prompt* prompt, const mars_config* config,
                                          const mars_entry* entry, mars_request** request, mars_error** error);
 /* Wait for the next event. After the last one *done is 1 and the event is empty. A failed request returns its error. */

@@ -46,13 +46,6 @@ class Prompt {
     std::optional<bool> thinking_;
 };
 
-/// The cache loop: cursor (default), or block with blocks of `cache_block` tokens (the paper's loop).
-struct Commit {
-    enum class Kind { cursor, block };
-    Kind kind = Kind::cursor;
-    std::int64_t cache_block = 32;
-};
-
 /// A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to `token_ids[i]`.
 struct Completion {
     std::string text;
@@ -142,18 +135,18 @@ class MARS_API Session {
     static Session open(const std::filesystem::path& path, const Options& options);
     static Session open(const std::filesystem::path& path) { return open(path, Options()); }
 
-    /// Answer one prompt. `on_event` receives each event in this thread and ends the answer by returning true. Throws
-    /// SessionError for a request that cannot be served, DeviceError for a failed step, and what `on_event` throws.
+    /// Answer one prompt. `on_event` receives each event in this thread and ends the answer by returning true. `cache_block`: as in
+    /// Limits. Throws SessionError for a request that cannot be served, DeviceError for a failed step, and what `on_event` throws.
     Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
-                        const Commit& commit = {}) const;
+                        std::int64_t cache_block = 1) const;
 
     /// Answer several prompts as rows of one batch, each with its own config; completion i belongs to prompt i. If
     /// `on_event` returns true, only that row ends. Throws as `generate` does; an error ends all rows.
     std::vector<Completion> generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
-                                           const OnEvent& on_event = nullptr, const Commit& commit = {}) const;
+                                           const OnEvent& on_event = nullptr, std::int64_t cache_block = 1) const;
 
     /// Answer one prompt step by step. Throws SessionError for a request that cannot be served.
-    Stream stream(const Prompt& prompt, const GenerationConfig& config = {}, const Commit& commit = {}) const;
+    Stream stream(const Prompt& prompt, const GenerationConfig& config = {}, std::int64_t cache_block = 1) const;
 
     /// Start a conversation. `drop_oldest`: when the context is full, drop the oldest turns. Throws SessionError
     /// without a tokenizer.

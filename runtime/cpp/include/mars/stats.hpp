@@ -18,9 +18,8 @@ MARS_API std::string_view to_string(FinishReason reason);
 
 /// Counts and times of one row.
 ///
-/// cached_tokens: prompt tokens from the prefix cache. forwards: steps of this row from the last prefill piece on,
-/// block-commit forwards included; earlier prefill pieces are prefill_forwards. accepted[k]: steps that accepted k
-/// tokens. draft_tokens: tokens fed as draft tokens; accepted_draft_tokens: those accepted. forced: tokens that a grammar forced; they
+/// cached_tokens: prompt tokens from the prefix cache. forwards: steps of this row from the last prefill piece on;
+/// earlier prefill pieces are prefill_forwards. accepted[k]: steps that accepted k tokens. draft_tokens: tokens fed as draft tokens; accepted_draft_tokens: those accepted. forced: tokens that a grammar forced; they
 /// count in `tokens`, not in `accepted`. Times are seconds from `began`, before tokenization: queue_time until the
 /// first forward, prefill_time from there to the first token, time_to_first_token both together, decode_time after it.
 struct Stats {

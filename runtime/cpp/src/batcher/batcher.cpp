@@ -13,7 +13,7 @@
 
 #include "batcher/admission_queue.hpp"
 #include "batcher/request.hpp"
-#include "decode/lanes.hpp"
+#include "decode/schedule.hpp"
 
 namespace mars {
 
@@ -35,8 +35,17 @@ bool is_lost(const std::exception_ptr& error) {
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 KvBudget budget_of(const Opened& opened, const Limits& limits) {
-    const std::int64_t entry = opened.backend->new_cache(1)->entry_bytes();
-    return {limits.rows(), limits.kv_bytes, std::max<std::int64_t>(entry, 1), opened.backend->max_capacity(), opened.runs().is_engine()};
+    const std::int64_t entry = std::max<std::int64_t>(opened.backend->new_cache(1)->entry_bytes(), 1);
+    const std::int64_t capacity = opened.backend->max_capacity();
+    const bool is_engine = opened.runs().is_engine(), is_host = opened.device.empty() || opened.device == "cpu";
+    std::int64_t rows = limits.rows();
+    if (limits.kv_bytes && is_engine) rows = std::max<std::int64_t>(1, std::min(rows, *limits.kv_bytes / (capacity * entry)));
+    return {rows, limits.kv_bytes, entry, capacity, is_engine, is_host};
+}
+
+Limits with_rows(Limits limits, std::int64_t rows) {
+    limits.max_rows = rows;
+    return limits;
 }
 
 /// `limits` after checking, with a number of sequences that this session can run if the caller chose none.
@@ -53,7 +62,9 @@ Limits limits_for(const Opened& opened, Limits limits) {
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
         : session(std::move(opened)), limits(limits_for(*session.opened_, given)), budget(budget_of(*session.opened_, limits)),
-          schedule(budget, limits.max_rows_per_client, [this](const KvBudget& part) { return open_schedule(part); }), admission(limits) {}
+          schedule(*session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.mask_id(),
+                   with_rows(limits, budget.max_rows), session.opened_->planner(), budget),
+          admission(limits) {}
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
 
@@ -61,7 +72,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     const Session session;
     const Limits limits;
     const KvBudget budget;
-    Lanes schedule; // used by the batcher's thread only
+    Schedule schedule; // used by the batcher's thread only
     std::atomic<Clock::rep> step_began{0};
     std::atomic<std::int64_t> numbers{0}; // of requests so far
     std::thread thread;
@@ -74,12 +85,6 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::deque<std::shared_ptr<RequestState>> callers;  // ended answers with pending callbacks
     bool is_closed = false, is_stopped = false, has_ended = false;
     std::exception_ptr fault;
-
-    std::unique_ptr<Schedule> open_schedule(const KvBudget& part) const {
-        const Opened& opened = *session.opened_;
-        return std::make_unique<Schedule>(*opened.backend, opened.bundle.manifest.block, opened.bundle.manifest.mask_id(),
-                                          limits.prefill_tokens, part, opened.planner(), limits.max_rows_per_client);
-    }
 
     // --- submitting ---
 
@@ -179,8 +184,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void run() {
         try {
             while (next()) step();
-            schedule.steps([](const Accepted&) {}); // every sequence is over: frees the KV memory
-        } catch (...) {                             // a fault of the batcher: no request may wait forever
+            while (!schedule.is_idle()) schedule.step(); // every sequence is over: frees the KV memory
+        } catch (...) {                                  // a fault of the batcher: no request may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
             step_began = 0;
@@ -211,10 +216,12 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         if (schedule.is_idle()) return;
         std::exception_ptr lost;
         step_began = Clock::now().time_since_epoch().count();
-        schedule.steps([&](const Accepted& accepted) {
-            deliver(accepted);
-            if (is_lost(accepted.error)) lost = accepted.error;
-        });
+        do { // at once: the first tokens of a prompt do not wait for the others' forward
+            for (const Accepted& accepted : schedule.step()) {
+                deliver(accepted);
+                if (is_lost(accepted.error)) lost = accepted.error;
+            }
+        } while (!lost && schedule.is_in_step());
         step_began = 0;
         if (lost) std::rethrow_exception(lost);
         const std::lock_guard<std::mutex> lock(mutex);

@@ -26,6 +26,7 @@ mars_limits default_limits() {
     values.max_waiting = own.max_waiting;
     values.prefill_tokens = own.prefill_tokens;
     values.client_share = own.client_share;
+    values.cache_block = own.cache_block;
     return values;
 }
 
@@ -51,6 +52,7 @@ mars::Limits limits_of(const mars_limits* given) {
     limits.kv_bytes = limit_of(values.kv_bytes);
     limits.client_share = values.client_share;
     limits.max_rows_per_client = limit_of(values.max_rows_per_client);
+    limits.cache_block = values.cache_block;
     return limits;
 }
 
@@ -72,7 +74,7 @@ mars_status mars_batcher_submit(mars_batcher* batcher, const mars_prompt* prompt
     return made(request, "request", error, [&] {
         const mars_entry how = known(entry, default_entry, "entry");
         const mars::c::Request asked = request_of(config);
-        if (asked.commit.kind != mars::Commit::Kind::cursor) throw ArgumentError("config: a batcher needs MARS_COMMIT_CURSOR");
+        if (asked.cache_block != 1) throw ArgumentError("config: a batcher has its cache_block in mars_limits; leave it at 1");
         mars::Batcher::Entry way{seconds_of(how.wait, "entry: wait"), std::nullopt, callback_of(how.on_event, how.user)};
         if (how.client != nullptr) way.client = how.client;
         return new mars_request{needed(batcher, "batcher").batcher.submit(prompt_of(prompt), asked.config, way)};

@@ -39,7 +39,7 @@ mars_status ask(mars_conversation* conversation, const char* text, const mars_co
     return made(stream, "stream", error, [&] {
         mars_conversation& own = needed(conversation, "conversation");
         const Request request = request_of(config);
-        if (request.commit.kind != mars::Commit::Kind::cursor) throw ArgumentError("config: a conversation needs MARS_COMMIT_CURSOR");
+        if (request.cache_block != 1) throw ArgumentError("config: a conversation has no cache_block; leave it at 1");
         const std::string question = &needed(text, "text");
         return &own.reply.emplace(turn ? &own.talk.edit(question, request.config, *turn) : &own.talk.send(question, request.config));
     });
@@ -223,18 +223,18 @@ mars_status mars_generate_batch(const mars_session* session, const mars_prompt* 
         if (num > 0) std::fill_n(&needed(completions, "completions"), num, nullptr);
         std::vector<mars::Prompt> texts;
         std::vector<mars::GenerationConfig> settings;
-        std::optional<mars::Commit> commit;
+        std::optional<std::int64_t> cache_block;
         for (std::size_t i = 0; i < num; ++i) {
             texts.push_back(prompt_of((&needed(prompts, "prompts"))[i]));
             Request request = request_of(configs == nullptr ? nullptr : configs[i]);
-            if (commit && (commit->kind != request.commit.kind || commit->cache_block != request.commit.cache_block))
-                throw ArgumentError("configs: all rows of a batch need the same commit and cache_block");
-            commit = request.commit;
+            if (cache_block && *cache_block != request.cache_block)
+                throw ArgumentError("configs: all rows of a batch need the same cache_block");
+            cache_block = request.cache_block;
             settings.push_back(std::move(request.config));
         }
         const mars::Session& opened = needed(session, "session").session;
         std::vector<std::unique_ptr<mars_completion>> done;
-        for (mars::Completion& each : opened.generate_batch(texts, settings, callback_of(on_event, user), commit.value_or(mars::Commit{})))
+        for (mars::Completion& each : opened.generate_batch(texts, settings, callback_of(on_event, user), cache_block.value_or(1)))
             done.push_back(std::make_unique<mars_completion>(std::move(each)));
         for (std::size_t i = 0; i < done.size(); ++i) completions[i] = done[i].release();
     });
@@ -244,7 +244,7 @@ mars_status mars_stream_open(const mars_session* session, const mars_prompt* pro
                              mars_error** error) {
     return made(stream, "stream", error, [&] {
         const Request request = request_of(config);
-        return new mars_stream(needed(session, "session").session.stream(prompt_of(prompt), request.config, request.commit));
+        return new mars_stream(needed(session, "session").session.stream(prompt_of(prompt), request.config, request.cache_block));
     });
 }
 

@@ -190,7 +190,7 @@ void set_tau(Source& source, double tau) {
 /// Settings of a request. The functions below throw ArgumentError; NULL is the default.
 struct Request {
     GenerationConfig config;
-    Commit commit;
+    std::int64_t cache_block = 1;
 };
 mars_config default_config();
 Session::Options options_of(const mars_session_options* given);

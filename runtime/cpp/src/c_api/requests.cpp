@@ -16,7 +16,6 @@ static_assert(MARS_MASKS_AUTO == auto_masks && MARS_MASKS_FULL == all_masks);
 static_assert(MARS_VERIFY_ALWAYS == static_cast<int>(Verify::always) && MARS_VERIFY_NEVER == static_cast<int>(Verify::never));
 static_assert(MARS_LOG_DEBUG == static_cast<int>(LogLevel::debug) && MARS_LOG_ERROR == static_cast<int>(LogLevel::error));
 static_assert(MARS_MARGIN == static_cast<int>(Metric::margin) && MARS_ENTROPY == static_cast<int>(Metric::entropy));
-static_assert(MARS_COMMIT_BLOCK == static_cast<int>(Commit::Kind::block));
 
 mars_session_options default_options() {
     mars_session_options values{};
@@ -74,7 +73,7 @@ mars_config default_config() {
     mars_config values{};
     values.struct_size = sizeof values;
     values.tau = MARS_EXACT;
-    values.cache_block = Commit().cache_block;
+    values.cache_block = Request().cache_block;
     copy_numbers(values, GenerationConfig());
     return values;
 }
@@ -82,7 +81,6 @@ mars_config default_config() {
 Request request_of(const mars_config* given) {
     const mars_config config = known(given, default_config(), "config");
     if (config.metric < MARS_PROBABILITY || config.metric > MARS_ENTROPY) throw ArgumentError("config: metric is not a mars_metric");
-    if (config.commit < MARS_COMMIT_CURSOR || config.commit > MARS_COMMIT_BLOCK) throw ArgumentError("config: commit is not a mars_commit");
     if (config.num_eos_ids > 0 && config.eos_ids == nullptr) throw ArgumentError("config: num_eos_ids without eos_ids");
     if (config.num_stop > 0 && config.stop == nullptr) throw ArgumentError("config: num_stop without stop");
     Request request;
@@ -94,7 +92,7 @@ Request request_of(const mars_config* given) {
     if (config.deadline != 0) request.config.deadline = config.deadline;
     if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
     if (config.grammar != nullptr) request.config.grammar = config.grammar;
-    request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
+    request.cache_block = config.cache_block;
     return request;
 }
 

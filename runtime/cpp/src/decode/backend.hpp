@@ -23,7 +23,7 @@ struct StepPlan {
     std::int64_t pending = 0, draft_tokens = 0, masks = 0;
 
     std::int64_t slots() const { return pending + draft_tokens + masks; }
-    std::int64_t outputs() const { return std::min(pending, std::int64_t{1}) + draft_tokens + masks; }
+    std::int64_t outputs() const { return 1 + draft_tokens + masks; }
 };
 
 /// Ends a running step as soon as all of its sequences have been ended. Thread-safe.
@@ -98,6 +98,12 @@ class Cache {
 
     /// Grow to at least `capacity` entries a row. The first `lengths[i]` entries of row i are kept, and none of the other rows.
     virtual void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths = {}) = 0;
+
+    /// Reduce the room to about `capacity` entries a row, keeping the same entries as `reserve`; memory of a fixed size stays.
+    virtual void shrink(std::int64_t /*capacity*/, const std::vector<std::int64_t>& /*lengths*/) {}
+
+    /// Free the memory of a row's entries, where the host can; none of them is used again.
+    virtual void release(std::int64_t /*row*/) {}
 
     /// Copy the first `length` entries of row `source` over row `target`.
     virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;

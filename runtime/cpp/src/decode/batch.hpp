@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "decode/backend.hpp"
@@ -12,31 +13,43 @@
 
 namespace mars {
 
-/// KV memory for at most `max_rows` sequences: `num_bytes`, or no limit.
+/// How many sequences fit in `num_bytes` of KV memory; no value for no limit but `max_rows`.
 ///
-/// A batch allocates for each sequence as many entries as its longest sequence may need, of `entry_bytes` each. A sequence of this
-/// backend holds at most `max_capacity` entries, and always as many if `fixed`.
+/// `by_row`: memory that is never written costs nothing, as on a host. Sequences then start by the entries that each may need. Else a
+/// batch allocates as many for each as the longest needs, and each has an equal share. `entry_bytes`: of one entry. `max_capacity`: most
+/// entries of a sequence. `fixed`: a sequence always takes them.
 struct KvBudget {
     std::int64_t max_rows = 1;
     std::optional<std::int64_t> num_bytes = std::nullopt;
     std::int64_t entry_bytes = 1, max_capacity = 0;
-    bool fixed = false;
+    bool fixed = false, by_row = true;
 
-    /// Half of an equal share: `max_rows` such sequences leave half of the memory to longer ones.
-    std::int64_t short_bytes() const { return num_bytes.value_or(0) / (2 * max_rows); }
+    /// Entries of all sequences together, and the most of one sequence.
+    std::int64_t num_entries() const { return num_bytes ? *num_bytes / entry_bytes : max_rows * max_capacity; }
+    std::int64_t row_entries() const { return by_row ? num_entries() : num_entries() / max_rows; }
 
-    /// The most that one sequence takes, with the quarter by which memory grows.
-    std::int64_t row_bytes(const Sequence& seq) const;
+    /// Entries of half an equal share: `max_rows` such sequences leave half to longer ones.
+    std::int64_t half_share() const { return num_entries() / max_rows / 2; }
 
-    /// Slots of a decode step that `row_bytes` counts on; no value means any number.
+    /// Slots of a decode step that `entries` counts on, and entries to which a saved prefix may widen all sequences; no value for any
+    /// number.
     std::optional<std::int64_t> max_slots() const;
-    std::int64_t num_entries() const;
-
-    /// Entries that each of `count` sequences may have; no value means no limit.
-    std::optional<std::int64_t> max_entries(std::int64_t count) const;
+    std::optional<std::int64_t> max_entries() const;
 
     /// Throws SessionError for a sequence that does not fit even alone.
     void check(const Sequence& seq) const;
+
+    /// The most that one sequence takes; of memory that is allocated, with the quarter by which it grows at least.
+    std::int64_t entries(const Sequence& seq) const;
+
+    /// Entries that a further sequence may have beside `seqs`, no value for any number.
+    std::optional<std::int64_t> left(const std::vector<Sequence*>& seqs) const;
+};
+
+/// Memory for the entries of `seqs` is short; the others fit.
+struct NoMemory {
+    std::vector<Sequence*> seqs;
+    std::exception_ptr error;
 };
 
 /// Run `body`. If it throws, `seqs` end, and no others; how they ended is added to `accepted`.
@@ -45,6 +58,8 @@ void error_boundary(const std::vector<Sequence*>& seqs, std::vector<Accepted>& a
     try {
         body();
     } catch (const Interrupted&) { // the sequences of that step have ended, and are dropped like others
+    } catch (const NoMemory& missing) {
+        for (Sequence* seq : missing.seqs) accepted.push_back(seq->fail(missing.error));
     } catch (...) {
         for (Sequence* seq : seqs) accepted.push_back(seq->fail(std::current_exception()));
     }
@@ -54,7 +69,8 @@ void error_boundary(const std::vector<Sequence*>& seqs, std::vector<Accepted>& a
 /// before longer ones. Row i of the cache belongs to sequence i.
 class Batch {
   public:
-    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id);
+    /// `releases_rows`: the memory of rows that are not used.
+    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, bool releases_rows = false);
 
     Backend& backend;
     const std::int64_t num_rows;
@@ -72,8 +88,8 @@ class Batch {
 
     /// Run one step on neighbouring sequences with these plans; returns each sequence's predictions.
     ///
-    /// The first one belongs to the last pending token; then come draft tokens and masks. A sequence that feeds no pending token has
-    /// predictions for its masks only. Rows whose memory ends too early for the widest plan run separately.
+    /// The first one belongs to the last pending token; then come draft tokens and masks. Rows whose memory ends too early for the widest
+    /// plan run separately.
     std::vector<Predictions> forward(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans);
 
     /// Slots of a step after the sequence's pending tokens; negative if these do not fit.
@@ -107,10 +123,14 @@ class Batch {
     std::vector<std::int64_t> lengths() const;
     void move(std::size_t source, std::size_t target, std::vector<Accepted>& accepted);
     void step(std::size_t first, const StepPlan* plans, std::size_t count);
+    void reserve(std::size_t first, std::size_t count, std::int64_t slots);
+    void release(std::size_t row);
+    void shrink();
 
     std::vector<std::shared_ptr<Sequence>> active_;
     std::size_t num_decoding_ = 0;
     std::int64_t mask_id_;
+    bool releases_rows_;
     std::unique_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;

@@ -31,6 +31,7 @@ void Limits::check() const {
     positive("max_stops", max_stops.value_or(1));
     positive("kv_bytes", kv_bytes.value_or(1));
     positive("max_rows_per_client", max_rows_per_client.value_or(1));
+    positive("cache_block", cache_block);
     if (!(client_share > 0 && client_share <= 1))
         add(wrong, "client_share must be a number above 0, at most 1, not " + std::to_string(client_share));
     if (!wrong.empty()) throw SessionError(wrong);

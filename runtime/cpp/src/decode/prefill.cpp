@@ -4,69 +4,62 @@
 
 namespace mars {
 
-Prefill::Prefill(Batch& batch, Queue& waiting, std::int64_t block, std::int64_t prefill_tokens, const KvBudget& budget,
-                 std::optional<std::int64_t> max_rows_per_client)
-    : batch_(batch), waiting_(waiting), budget_(budget), max_rows_per_client_(max_rows_per_client),
-      chunk_(std::min(prefill_tokens, batch.backend.max_slots().value_or(prefill_tokens))),
-      max_pending_([&] { // tokens of an answer that a step feeds at once
-          const std::int64_t most = std::max(prefill_tokens, 2 * block);
+Prefill::Prefill(Batch& batch, Queue& waiting, std::int64_t block, const Limits& limits, const KvBudget& budget)
+    : chunk(std::min(limits.prefill_tokens, batch.backend.max_slots().value_or(limits.prefill_tokens))), max_pending([&] {
+          const std::int64_t most = std::max({limits.prefill_tokens, 2 * block, limits.cache_block});
           return std::min({most, batch.backend.max_slots().value_or(most), budget.max_slots().value_or(most)});
       }()),
-      left_(chunk_) {}
+      batch_(batch), waiting_(waiting), limits_(limits), budget_(budget) {}
 
-Sequence* Prefill::next(std::vector<Accepted>& accepted) {
-    if (left_) {
-        admit(accepted);
-        Sequence* const seq = reader();
-        if (seq != nullptr && chunk_of(*seq) <= *left_) return seq;
-        left_ = std::nullopt;
-        for (Sequence* each : batch_.decoding())
-            if (is_behind(*each)) return each;
-    }
-    left_ = chunk_;
-    return nullptr;
-}
-
-bool Prefill::begin(Sequence& seq, std::vector<Accepted>& accepted) const {
-    const std::size_t before = accepted.size();
-    error_boundary({&seq}, accepted, [&] {
-        if (std::optional<Accepted> each = seq.begin(batch_.backend.max_capacity())) accepted.push_back(std::move(*each));
-    });
-    return accepted.size() > before;
-}
-
-std::int64_t Prefill::next_chunk(const Sequence& seq) {
-    if (!left_) return max_pending_; // of a sequence with too many pending tokens
-    const std::int64_t chunk = chunk_of(seq);
-    *left_ -= chunk;
-    ++num_chunks_;
-    return chunk;
+Sequence* Prefill::next(std::int64_t left, std::vector<Accepted>& accepted) {
+    admit(accepted);
+    Sequence* const seq = reader();
+    return seq != nullptr && chunk_of(*seq) <= left ? seq : nullptr;
 }
 
 void Prefill::admit(std::vector<Accepted>& accepted) {
-    Sequence* const seq = next_waiting();
-    if (seq == nullptr || batch_.num_active() >= budget_.max_rows) return;
-    batch_.add(waiting_.remove(*seq), accepted);
-    batch_.lookup(*seq, chunk_, budget_.max_entries(batch_.num_rows));
-    batch_.drop_finished(accepted); // sequences that could not be moved
+    Sequence* const seq = batch_.num_active() < limits_.rows() ? next_waiting() : nullptr;
+    if (seq != nullptr) {
+        if (budget_.num_bytes)
+            waiting_.first([&](Sequence& other) { // those that it passes
+                if (&other != seq && has_place(other) && !fits(other)) ++other.num_passes;
+                return &other == seq;
+            });
+        batch_.add(waiting_.remove(*seq), accepted);
+        batch_.lookup(*seq, chunk, budget_.max_entries());
+        batch_.drop_finished(accepted); // sequences that could not be moved
+    }
+    if (budget_.num_bytes)
+        is_memory_short = waiting_.first([this](const Sequence& each) { return has_place(each) && !fits(each); }) != nullptr;
 }
 
 /// The waiting sequence that starts next: the first one, or while prompts are being read the first that has at most half the chunks
-/// of the shortest of them.
+/// of the shortest of them. Others may pass one that waits for memory, `max_passes` times as many as `max_rows`; then they wait until it
+/// has started.
 Sequence* Prefill::next_waiting() const {
     const std::vector<Sequence*> readers = batch_.readers();
-    if (readers.empty()) return waiting_.first([this](const Sequence& seq) { return may_start(seq); });
-    if (chunks_left(*readers.back()) <= 1) return nullptr; // the last chunk of that prompt waits for the others
-    const std::int64_t shortest = chunks_left(*readers.front());
-    return waiting_.first([&](const Sequence& seq) { return may_start(seq) && 2 * chunks_left(seq) <= shortest; });
+    if (!readers.empty() && chunks_left(*readers.back()) <= 1) return nullptr; // the last chunk of that prompt waits for the others
+    const auto may_start = [&](const Sequence& seq) {
+        return has_place(seq) && (readers.empty() || 2 * chunks_left(seq) <= chunks_left(*readers.front()));
+    };
+    if (!budget_.num_bytes) return waiting_.first(may_start);
+    const std::int64_t most = max_passes * limits_.rows();
+    const Sequence* const late = waiting_.first([&](const Sequence& seq) { return has_place(seq) && seq.num_passes >= most; });
+    return waiting_.first([&](const Sequence& seq) { return (late == nullptr || late == &seq) && fits(seq) && may_start(seq); });
+}
+
+/// Whether the memory that running sequences leave is enough for `seq`.
+bool Prefill::fits(const Sequence& seq) const {
+    const std::optional<std::int64_t> left = budget_.left(batch_.active());
+    return !left || budget_.entries(seq) <= *left;
 }
 
 /// Whether the sequence's client has fewer sequences than it may have.
-bool Prefill::may_start(const Sequence& seq) const {
-    if (!max_rows_per_client_ || !seq.client) return true;
+bool Prefill::has_place(const Sequence& seq) const {
+    if (!limits_.max_rows_per_client || !seq.client) return true;
     const std::vector<Sequence*> active = batch_.active();
     const auto is_same = [&](const Sequence* other) { return other->client == seq.client; };
-    return std::count_if(active.begin(), active.end(), is_same) < *max_rows_per_client_;
+    return std::count_if(active.begin(), active.end(), is_same) < *limits_.max_rows_per_client;
 }
 
 /// The sequence whose prompt is read next, or null.
@@ -76,13 +69,12 @@ bool Prefill::may_start(const Sequence& seq) const {
 Sequence* Prefill::reader() const {
     const std::vector<Sequence*> readers = batch_.readers();
     if (readers.empty()) return nullptr;
-    const bool is_lasts_turn = num_chunks_ % 2 == 1 && chunks_left(*readers.back()) > 1;
+    const bool is_lasts_turn = num_chunks % 2 == 1 && chunks_left(*readers.back()) > 1;
     return is_lasts_turn ? readers.back() : readers.front();
 }
 
-/// Tokens up to the next multiple of the chunk size, also for a sequence that began with saved entries.
-std::int64_t Prefill::chunk_of(const Sequence& seq) const { return std::min(chunk_ - seq.cursor % chunk_, seq.num_pending()); }
+std::int64_t Prefill::chunk_of(const Sequence& seq) const { return std::min(chunk - seq.cursor % chunk, seq.num_pending()); }
 
-std::int64_t Prefill::chunks_left(const Sequence& seq) const { return (seq.num_tokens() - 1) / chunk_ + 1 - seq.cursor / chunk_; }
+std::int64_t Prefill::chunks_left(const Sequence& seq) const { return (seq.num_tokens() - 1) / chunk + 1 - seq.cursor / chunk; }
 
 } // namespace mars

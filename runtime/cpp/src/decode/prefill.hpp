@@ -2,53 +2,51 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
+
+#include <mars/batcher.hpp>
 
 #include "decode/batch.hpp"
 #include "decode/queue.hpp"
 
 namespace mars {
 
-constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill forward when no other requests wait
+constexpr std::int64_t max_passes = 4; ///< times max_rows: sequences that may pass one that waits for memory
 
 /// Chunks between two decode steps: of prompts, `prefill_tokens` at most, and one of a long forced text.
 ///
 /// Prompts are read in chunks of one size, so that a prompt takes the same forwards every time.
 class Prefill {
   public:
-    Prefill(Batch& batch, Queue& waiting, std::int64_t block, std::int64_t prefill_tokens, const KvBudget& budget,
-            std::optional<std::int64_t> max_rows_per_client);
+    Prefill(Batch& batch, Queue& waiting, std::int64_t block, const Limits& limits, const KvBudget& budget);
 
-    /// The sequence that feeds a chunk next; null, once in an iteration, if all others decode.
-    Sequence* next(std::vector<Accepted>& accepted);
+    const std::int64_t chunk, max_pending; ///< max_pending: tokens of an answer that a step feeds at once
+    bool is_memory_short = false;          ///< a sequence waits for memory
+    std::int64_t num_chunks = 0;           ///< that were read so far: prompts take turns
 
-    /// Append the tokens that are known without a prediction; whether there were any.
-    bool begin(Sequence& seq, std::vector<Accepted>& accepted) const;
-
-    /// Take the next chunk of a sequence from the tokens of this iteration; returns its length.
-    std::int64_t next_chunk(const Sequence& seq);
+    /// The sequence whose prompt is read next; null if its chunk has more than `left` tokens.
+    Sequence* next(std::int64_t left, std::vector<Accepted>& accepted);
 
     /// Whether more tokens are pending than a step feeds, for example after a long forced text.
-    bool is_behind(const Sequence& seq) const { return seq.num_pending() > max_pending_ && batch_.fits(seq); }
+    bool is_behind(const Sequence& seq) const { return seq.num_pending() > max_pending && batch_.fits(seq); }
 
     /// Start a waiting sequence, before the others whose prompts are being read, if there is room.
     void admit(std::vector<Accepted>& accepted);
 
+    /// Tokens up to the next multiple of the chunk size, also for a sequence that began with saved entries.
+    std::int64_t chunk_of(const Sequence& seq) const;
+
   private:
     Sequence* next_waiting() const;
-    bool may_start(const Sequence& seq) const;
+    bool fits(const Sequence& seq) const;
+    bool has_place(const Sequence& seq) const;
     Sequence* reader() const;
-    std::int64_t chunk_of(const Sequence& seq) const;
     std::int64_t chunks_left(const Sequence& seq) const;
 
     Batch& batch_;
     Queue& waiting_;
+    const Limits& limits_;
     const KvBudget& budget_;
-    const std::optional<std::int64_t> max_rows_per_client_;
-    const std::int64_t chunk_, max_pending_;
-    std::optional<std::int64_t> left_; // prompt tokens of this iteration; no value after them
-    std::int64_t num_chunks_ = 0;      // that were read so far: prompts take turns
 };
 
 } // namespace mars

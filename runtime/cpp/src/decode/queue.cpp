@@ -20,18 +20,13 @@ std::int64_t Queue::size() const {
                            [](std::int64_t sum, const Line& line) { return sum + static_cast<std::int64_t>(line.size()); });
 }
 
-std::int64_t Queue::size_of(const std::optional<std::string>& client) const {
-    const auto line = line_of(lines_, client);
-    return line == lines_.end() ? 0 : static_cast<std::int64_t>(line->size());
-}
-
 void Queue::add(std::shared_ptr<Sequence> seq) {
     auto line = line_of(lines_, seq->client);
     if (line == lines_.end()) line = lines_.insert(line, Line{});
     line->push_back(std::move(seq));
 }
 
-Sequence* Queue::first(const std::function<bool(const Sequence&)>& good) const {
+Sequence* Queue::first(const std::function<bool(Sequence&)>& good) const {
     bool is_left = true;
     for (std::size_t round = 0; is_left; ++round) {
         is_left = false;

@@ -21,14 +21,11 @@ class Queue {
     bool empty() const { return lines_.empty(); }
     std::int64_t size() const;
 
-    /// Waiting sequences of a client.
-    std::int64_t size_of(const std::optional<std::string>& client) const;
-
     /// Add a sequence after the others of its client.
     void add(std::shared_ptr<Sequence> seq);
 
     /// The first sequence that `good` accepts, in order of turns; null if none.
-    Sequence* first(const std::function<bool(const Sequence&)>& good) const;
+    Sequence* first(const std::function<bool(Sequence&)>& good) const;
 
     /// Remove a sequence that starts, and return it; its client's turn is over.
     std::shared_ptr<Sequence> remove(const Sequence& seq);

@@ -2,95 +2,78 @@
 
 #include <algorithm>
 
+#include <mars/errors.hpp>
+
 #include "decode/prefix.hpp"
 
 namespace mars {
 
-Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, const KvBudget& budget,
-                   std::optional<StepPlanner> planner, std::optional<std::int64_t> max_rows_per_client)
-    : backend_(backend), block_(block), batch_(backend, budget.max_rows, mask_id), budget_(budget), planner_(std::move(planner)),
-      prefill_(batch_, waiting_, block, prefill_tokens, budget_, max_rows_per_client) {}
+Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, const Limits& limits, std::optional<StepPlanner> planner,
+                   const std::optional<KvBudget>& budget)
+    : backend_(backend), block_(block), limits_(limits), budget_(budget.value_or(KvBudget{limits.rows()})), planner_(std::move(planner)),
+      batch_(backend, limits.rows(), mask_id, budget_.num_bytes && budget_.by_row), prefill_(batch_, waiting_, block, limits_, budget_) {
+    const std::int64_t slots = std::min(backend.max_slots().value_or(limits.cache_block), budget_.max_slots().value_or(limits.cache_block));
+    if (limits.cache_block > slots)
+        throw SessionError("a cache block of " + std::to_string(limits.cache_block) + " tokens does not fit a step of " +
+                           std::to_string(slots) + " slots; give a smaller one");
+    publish();
+}
 
 std::vector<Accepted> Schedule::step() {
     std::vector<Accepted> accepted;
-    for (const std::vector<Sequence*>& seqs : admit(accepted)) {
-        error_boundary(seqs, accepted, [&] {
-            const std::vector<StepPlan> plans = plan(seqs);
-            const std::vector<Predictions> predictions = forward(seqs, plans);
-            accept(seqs, plans, predictions, accepted);
-        });
+    for (Sequence* seq : batch_.active()) seq->refresh();
+    drop_finished(accepted);
+    if (stage_ == Stage::start) left_ = prefill_.chunk; // prompt tokens of this step
+    Sequence* const seq = stage_ == Stage::decode ? nullptr : prefill_.next(left_, accepted);
+    publish();
+    if (seq != nullptr) {
+        left_ -= read(*seq, prefill_.chunk_of(*seq), accepted);
+        stage_ = Stage::prompts;
+    } else if (Sequence* const late = stage_ == Stage::decode ? nullptr : behind()) {
+        read(*late, prefill_.max_pending, accepted);
+        stage_ = Stage::decode;
+    } else {
+        decode(accepted);
     }
-    finish(accepted);
+    publish();
     return accepted;
 }
 
-void Schedule::steps(const std::function<void(const Accepted&)>& deliver) {
-    do {
-        for (const Accepted& each : step()) deliver(each);
-    } while (has_read());
-}
-
 void Schedule::add(std::shared_ptr<Sequence> seq) {
+    seq->cache_block = limits_.cache_block;
     waiting_.add(std::move(seq));
     publish();
 }
 
-std::int64_t Schedule::num_rows_of(const std::string& client) const {
-    const std::vector<Sequence*> active = batch_.active();
-    return waiting_.size_of(client) +
-           std::count_if(active.begin(), active.end(), [&](const Sequence* seq) { return seq->client == client; });
+/// The first decoding sequence with more pending tokens than a step feeds, or null.
+Sequence* Schedule::behind() const {
+    for (Sequence* seq : batch_.decoding())
+        if (prefill_.is_behind(*seq)) return seq;
+    return nullptr;
 }
 
-std::vector<std::vector<Sequence*>> Schedule::admit(std::vector<Accepted>& accepted) {
+/// Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns its length. Tokens that are known
+/// without a prediction come first, as a chunk of length 0.
+std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk, std::vector<Accepted>& accepted) {
+    error_boundary({&seq}, accepted, [&] {
+        if (std::optional<Accepted> known = seq.begin(backend_.max_capacity())) {
+            accepted.push_back(std::move(*known));
+            chunk = 0;
+            return;
+        }
+        const bool is_last = chunk == seq.num_pending();
+        ++prefill_.num_chunks;
+        const StepPlan plan = is_last ? seq.widest_plan(batch_.room(seq), block_) : StepPlan{chunk};
+        take(seq, batch_.forward({&seq}, {plan}).front(), plan, accepted);
+        if (is_last) batch_.start_decoding(seq);
+    });
     drop_finished(accepted);
-    Sequence* const seq = prefill_.next(accepted);
-    reader_ = seq;
-    publish();
-    if (seq == nullptr) return decoding(accepted);
-    if (prefill_.begin(*seq, accepted)) return {};
-    return {{seq}};
+    return chunk;
 }
 
-std::vector<StepPlan> Schedule::plan(const std::vector<Sequence*>& seqs) {
-    if (reader_ == nullptr) return decode_plans(seqs);
-    const std::int64_t chunk = prefill_.next_chunk(*reader_);
-    return {chunk < reader_->num_pending() ? StepPlan{chunk} : first_plan(*reader_)};
-}
-
-std::vector<Predictions> Schedule::forward(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans) {
-    std::vector<Predictions> predictions = batch_.forward(seqs, plans);
-    if (reader_ == nullptr && planner_) planner_->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
-    return predictions;
-}
-
-void Schedule::accept(const std::vector<Sequence*>& seqs, const std::vector<StepPlan>& plans, const std::vector<Predictions>& predictions,
-                      std::vector<Accepted>& accepted) {
-    for (std::size_t i = 0; i < seqs.size(); ++i) {
-        Sequence& seq = *seqs[i];
-        const bool is_chunk = reader_ != nullptr && plans[i].pending < seq.num_pending();
-        error_boundary({&seq}, accepted, [&] {
-            if (is_chunk)
-                seq.commit_chunk(plans[i].pending);
-            else if (std::optional<Accepted> each = commit_and_accept(seq, predictions[i], plans[i]))
-                accepted.push_back(std::move(*each));
-        });
-        if (seq.prefix_handle) seq.prefix_handle->moved(seq.cursor);
-        if (reader_ != nullptr && !is_chunk) batch_.start_decoding(seq);
-    }
-}
-
-void Schedule::finish(std::vector<Accepted>& accepted) {
-    drop_finished(accepted);
-    if (reader_ == nullptr && batch_.num_active() == 0) batch_.free();
-    publish();
-}
-
-void Schedule::drop_finished(std::vector<Accepted>& accepted) {
-    waiting_.drop_finished();
-    batch_.drop_finished(accepted);
-}
-
-std::vector<std::vector<Sequence*>> Schedule::decoding(std::vector<Accepted>& accepted) {
+/// One forward of all decoding sequences, the end of a step. Those whose context is full end.
+void Schedule::decode(std::vector<Accepted>& accepted) {
+    stage_ = Stage::start;
     for (Sequence* seq : batch_.decoding()) {
         if (!batch_.fits(*seq))
             accepted.push_back(seq->finish(FinishReason::capacity));
@@ -98,18 +81,26 @@ std::vector<std::vector<Sequence*>> Schedule::decoding(std::vector<Accepted>& ac
             error_boundary({seq}, accepted, [&] { seq->consult_prompt_lookup(room(*seq)); });
     }
     batch_.drop_finished(accepted);
-    std::vector<std::vector<Sequence*>> groups;
-    bool is_new = true;
-    for (Sequence* seq : batch_.decoding()) {
-        const bool is_behind = prefill_.is_behind(*seq);
-        if (!is_behind && is_new) groups.emplace_back();
-        if (!is_behind) groups.back().push_back(seq);
-        is_new = is_behind;
+    const std::vector<Sequence*> decoding = batch_.decoding();
+    const auto is_behind = [this](const Sequence* seq) { return prefill_.is_behind(*seq); };
+    for (auto first = decoding.begin(), last = first; first != decoding.end(); first = last) { // groups of neighbours
+        last = std::find_if(first + 1, decoding.end(), [&](const Sequence* seq) { return is_behind(seq) != is_behind(*first); });
+        if (is_behind(*first)) continue;
+        const std::vector<Sequence*> seqs(first, last);
+        error_boundary(seqs, accepted, [&] {
+            const std::vector<StepPlan> plans = plans_of(seqs);
+            const std::vector<Predictions> predictions = batch_.forward(seqs, plans);
+            if (planner_) planner_->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
+            for (std::size_t i = 0; i < seqs.size(); ++i)
+                error_boundary({seqs[i]}, accepted, [&] { take(*seqs[i], predictions[i], plans[i], accepted); });
+        });
     }
-    return groups;
+    drop_finished(accepted);
+    if (batch_.num_active() == 0) batch_.free();
 }
 
-std::vector<StepPlan> Schedule::decode_plans(const std::vector<Sequence*>& seqs) {
+/// The plans of these sequences for a decode step.
+std::vector<StepPlan> Schedule::plans_of(const std::vector<Sequence*>& seqs) {
     std::vector<std::int64_t> rooms;
     std::vector<StepPlan> plans;
     for (const Sequence* seq : seqs) {
@@ -119,22 +110,38 @@ std::vector<StepPlan> Schedule::decode_plans(const std::vector<Sequence*>& seqs)
     return planner_ ? planner_->plans(seqs, rooms, block_) : plans;
 }
 
+/// Take the predictions of a sequence; those of a chunk that is not the last are not used.
+void Schedule::take(Sequence& seq, const Predictions& predictions, const StepPlan& plan, std::vector<Accepted>& accepted) {
+    if (plan.pending < seq.num_pending())
+        seq.commit_chunk(plan.pending);
+    else if (std::optional<Accepted> each = seq.commit_and_accept(predictions, plan))
+        accepted.push_back(std::move(*each));
+    if (seq.prefix_handle) seq.prefix_handle->moved(seq.cursor);
+}
+
+void Schedule::drop_finished(std::vector<Accepted>& accepted) {
+    waiting_.drop_finished();
+    batch_.drop_finished(accepted);
+}
+
+/// Slots of a decode step after the sequence's pending tokens.
 std::int64_t Schedule::room(const Sequence& seq) const {
     const std::int64_t room = batch_.room(seq);
     const std::optional<std::int64_t> most = budget_.max_slots();
     return most ? std::min(room, *most - seq.num_pending()) : room;
 }
 
-StepPlan Schedule::first_plan(const Sequence& seq) const { return seq.widest_plan(batch_.room(seq), block_); }
-
-std::optional<Accepted> Schedule::commit_and_accept(Sequence& seq, const Predictions& predictions, const StepPlan& plan) {
-    return seq.commit_and_accept(predictions, plan);
-}
-
 void Schedule::publish() {
-    std::int64_t entries = 0;
-    for (const Sequence* seq : batch_.active()) entries += seq->cursor;
-    num_running_ = batch_.num_active();
+    const std::vector<Sequence*> active = batch_.active();
+    const auto running = static_cast<std::int64_t>(active.size());
+    std::int64_t entries = 0, most = limits_.rows();
+    for (const Sequence* seq : active) entries += seq->cursor;
+    if (const auto left = budget_.left(active)) {
+        const bool is_short = !waiting_.empty() && prefill_.is_memory_short;
+        most = std::min(most, running + (is_short ? 0 : *left / std::max<std::int64_t>(1, budget_.half_share())));
+    }
+    num_rows_ = most;
+    num_running_ = running;
     num_waiting_ = waiting_.size();
     num_entries_ = entries;
 }
@@ -148,7 +155,7 @@ std::optional<std::vector<Accepted>> Run::next() {
         std::vector<Accepted> accepted = schedule_->step();
         for (const Accepted& each : accepted)
             if (each.error) std::rethrow_exception(each.error);
-        if (!accepted.empty() || schedule_->has_read()) return accepted;
+        if (!accepted.empty() || schedule_->is_in_step()) return accepted;
     }
     return std::nullopt;
 }

@@ -18,11 +18,6 @@ constexpr double exact_mode = -1.0;  // instead of a tau
 
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
 
-template <typename T>
-void extend(std::vector<T>& target, const std::vector<T>& source) {
-    target.insert(target.end(), source.begin(), source.end());
-}
-
 } // namespace
 
 std::string_view to_string(FinishReason reason) {
@@ -52,15 +47,6 @@ Predictions Predictions::of(const StepOutput& output, std::int64_t seq, std::int
         copy(predictions.topk_logprobs, output.topk_logprobs, output.top_k);
     }
     return predictions;
-}
-
-Predictions Predictions::then(const Predictions& later) const {
-    Predictions joined = *this;
-    extend(joined.token_ids, later.token_ids);
-    extend(joined.confidences, later.confidences);
-    extend(joined.probabilities, later.probabilities);
-    extend(joined.logits, later.logits);
-    return joined;
 }
 
 DraftTokens Predictions::mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const {
@@ -94,6 +80,7 @@ std::int64_t Sequence::max_masks(std::int64_t block) const {
     std::int64_t most = feeds_draft_tokens() && block > 1 ? block + 1 : block - 1;
     if (config_.masks >= 0) most = std::min(most, config_.masks);
     if (mask_limit) most = std::min(most, *mask_limit);
+    if (commits_blocks()) most = std::min(most, cache_block - 1 - (is_full() ? 0 : num_pending()));
     return std::max(std::int64_t{0}, std::min(most, usable_masks()));
 }
 
@@ -116,7 +103,7 @@ void Sequence::commit_chunk(std::int64_t num_tokens) {
 std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {
     for (const double probability : predictions.probabilities)
         if (std::isnan(probability)) throw DeviceError("the model's predictions are not numbers (NaN); export the bundle again");
-    cursor += plan.pending;
+    if (is_full()) cursor += plan.pending;
     ++stats.forwards;
     return accept(predictions, plan.draft_tokens);
 }

@@ -52,9 +52,6 @@ struct Predictions {
     /// The first `count` predictions of batch row `seq` and the MTP layer's, with confidences of `metric`.
     static Predictions of(const StepOutput& output, std::int64_t seq, std::int64_t count, Metric metric);
 
-    /// These predictions followed by `later` ones.
-    Predictions then(const Predictions& later) const;
-
     /// The MTP layer's draft tokens, if the step gave the first `count` of `chosen`: none if greedy decoding gives others.
     DraftTokens mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const;
 };
@@ -74,6 +71,8 @@ class Sequence {
     const std::int64_t index;
     std::vector<std::int64_t> tokens;
     std::int64_t cursor = 0;
+    std::int64_t cache_block = 1; ///< with a tau the cursor moves when this many tokens are pending; the schedule sets it
+    std::int64_t num_passes = 0;  ///< sequences that started before this one while it waited for memory
     std::optional<FinishReason> finish_reason;
     Stats stats;
     PassRates pass_rates;
@@ -103,7 +102,13 @@ class Sequence {
     /// Whether draft token `i` exists and ends the sequence.
     bool ends_at(std::int64_t i) const;
 
-    /// Most masks that the next step may feed without draft tokens; no more than can be used.
+    /// Whether the cursor waits for a whole cache block: with a tau. Draft tokens need it to move.
+    bool commits_blocks() const { return cache_block > 1 && !feeds_draft_tokens(); }
+
+    /// Whether the pending tokens become final in the next step.
+    bool is_full() const { return is_reading() || !commits_blocks() || num_pending() >= cache_block; }
+
+    /// Most masks that the next step may feed without draft tokens; no more than can be used, and none after the end of the cache block.
     std::int64_t max_masks(std::int64_t block) const;
 
     /// Most masks, after `num_drafts` draft tokens, whose predictions fit in the rest of the answer: the step gives one token besides, and in
@@ -116,7 +121,7 @@ class Sequence {
     /// A chunk of the pending tokens is final; its output is not used.
     void commit_chunk(std::int64_t num_tokens);
 
-    /// Take the predictions of `plan`, whose pending tokens are final now.
+    /// Take the predictions of `plan`, whose pending tokens are final now if the cache block is full.
     std::optional<Accepted> commit_and_accept(const Predictions& predictions, const StepPlan& plan);
 
     /// Accept predictions from the left by the rule and the limits, and record how the sequence ends if it does.

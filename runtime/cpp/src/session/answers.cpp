@@ -5,8 +5,6 @@
 
 #include <mars/errors.hpp>
 
-#include "decode/blocks.hpp"
-
 namespace mars {
 
 std::chrono::steady_clock::duration duration_of(double seconds, const char* name) {
@@ -22,33 +20,26 @@ Event event_of(const Accepted& accepted, TextStream* text) {
 }
 
 Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
-                 const Commit& commit, const std::optional<std::string>& system)
+                 std::int64_t cache_block, const std::optional<std::string>& system)
     : session_(std::move(session)) {
     const Clock::time_point began = Clock::now();
     if (configs.size() != prompts.size())
         throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
-    if (commit.cache_block < 1) throw SessionError("cache_block must be 1 or more, not " + std::to_string(commit.cache_block));
     const Manifest& manifest = session_->bundle.manifest;
     std::vector<Sequence*> seqs;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         NewSequence request = session_->new_sequence(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
-        if (!configs[i].grammar.empty() && commit.kind == Commit::Kind::block)
-            throw SessionError("a grammar needs cursor commit; leave block commit out");
         seqs.push_back(request.seq.get());
         std::optional<Clock::time_point> until;
         if (const auto seconds = configs[i].deadline) until = began + duration_of(*seconds, "deadline");
         answers_.push_back({std::move(request.text), std::move(request.seq), until, {}});
     }
-    Backend& backend = *session_->backend;
-    const std::int64_t block = manifest.block, mask = manifest.mask_id(), rows = static_cast<std::int64_t>(seqs.size());
-    std::unique_ptr<Schedule> schedule;
-    if (commit.kind == Commit::Kind::block) {
-        check_blocks(backend, seqs, commit.cache_block);
-        schedule = std::make_unique<BlockSchedule>(backend, block, mask, rows, commit.cache_block);
-    } else {
-        schedule = std::make_unique<Schedule>(backend, block, mask, session_->prefill_tokens, KvBudget{rows}, session_->planner());
-    }
-    run_.emplace(std::move(schedule), seqs);
+    Limits limits;
+    limits.max_rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(seqs.size()));
+    limits.prefill_tokens = session_->prefill_tokens;
+    limits.cache_block = cache_block;
+    limits.check();
+    run_.emplace(std::make_unique<Schedule>(*session_->backend, manifest.block, manifest.mask_id(), limits, session_->planner()), seqs);
 }
 
 std::optional<std::vector<Event>> Answers::next() {

@@ -25,7 +25,7 @@ Event event_of(const Accepted& accepted, TextStream* text);
 
 struct Answers {
     Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
-            const Commit& commit, const std::optional<std::string>& system = std::nullopt);
+            std::int64_t cache_block, const std::optional<std::string>& system = std::nullopt);
 
     /// The next step's events, none for a prefill piece; no value when all sequences are done.
     std::optional<std::vector<Event>> next();

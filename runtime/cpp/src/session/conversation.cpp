@@ -86,7 +86,7 @@ struct Conversation::State {
             }
         }
         if (length() > capacity()) throw SessionError(full(length(), !said.empty()));
-        Stream reply(std::make_shared<Answers>(session, std::vector<Prompt>{spelling.ids}, std::vector{config}, Commit(), system));
+        Stream reply(std::make_shared<Answers>(session, std::vector<Prompt>{spelling.ids}, std::vector{config}, 1, system));
         turns = std::move(said);
         dropped = static_cast<std::int64_t>(before - turns.size());
         return asked.emplace(Asked{question, std::move(spelling), std::move(reply)}).reply;

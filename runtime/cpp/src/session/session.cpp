@@ -9,21 +9,21 @@
 
 namespace mars {
 
-Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, const Commit& commit) const {
-    return std::move(generate_batch({prompt}, {config}, on_event, commit).front());
+Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, std::int64_t cache_block) const {
+    return std::move(generate_batch({prompt}, {config}, on_event, cache_block).front());
 }
 
 std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
-                                                const OnEvent& on_event, const Commit& commit) const {
-    Answers answers(opened_, prompts, configs, commit);
+                                                const OnEvent& on_event, std::int64_t cache_block) const {
+    Answers answers(opened_, prompts, configs, cache_block);
     while (const auto events = answers.next())
         for (const Event& event : *events)
             if (on_event && on_event(event)) answers.cancel(event.row);
     return answers.completions();
 }
 
-Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, const Commit& commit) const {
-    return Stream(std::make_shared<Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
+Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, std::int64_t cache_block) const {
+    return Stream(std::make_shared<Answers>(opened_, std::vector{prompt}, std::vector{config}, cache_block));
 }
 
 Conversation Session::conversation(std::optional<std::string> system, bool drop_oldest) const {

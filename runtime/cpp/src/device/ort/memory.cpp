@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <new>
 #include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <mars/errors.hpp>
 
@@ -26,6 +28,14 @@ class HostMemory : public RowMemory {
     }
 
     void release(unsigned char* address) noexcept override { std::free(address); }
+
+    void discard(unsigned char* address, std::int64_t num_bytes) override {
+        const std::int64_t page = ::sysconf(_SC_PAGESIZE), before = -reinterpret_cast<std::intptr_t>(address) & (page - 1);
+        const std::int64_t whole = (num_bytes - before) / page * page;
+        if (whole > 0) ::madvise(address + before, static_cast<std::size_t>(whole), MADV_DONTNEED);
+    }
+
+    bool is_host() const override { return true; }
 
     void copy(const RowRuns& target, const RowRuns& source, std::int64_t width, std::int64_t count) override {
         for (std::int64_t i = 0; i < count; ++i)

@@ -28,6 +28,12 @@ class RowMemory {
     virtual unsigned char* allocate(std::size_t num_bytes) = 0;
     virtual void release(unsigned char* address) noexcept = 0;
 
+    /// Return whole pages of allocated bytes to the system, where it can; they are zero when they are next used.
+    virtual void discard(unsigned char* /*address*/, std::int64_t /*num_bytes*/) {}
+
+    /// Whether memory that is never written takes no space.
+    virtual bool is_host() const { return false; }
+
     /// Copy `count` runs of `width` bytes; complete on return. Throws DeviceError.
     virtual void copy(const RowRuns& target, const RowRuns& source, std::int64_t width, std::int64_t count) = 0;
 

@@ -27,23 +27,30 @@ RowBlock allocate(const std::shared_ptr<RowMemory>& memory, std::int64_t num_byt
 } // namespace
 
 void OrtRows::reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
-    if (capacity <= capacity_) return;
-    const std::int64_t grown = bucket(capacity, capacity_);
-    const double product = static_cast<double>(num_rows_) * static_cast<double>(grown) * static_cast<double>(entry_bytes());
+    if (capacity > capacity_) resize(bucket(capacity, capacity_), lengths);
+}
+
+void OrtRows::release(std::int64_t row) {
+    for (std::size_t i = 0; i < buffers_.size(); ++i) memory_->discard(at(i, row), row_bytes());
+}
+
+void OrtRows::resize(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
+    const std::int64_t num_rows = memory_->is_host() ? std::max<std::int64_t>(1, static_cast<std::int64_t>(lengths.size())) : num_rows_;
+    const double product = static_cast<double>(num_rows) * static_cast<double>(capacity) * static_cast<double>(entry_bytes());
     const auto num_bytes = static_cast<std::int64_t>(std::min(product, 1e18));
     const auto free = num_bytes < large ? std::nullopt : memory_->available();
     try {
         if (free && num_bytes > *free) throw std::bad_alloc();
-        grow(grown, lengths);
-        capacity_ = grown;
+        widen(capacity, lengths);
+        capacity_ = capacity;
     } catch (const std::bad_alloc&) {
-        throw MemoryError("not enough memory: the KV entries of " + std::to_string(num_rows_) + " row(s) of " + std::to_string(grown) +
+        throw MemoryError("not enough memory: the KV entries of " + std::to_string(num_rows) + " row(s) of " + std::to_string(capacity) +
                           " take " + std::to_string(num_bytes / 1'000'000) + " MB" +
                           (free ? ", " + std::to_string(*free / 1'000'000) + " MB are free" : "") + "; " + advice);
     }
 }
 
-void OrtRows::grow(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
+void OrtRows::widen(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
     const std::int64_t fresh_pitch = capacity * entry_bytes_;
     std::vector<RowBlock> fresh;
     for (std::size_t i = 0; i < num_buffers_; ++i) {

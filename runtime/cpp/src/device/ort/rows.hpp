@@ -29,6 +29,8 @@ class OrtRows : public Cache {
     /// If memory runs out, the rows are unchanged.
     void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override;
 
+    void shrink(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override { resize(bucket(capacity, 0), lengths); }
+    void release(std::int64_t row) override;
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
     void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
@@ -46,7 +48,8 @@ class OrtRows : public Cache {
 
     /// Move the first `lengths[i]` entries of row i to zeroed buffers of `capacity` entries a row. Host memory that is never written
     /// takes no space, so rows that are not used cost nothing.
-    void grow(std::int64_t capacity, const std::vector<std::int64_t>& lengths);
+    void resize(std::int64_t capacity, const std::vector<std::int64_t>& lengths);
+    void widen(std::int64_t capacity, const std::vector<std::int64_t>& lengths);
 
     const std::shared_ptr<RowMemory> memory_;
     const std::size_t num_buffers_;
