@@ -321,7 +321,7 @@ TEST_CASE("rows start by their own entries, and one that waits for memory is pas
     CHECK(schedule.num_rows() == most);
     for (const auto& row : all) CHECK(row->finish_reason == mars::FinishReason::length);
     CHECK(all[5]->tokens == alone(*all[5]));
-    const std::vector<const mars::Sequence*> longs{add(100, "a"), add(7000, "a"), add(7000, "b")}; // each waits behind short ones of its client
+    const std::vector<const mars::Sequence*> longs{add(100, "a"), add(7000, "a"), add(7000, "b")};
     for (int i = 0; i < 300; ++i) add(50, i % 2 == 0 ? "a" : "b");
     until([&] { return std::all_of(longs.begin(), longs.end(), [](const auto* row) { return row->finish_reason; }); });
     for (const auto* row : longs) CHECK(row->num_passes <= 4 * most);
