@@ -49,7 +49,7 @@ def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = No
     rows: list[TaskRow] = []
     too_long: list[int] = []
     refusals: list[str] = []
-    most = session.backend.max_capacity
+    capacity = session.backend.max_capacity
     for i in order[:limit]:
         form = tasks[i].form
         try:
@@ -64,7 +64,7 @@ def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = No
             continue
         if not ids:
             refusals.append(f"row {i + 1}: the prompt is empty")
-        elif len(ids) > most:
+        elif len(ids) > capacity:
             too_long.append(i + 1)
         else:
             rows.append(replace(tasks[i], prompt_ids=ids))
@@ -72,7 +72,7 @@ def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = No
         raise CalibrationError("rows that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
     if not rows:
         raise CalibrationError(
-            f"every prompt is longer than the context of {most} tokens, so there is nothing to decode"
+            f"every prompt is longer than the context of {capacity} tokens, so there is nothing to decode"
         )
     return Plan(tuple(rows), tuple(sorted(too_long)))
 

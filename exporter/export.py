@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -11,15 +14,8 @@ from typing import Any
 
 import onnx
 
-from ..runtime.bundle.files import describe
-from ..runtime.bundle.manifest import (
-    Manifest,
-    ModelInfo,
-    ParityReport,
-    TextInfo,
-    TokenInfo,
-    Variant,
-)
+from ..runtime.bundle.files import MANIFEST_FILE, describe, recover, replacing
+from ..runtime.bundle.manifest import Manifest, ModelInfo, ParityReport, TextInfo, TokenInfo, Variant
 from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.bundle.variant_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.backend import LEVELED
@@ -34,7 +30,6 @@ from .graph.nodes import fixed
 from .graph.step import GraphSpec
 from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
-from .output import writing
 from .turns import derive_chat_turns, find_control_tokens, find_thinking, with_plain_marks
 
 GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.onnx", "weights.bin", "tokenizer.json"
@@ -245,3 +240,49 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
         files=tuple(describe(path) for path in sorted(directory.iterdir())),
         masks=checkpoint.masks,
     )
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SPARE = 64 << 20
+
+
+@contextmanager
+def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
+    """A directory that becomes `target` on success and is removed on any error.
+
+    Raises ExportError if the target exists, if its parent cannot be written to, or if the disk is too full.
+    """
+    recover(target)
+    _check(target, force)
+    with ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(replacing(target))
+            free = shutil.disk_usage(scratch).free
+        except OSError as error:
+            raise ExportError(
+                f"{target.parent}: cannot be written to ({error.strerror}); choose another directory with -o"
+            ) from error
+        if free < size + SPARE:
+            raise ExportError(
+                f"{target.parent}: {(size + SPARE) / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
+            )
+        try:
+            yield scratch
+            _check(target, force)
+            stack.close()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise ExportError(
+                f"{target}: {error.strerror}; free some space and export again. An earlier"
+                " bundle is unchanged"
+            ) from error
+
+
+def _check(target: Path, force: bool) -> None:
+    if not target.exists():
+        return
+    if not force:
+        raise ExportError(f"{target} exists; give --force to replace it")
+    if not (target / MANIFEST_FILE).is_file():
+        raise ExportError(f"{target} exists and is not a bundle; --force only replaces bundles")

@@ -44,12 +44,13 @@ class Shapes:
         capacity = min(DEFAULT_CAPACITY, context_length) if self.capacity is None else self.capacity
         return capacity, min(DEFAULT_PREFILL, capacity) if self.prefill is None else self.prefill
 
-    def problems(self, least: int, context_length: int) -> list[str]:
-        """What is wrong with the sizes. `least`: the fewest KV entries of a row."""
+    def problems(self, min_capacity: int, context_length: int) -> list[str]:
+        """What is wrong with the sizes. `min_capacity`: the fewest KV entries of a row."""
         problems, (capacity, prefill) = [], self.sizes(context_length)
-        if not least <= capacity <= context_length:
+        if not min_capacity <= capacity <= context_length:
             problems.append(
-                f"--capacity must be {least} to {context_length} (the checkpoint's context), not {capacity}"
+                f"--capacity must be {min_capacity} to {context_length} (the checkpoint's context), not"
+                f" {capacity}"
             )
         if not 1 <= prefill <= capacity:
             problems.append(f"--prefill must be 1 to the capacity, not {prefill}")

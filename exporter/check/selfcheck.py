@@ -196,12 +196,12 @@ def require(drift: ParityReport, precision: str, size: float) -> None:
         )
 
 
-def _token_ids(checkpoint: Checkpoint, texts: Sequence[str], most: int, block: int) -> list[list[int]]:
+def _token_ids(checkpoint: Checkpoint, texts: Sequence[str], max_tokens: int, block: int) -> list[list[int]]:
     """At most `most` tokens of each text that has any, with room for a block after them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(checkpoint.vocabulary.tokenizer_json)
-    most = min(most, checkpoint.dims.context_length - block)
-    ids = [tokenizer.encode(text).ids[:most] for text in texts]
+    max_tokens = min(max_tokens, checkpoint.dims.context_length - block)
+    ids = [tokenizer.encode(text).ids[:max_tokens] for text in texts]
     ids = [[i for i in each if i < checkpoint.dims.vocab_size] for each in ids]
     return [each for each in ids if each]

@@ -18,7 +18,7 @@ COUNTS = (
     *("num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
 # The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
-MAX_LAYERS, MOST = 2**12, 2**24
+MAX_LAYERS, MAX_SIZE = 2**12, 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            context_length=min(context, *limits, MOST),
+            context_length=min(context, *limits, MAX_SIZE),
             rms_norm_eps=float(config.rms_norm_eps),
             ropes=ropes,
             rotation=rotation,
@@ -132,14 +132,14 @@ def _has_mtp(values: Mapping[str, Any]) -> bool:
 
 def _check_counts(values: Mapping[str, Any]) -> None:
     for name in COUNTS:
-        value, most = values.get(name, 1), MAX_LAYERS if name == "num_hidden_layers" else MOST
+        value, limit = values.get(name, 1), MAX_LAYERS if name == "num_hidden_layers" else MAX_SIZE
         if value is None and name in ("num_key_value_heads", "head_dim"):
             continue
         if not is_integer(value, 1):
             raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
-        if value > most:
+        if value > limit:
             raise CheckpointError(
-                f"config.json: `{name}` is {shown(value)}, beyond the {most} that any model has"
+                f"config.json: `{name}` is {shown(value)}, beyond the {limit} that any model has"
             )
 
 

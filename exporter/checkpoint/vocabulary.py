@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
-from .dims import MOST
+from .dims import MAX_SIZE
 from .stock import ALIASES, silence
 from .tensors import check_size, read_json, read_text, reading, shown
 
@@ -141,8 +141,10 @@ def _load_tokenizer(directories: Sequence[Path], config: dict[str, Any]) -> Any:
             loaded = AutoTokenizer.from_pretrained(
                 directory, config=kind, trust_remote_code=False, **special, **added
             )
-        if max(loaded.get_vocab().values(), default=0) >= MOST:  # it could not be written again
-            raise CheckpointError(f"{directory / name}: token ids beyond {MOST}; save the tokenizer again")
+        if max(loaded.get_vocab().values(), default=0) >= MAX_SIZE:  # it could not be written again
+            raise CheckpointError(
+                f"{directory / name}: token ids beyond {MAX_SIZE}; save the tokenizer again"
+            )
         loaded.backend_tokenizer.no_truncation()
         loaded.backend_tokenizer.no_padding()
         return loaded

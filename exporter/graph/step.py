@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
 from ..checkpoint.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import attention, fused, heads, int8_kv, mtp, operators, predictions
+from . import attention, fused, heads, int8_kv, mtp, operators
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
@@ -301,7 +301,9 @@ class Writer:
             logits = mtp.write(self, hidden, logits, spec.mtp_drafts)
         # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
         is_integer = self.quantization is not None and self.quantization.is_integer
-        predictions.write(nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer)
+        operators.write_predictions(
+            nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer
+        )
 
     def logits(self, normed: str, like: str) -> str:
         """fp32 logits [b, o, vocab] of normed hidden states [b, o, hidden]; `like` has the shape [b, o]."""

@@ -152,8 +152,8 @@ def _config(trt: Any, builder: Any, plan: EnginePlan, model: ModelInfo) -> Any:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, plan.workspace)
     for shapes in plan.inputs(model):
         profile = builder.create_optimization_profile()
-        for name, (least, best, most) in shapes.items():
-            profile.set_shape(name, least, best, most)
+        for name, (smallest, best, largest) in shapes.items():
+            profile.set_shape(name, smallest, best, largest)
         config.add_optimization_profile(profile)
     if plan.backend == RTX:
         config.num_compute_capabilities = len(plan.target.compute_capabilities)

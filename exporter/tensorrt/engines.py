@@ -17,11 +17,10 @@ from ...runtime.bundle.open import Bundle, rewrite, write_manifest
 from ...runtime.bundle.variant_info import EngineInfo, this_platform
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
-from ..export import Progress, reopen, weight_bytes, write_bundle
+from ..export import Progress, reopen, weight_bytes, write_bundle, writing
 from ..export_options import FLOATS, EngineOptions, ExportOptions
 from ..graph.nodes import fixed
 from ..option_rules import PRECISIONS, check_options
-from ..output import writing
 from . import build as tensorrt
 from .plan import RECIPE_FILE, EnginePlan, make_plan, recipe
 

@@ -201,8 +201,8 @@ def _inputs(r: ShapeRange, model: ModelInfo, capacity: int) -> Shapes:
             "output_index": (rows, outputs),
         } | dict.fromkeys(names, kv)
 
-    least, best, most = at("min"), at("opt"), at("max")
-    return {name: (least[name], best[name], most[name]) for name in least}
+    smallest, best, largest = at("min"), at("opt"), at("max")
+    return {name: (smallest[name], best[name], largest[name]) for name in smallest}
 
 
 RECIPE_FILE = "build-on-device.sh"

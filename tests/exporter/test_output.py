@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.fixtures import Named
 
-from mars_export.exporter.output import writing
+from mars_export.exporter.export import writing
 from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.files import MANIFEST_FILE
 from mars_export.runtime.bundle.open import open_bundle, rewrite

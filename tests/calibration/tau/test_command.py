@@ -83,7 +83,7 @@ def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Pa
     answer = shell("generate", bundle, "-p", "hello", "--profile", "words", "--max-new-tokens", "4", "--json")
     assert json.loads(answer.stdout)["tau"] == tau
     both = shell("generate", bundle, "-p", "hello", "--profile", "words", "--tau", "0.5")
-    assert "either --profile or" in str(both.exception)
+    assert "use either the profile or tau" in str(both.exception)
     unknown = shell("generate", bundle, "-p", "hello", "--profile", "sums")
     assert "(there are: words)" in str(unknown.exception)
     assert shell("profiles", "remove", bundle, "words").exit_code == 0

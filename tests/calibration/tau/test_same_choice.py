@@ -15,6 +15,7 @@ import pytest
 from support.calibrations import laps_of, task
 
 from mars_export import Completion, GenerationConfig, Stats
+from mars_export.calibration import rounds
 from mars_export.calibration.journal import Journal
 from mars_export.calibration.rows import Plan
 from mars_export.calibration.tau import bounds, decoding, race
@@ -133,7 +134,7 @@ def test_the_choice_is_that_of_decoding_and_racing_everything(
     choices = []
     for seed in range(SEEDS):
         model = Model(seed)
-        monkeypatch.setattr(race, "time", model)
+        monkeypatch.setattr(rounds, "time", model)
         made = made_by(model, tmp_path / f"state-{seed}.jsonl")
         tested, laps, steps = plainly(model)
         assert {t.measured.name: (t.drop, t.passed) for t in made.tested} == tested, f"seed {seed}"

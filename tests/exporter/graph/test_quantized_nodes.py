@@ -11,7 +11,7 @@ from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph import predictions
+from mars_export.exporter.graph import operators as predictions
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.operators import integer_product
 from mars_export.exporter.graph.step import GraphSpec, Writer
