@@ -1,5 +1,5 @@
 """Nodes of factors, caps, activations and growing queries, each of which adds none if its quirk is off; of
-quantized Linear maps and embeddings, in standard operators; and of a step's outputs, in fp32, from its logits.
+quantized Linear maps and embeddings, in standard operators; and of a step's outputs, in fp32.
 
 Shapes in comments: b rows, s slots, o outputs.
 """

@@ -11,7 +11,7 @@ from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph import operators as predictions
+from mars_export.exporter.graph import operators
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.operators import integer_product
 from mars_export.exporter.graph.step import GraphSpec, Writer
@@ -62,7 +62,7 @@ def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> No
     found = {}
     for in_one_pass in (True, False):
         nodes = Nodes()
-        predictions.write(nodes, "logits", False, 0, in_one_pass=in_one_pass)
+        operators.write_predictions(nodes, "logits", False, 0, in_one_pass=in_one_pass)
         kinds = {node.op_type for node in nodes.nodes}
         assert ("TopK" in kinds) == in_one_pass != ("ArgMax" in kinds)
         found[in_one_pass] = run_nodes(nodes, 24, {"logits": logits}, "token_ids", "confidence")
