@@ -35,12 +35,14 @@ class PlainText:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._secret = secrets.token_hex(8)
-        self._hidden = re.compile(f"\ue000{self._secret}-([0-9]+)\ue001")
+        self._hidden = re.compile(f"-{self._secret}-([0-9]+)-")
 
-    def hide(self, value: Any) -> Any:
-        """A message or a tool with its special tokens hidden, also those in the keys of objects."""
+    def hide(self, value: Any, kept: Collection[str] = ()) -> Any:
+        """A message or a tool with its special tokens hidden, also those in the keys of objects. Of a text,
+        the tokens `kept` are not hidden.
+        """
         if isinstance(value, str):
-            return self._pattern.sub(lambda match: self._name("-", match[0]), value)
+            return self._pattern.sub(lambda m: m[0] if m[0] in kept else self._name("-", m[0]), value)
         if isinstance(value, Mapping):
             return {
                 self.hide(key) if isinstance(key, str) else key: self.hide(inner)
@@ -66,7 +68,8 @@ class PlainText:
         self._renamed  # noqa: B018
 
     def _name(self, kind: str, special: str) -> str:
-        return f"\ue000{self._secret}{kind}{self._numbers[special]}\ue001"
+        """In characters that no template escapes."""
+        return f"{kind}{self._secret}{kind}{self._numbers[special]}{kind}"
 
     @cached_property
     def _renamed(self) -> Tokenizer:
@@ -144,13 +147,14 @@ def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks answers for training, has no effect."""
+    """`{% generation %}`, which marks answers for training, has a scope of its own and no other effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body, lineno=line)]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from ..bundle.files import read_small
 from ..bundle.open import Bundle
-from ..bundle.turns import ChatTurns
+from ..bundle.turns import ChatTurns, ThinkingMarks
 from ..errors import BundleError, MarsError, SessionError
 from .dialects import LIST, RESULT_ROLES, Dialect, calls_as_text, dialect_in, results_as_user, with_tools
 from .template import PlainText, Template
@@ -26,6 +26,7 @@ CALL_ID = "abcdefghi"
 PROBED_CALL = {"id": CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}
 RESULT = {"role": "tool", "content": PROBE}
+PROBED_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 PROBES: Mapping[str, Sequence[Sequence[Message]]] = {
     "system": [[{"role": "system", "content": PROBE}, USER]],
     "tool": [
@@ -46,7 +47,8 @@ class Text:
     `max_characters` are refused. `tool_template` takes the template's place in prompts with tools, and calls
     are written in the `dialect`. `special_tokens` are more variables of the templates. `safe` mode uses the
     table only, since a template is a program. With `parse_special`, the text of a special token or of one of
-    the `control_tokens` in a message becomes that token; else it is plain text.
+    the `control_tokens` in a message becomes that token; else it is plain text, except marks of
+    `thinking` in an answer, by which templates leave the thinking of earlier answers out.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Text:
         *,
         tool_template: str | None = None,
         dialect: Dialect = LIST,
+        thinking: ThinkingMarks | None = None,
         special_tokens: Mapping[str, str] | None = None,
         control_tokens: Sequence[str] = (),
         safe: bool = False,
@@ -67,6 +70,7 @@ class Text:
     ) -> None:
         self.tokenizer = tokenizer
         self._plain = None if parse_special else PlainText(tokenizer, control_tokens)
+        self._marks = () if thinking is None else (thinking.open, thinking.close)
         self._advice = SAFE_ADVICE if safe and chat_template else ""
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {**(special_tokens or {})} | {k: v for k, v in tokens.items() if v is not None}
@@ -103,6 +107,7 @@ class Text:
             max_characters,
             tool_template=info.tool_template,
             dialect=dialect_in(info),
+            thinking=info.thinking,
             special_tokens=info.special_tokens,
             control_tokens=info.control_tokens,
             safe=safe,
@@ -212,8 +217,14 @@ class Text:
             )
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), max_tokens)
         if self._plain is not None:
-            messages, extra = self._plain.hide(messages), self._plain.hide(extra)
-            functions = self._plain.hide(functions)
+            plain = self._plain
+            messages = [
+                {**plain.hide(m), "content": plain.hide(m["content"], self._marks)}
+                if m["role"] == "assistant"
+                else plain.hide(m)
+                for m in messages
+            ]
+            extra, functions = plain.hide(extra), plain.hide(functions)
         chosen = self._tool_template if functions and self._tool_template is not None else self._template
         messages = self._in_own_form(messages, functions, chosen)
         if functions and chosen is not None and chosen.takes_tools:
@@ -236,12 +247,12 @@ class Text:
     def _keeps(self, template: Template | None, role: str) -> bool:
         """Whether a message of this role is a part of the prompt: templates may refuse it, or ignore it."""
         if (template, role) not in self._kept:
-            texts = []
+            texts, values = [], {"tools": [PROBED_TOOL]} if template and template.takes_tools else {}
             for messages in PROBES[role]:
                 if template is None or not template.takes_calls:
                     messages = calls_as_text(messages, self._dialect)
                 with suppress(SessionError):
-                    texts.append(self._rendered(messages, template, {}))
+                    texts.append(self._rendered(messages, template, values))
             self._kept[template, role] = any(PROBE in text for text in texts)
         return self._kept[template, role]
 
@@ -305,10 +316,11 @@ def _is_message(message: Any) -> bool:
 
 def _joined(number: int, message: Message) -> Message:
     """A message whose parts ({type: text, text: ...}, OpenAI's form) are joined to one text; null beside
-    calls becomes an empty text. Raises SessionError for other content, which a template would print as Python
-    does.
+    calls becomes an empty text, and other fields that are null are left out. Raises SessionError for other
+    content, which a template would print as Python does.
     """
     parts = message["content"]
+    message = {name: value for name, value in message.items() if value is not None}
     if isinstance(parts, str):
         return message
     if parts is None and message.get("tool_calls"):
