@@ -102,12 +102,12 @@ class Batcher:
         Raises Overloaded if there is no room, SessionError for an invalid prompt or config, for a batcher
         that is closed or has failed, and in a forked process.
         """
-        config, expires_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
+        config, ends_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._admit(client)
         with self._returning_place(client):
-            return self._start(self._new_request(prompt, config, expires_at, client))
+            return self._start(self._new_request(prompt, config, ends_at, client))
 
     async def asubmit(
         self,
@@ -128,7 +128,7 @@ class Batcher:
         `system`: the system message of a prompt of token ids, for the prefix cache. `arrived_at`: when its
         Stats begin, by perf_counter; by default now.
         """
-        config, expires_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
+        config, ends_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:
@@ -139,7 +139,7 @@ class Batcher:
                     break
                 room = self._room
             await settled(room, seconds)
-        new_request = partial(self._new_request, prompt, config, expires_at, client, system, tools, template)
+        new_request = partial(self._new_request, prompt, config, ends_at, client, system, tools, template)
         with self._returning_place(client):
             request = await asyncio.get_running_loop().run_in_executor(executor, new_request)
             if arrived_at is not None:
@@ -268,12 +268,7 @@ class Batcher:
             raise
 
     def _new_request(
-        self,
-        prompt: Prompt,
-        config: GenerationConfig,
-        expires_at: float | None,
-        client: Hashable,
-        *context: Any,
+        self, prompt: Prompt, config: GenerationConfig, ends_at: float | None, client: Hashable, *context: Any
     ) -> Request:
         """Tokenize the prompt, with the last parameters of `asubmit`; compile a grammar. Without the lock."""
         number, max_tokens = next(self._numbers), self.limits.max_prompt_tokens
@@ -281,7 +276,7 @@ class Batcher:
             number, prompt, config, max_tokens, *context, client=client, on_start=lambda: request.start()
         )
         self._budget.check(seq)
-        request = Request(seq, text, self._end, expires_at)
+        request = Request(seq, text, self._end, ends_at)
         return request
 
     def _start(self, request: Request) -> Request:
