@@ -85,7 +85,7 @@ class Texts:
     @classmethod
     def read(cls, bundle: Path, num_chats: int) -> Texts:
         opened = open_bundle(bundle)
-        text, tokens = Text.of(opened), opened.manifest.tokens
+        text, tokens = Text.load(opened), opened.manifest.tokens
         ids = text.encode((ROOT / "pages" / "prose.txt").read_text(encoding="utf-8"))
         pieces = [Piece(ids[start : start + PIECE]) for start in range(0, len(ids), PIECE)]
         chats = []

@@ -37,7 +37,7 @@ class Prompts:
 def read(task: str, count: int, bundle: Path) -> Prompts:
     """The first `count` test rows of a task, encoded as the bundle does."""
     opened = open_bundle(bundle)
-    text, tokens = Text.of(opened), opened.manifest.tokens
+    text, tokens = Text.load(opened), opened.manifest.tokens
     rows = tuple(tasks.load(DATA / f"{task}.test.jsonl")[:count])
     return Prompts(
         task, rows, tuple(tuple(text.encode(row.prompt)) for row in rows), tokens.eos, tokens.mask, text

@@ -43,7 +43,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-class Reader:
+class FieldParser:
     """Reads one document. A wrong field adds to `problems`."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from ..accept import METRICS
 from ..errors import BundleError, listed
 from ..rules import MASKS, entries, integer, matching, one_of
-from .fields import AnyText, Reader, parse
+from .fields import AnyText, FieldParser, parse
 from .files import MANIFEST_FILE, FileEntry
 from .turns import ChatTurns, ThinkingMarks
 from .variant_info import EngineInfo, QuantizationInfo
@@ -298,7 +298,7 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
     _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
-    reader = Reader()
+    reader = FieldParser()
     manifest: Manifest = reader.read(Manifest, value, where)
     problems = reader.problems or list(_contradictions(manifest, where))
     if problems:

@@ -58,7 +58,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
     """Check the installation, and `bundle` on `device` if there is one: each variant opens and decodes; on a
     GPU also the place of its KV rows, its tokens and its step times. `safe` opens the bundle in safe mode.
     """
-    host = inspect_host(DeviceName.of(device).ordinal)
+    host = inspect_host(DeviceName.parse(device).ordinal)
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         Finding("cpu", "good", f"{processor() or 'unknown'}, byte products: {byte_products()}"),
@@ -181,7 +181,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe:
     reason = why_not(variant, "cuda" if variant.is_engine else device, host)
     if reason is not None:
         return [Finding(subject, "absent", reason)]
-    if variant.is_engine and DeviceName.of(device).kind != "cuda":
+    if variant.is_engine and DeviceName.parse(device).kind != "cuda":
         return [Finding(subject, "absent", "fits this machine; check it with --device cuda")]
     try:
         session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)
@@ -195,7 +195,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe:
     if on_cpu := getattr(session.backend, "on_cpu", {}):
         detail += f"; left to the CPU: {', '.join(f'{count} {name}' for name, count in on_cpu.items())}"
     findings = [Finding(subject, "good", detail)]
-    if DeviceName.of(device).kind != "cpu":
+    if DeviceName.parse(device).kind != "cpu":
         try:
             findings += proof(session, _reference(bundle, safe=safe), subject)
         except MarsError as error:
@@ -224,7 +224,7 @@ def proof(session: Session, reference: Session | None, subject: str) -> list[Fin
     one_token = exact.with_values(tau=1.0)
     plain = [session.generate(p, one_token).token_ids for p in prompts]
     fast = [session.generate(p, exact).token_ids for p in prompts]
-    kind, where = DeviceName.of(session.device).kind, session.backend.kv_device
+    kind, where = DeviceName.parse(session.device).kind, session.backend.kv_device
     block = session.bundle.manifest.block
     steps = ", ".join(f"{slots}: {1000 * session.cost.of(slots):.2f}" for slots in (1, block, 2 * block))
     if reference is None:
@@ -254,8 +254,8 @@ def _agreement(
 ) -> Finding:
     equal, count = sum(map(operator.eq, ours, theirs)), len(ours)
     # In half precision and with integer codes, the size of a step breaks ties.
-    least = count if session.variant.precision == "float32" else count // 2
-    return Finding(subject, "good" if equal >= least else "bad", f"{equal} of {count} answers {words}")
+    needed = count if session.variant.precision == "float32" else count // 2
+    return Finding(subject, "good" if equal >= needed else "bad", f"{equal} of {count} answers {words}")
 
 
 def _choice(bundle: Bundle, host: Host) -> Finding:

@@ -130,7 +130,7 @@ app = typer.Typer()
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens", "-n", metavar="N", min=1, help="Most tokens to generate. Also --max-tokens."
+        "--max-new-tokens", "-n", metavar="N", min=1, help="Maximum tokens to generate. Also --max-tokens."
     ),
 ]
 

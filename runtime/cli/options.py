@@ -59,7 +59,7 @@ class SessionOptions:
     cache_bytes: Memory of the prefix cache, such as 512M. By default a small share of free memory; 0 is off.
     prefix_dir: Keep entries of the prefix cache in this directory, for the next start. It has the prompts in
         clear.
-    prefix_bytes: Most bytes of --prefix-dir; 4G by default.
+    prefix_bytes: Maximum bytes of --prefix-dir; 4G by default.
     """
 
     device: Device = "cpu"

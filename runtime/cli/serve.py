@@ -164,13 +164,13 @@ def _serve_replicas(
 
     if server.traces:
         raise typer.BadParameter("--traces does not work with --ray")
-    most = read_replicas(replicas.replicas or 1)[1]
-    if most == 0:
+    largest = read_replicas(replicas.replicas or 1)[1]
+    if largest == 0:
         raise typer.BadParameter(
             f"N or MIN:MAX, 1 or more, not {replicas.replicas!r}", param_hint="--replicas"
         )
     settings = asdict(model)
-    threads = settings.pop("threads") or max(1, cores() // most)
+    threads = settings.pop("threads") or max(1, cores() // largest)
     if model.prefix_dir is not None:
         settings["prefix_dir"] = str(model.prefix_dir.expanduser().resolve())
     fleet = Fleet(

@@ -20,7 +20,7 @@ class DeviceName:
     number: int | None = None
 
     @classmethod
-    def of(cls, text: str) -> DeviceName:
+    def parse(cls, text: str) -> DeviceName:
         """Raises SessionError for an unknown device, an invalid number, and a number of the CPU."""
         kind, colon, number = text.partition(":")
         if kind not in DEVICES:

@@ -60,7 +60,7 @@ def load(
     `safe` refuses engines, and bundles larger than the available memory. `options` are ONNX Runtime's own.
     Raises SessionError if no variant runs here.
     """
-    name = DeviceName.of(device)
+    name = DeviceName.parse(device)
     choice = bundle.variant(variant) if variant is not None else choose(bundle, device)
     if safe:
         _check_safe(bundle, choice)
@@ -68,7 +68,7 @@ def load(
     if (reason := why_not(choice, device, host)) is not None:
         raise SessionError(f"{bundle.path}: variant {choice.name} does not run in this session: {reason}")
     if not choice.is_engine:
-        backend = OrtBackend.of(bundle, choice, device, threads, accuracy_level, options, gpu)
+        backend = OrtBackend.open(bundle, choice, device, threads, accuracy_level, options, gpu)
         # Profiles are checked against the level that runs, so a level of the caller's becomes the variant's.
         level = choice.accuracy_level if accuracy_level is None else accuracy_level
         return replace(choice, accuracy_level=level), backend
@@ -79,7 +79,7 @@ def load(
     from .trt.backend import TrtBackend
 
     gpu = gpu or GpuOptions()
-    return choice, TrtBackend.of(bundle, choice, name.ordinal, gpu.stream, gpu.priority)
+    return choice, TrtBackend.open(bundle, choice, name.ordinal, gpu.stream, gpu.priority)
 
 
 def _check_safe(bundle: Bundle, variant: Variant) -> None:
@@ -102,7 +102,7 @@ def choose(bundle: Bundle, device: str, host: Host | None = None) -> Variant:
     Raises SessionError with the reason for each variant. If a bundle has engines and none fits, that is an
     error, and no slower graph is opened.
     """
-    name, variants = DeviceName.of(device), bundle.manifest.variants
+    name, variants = DeviceName.parse(device), bundle.manifest.variants
     candidates = [v for v in variants if v.is_engine] if name.kind == "cuda" else []
     candidates = candidates or [v for v in variants if not v.is_engine]
     if host is None and any(v.is_engine for v in candidates):
@@ -124,10 +124,10 @@ def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
     if not variant.is_engine:
         if variant.is_fixed:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
-        if variant.kv_dtype == "int8" and DeviceName.of(device).kind != "cpu":
+        if variant.kv_dtype == "int8" and DeviceName.parse(device).kind != "cpu":
             return "its int8 KV entries are for CPUs; export with --kv float"
         return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
-    if DeviceName.of(device).kind != "cuda":
+    if DeviceName.parse(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
     assert host is not None
     return "; ".join(_engine_mismatches(variant, host)) or None

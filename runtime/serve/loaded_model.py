@@ -90,7 +90,7 @@ def _is_bolder(config: GenerationConfig, than: GenerationConfig) -> bool:
 LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds that a client should wait before it tries again
 COMPILING = 2  # grammars at a time: each may take a second and 300 MB
-LEAST_TOKENS = 256  # of an answer to a request without `max_tokens`, if the KV memory is small
+MIN_TOKENS = 256  # of an answer to a request without `max_tokens`, if the KV memory is small
 STEP_TIME = 60.0  # seconds for an answer of one token
 STEP_HANGS = 120.0  # seconds of a step, after which the server is unhealthy
 
@@ -198,11 +198,11 @@ class LoadedModel:
     @property
     def default_tokens(self) -> int:
         """Most tokens of an answer to a request without `max_tokens`."""
-        limits, most = self._options.limits, self.context
+        limits, num_tokens = self._options.limits, self.context
         if limits.max_new_tokens is not None:
-            most = min(most, limits.max_new_tokens)
+            num_tokens = min(num_tokens, limits.max_new_tokens)
         budget = self.session.kv_budget(limits.max_rows, limits.kv_bytes)
         if budget.short_entries is not None:  # half is for the prompt
-            least = min(LEAST_TOKENS, budget.row_entries // 4)
-            most = min(most, max(least, budget.short_entries // 2))
-        return max(1, most)
+            smallest = min(MIN_TOKENS, budget.row_entries // 4)
+            num_tokens = min(num_tokens, max(smallest, budget.short_entries // 2))
+        return max(1, num_tokens)

@@ -55,7 +55,7 @@ class ServeOptions:
     hosts: Allowed Host headers; None for any.
     high_queue: Wait for a row from which on the next level of `adaptive` is used.
     low_queue: If all waits are below it for `hold` seconds, the previous level returns.
-    hold: See `low_queue`; also the least time between two higher levels.
+    hold: See `low_queue`; also the shortest time between two higher levels.
     """
 
     limits: Limits = field(default_factory=Limits)

@@ -65,8 +65,13 @@ def listen(level: str, log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=log_format == "json"))
     # The batcher logs each request too, and uvicorn logs invalid HTTP, which any client can send.
-    least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
-    for name, minimum in least.items():
+    minimums = {
+        "mars_export.serve": "debug",
+        "mars_export": "warning",
+        "uvicorn": "error",
+        "asyncio": "error",
+    }
+    for name, minimum in minimums.items():
         logger = logging.getLogger(name)
         logger.setLevel((level if level == "debug" else max(minimum, level, key=LEVELS.index)).upper())
         if name != "mars_export.serve":  # it propagates to mars_export

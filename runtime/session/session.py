@@ -58,8 +58,10 @@ class Session:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
         self._prefixes = PrefixCache(cache_bytes, backend.reproducible_slots if cache_bytes else None)
         self._acceptance_rates = AcceptanceRates()
-        self._learned_cost = LearnedCost(built_in(variant.precision, DeviceName.of(device).kind))
-        self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if bundle.manifest.text else None
+        self._learned_cost = LearnedCost(built_in(variant.precision, DeviceName.parse(device).kind))
+        self.text = (
+            Text.load(bundle, safe=safe, parse_special=parse_special) if bundle.manifest.text else None
+        )
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
         self._grammar_states = GrammarStateFactory(bundle, self.text, backend.outputs)
 
@@ -118,7 +120,7 @@ class Session:
         choice, backend = load(
             bundle, device, threads, variant, accuracy_level, safe=safe, options=options, gpu=gpu
         )
-        name = DeviceName.of(device)
+        name = DeviceName.parse(device)
         budget = cache_share(name) if cache_bytes is None else cache_bytes
         text_options = {"safe": safe, "parse_special": parse_special}
         session = cls(bundle, choice, backend, budget, str(name), **text_options)
@@ -336,7 +338,7 @@ class Session:
         """A budget of `num_bytes` of KV memory for at most `max_rows` sequences; None for no limit."""
         variant = self.variant
         entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
-        capacity, is_host = self.backend.max_capacity, DeviceName.of(self.device).kind == "cpu"
+        capacity, is_host = self.backend.max_capacity, DeviceName.parse(self.device).kind == "cpu"
         if num_bytes is not None and variant.is_engine:
             max_rows = max(1, min(max_rows, num_bytes // (capacity * entry)))
         return KvBudget(max_rows, num_bytes, entry, capacity, variant.is_engine, is_host)

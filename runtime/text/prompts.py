@@ -51,14 +51,10 @@ class Prompts:
         if not ids:
             raise SessionError("the prompt is empty; it needs at least one token")
         if len(ids) > max_tokens:
+            is_all = max_tokens == context
+            room = f"this bundle's context holds {context}" if is_all else f"{max_tokens} are taken here"
             raise SessionError(
-                f"the prompt has {len(ids)} tokens, "
-                + (
-                    f"this bundle's context holds {max_tokens}"
-                    if max_tokens == context
-                    else f"{max_tokens} are taken here"
-                )
-                + "; shorten the prompt",
+                f"the prompt has {len(ids)} tokens, {room}; shorten the prompt",
                 code="context_length_exceeded",
                 field="prompt",
             )

@@ -214,8 +214,8 @@ class TextStream:
         """The number of last characters that may begin a stop string."""
         if self._thinking is not None and self._thinking.is_undecided:
             return len(self._text)
-        most = min(len(self._text), max(map(len, self._stop), default=0))
-        ends = (self._text[-count:] for count in range(most, 0, -1))
+        longest = min(len(self._text), max(map(len, self._stop), default=0))
+        ends = (self._text[-count:] for count in range(longest, 0, -1))
         return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stop)), 0)
 
     def _up_to(self, end: int) -> str:

@@ -43,7 +43,7 @@ CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
 class Text:
     """The tokenizer and chat template of a bundle.
 
-    `turns` is the template as a table, which is used when it covers the messages. Longer prompts than
+    `turns` is the template as a table, which is used when it covers the messages. Prompts of more than
     `max_characters` are refused. `tool_template` takes the template's place in prompts with tools, and calls
     are written in the `dialect`. `special_tokens` are more variables of the templates. `safe` mode uses the
     table only, since a template is a program. With `parse_special`, the text of a special token or of one of
@@ -87,7 +87,7 @@ class Text:
             ) from error
 
     @classmethod
-    def of(cls, bundle: Bundle, *, safe: bool = False, parse_special: bool = False) -> Text:
+    def load(cls, bundle: Bundle, *, safe: bool = False, parse_special: bool = False) -> Text:
         """Load a bundle's tokenizer. Raises BundleError if it has none or if it is unreadable."""
         info = bundle.manifest.text
         if info is None:
@@ -97,7 +97,7 @@ class Text:
             tokenizer = Tokenizer.from_buffer(read_small(file, TOKENIZER_LIMIT, links=True))
         tokenizer.no_truncation()  # of the training that it was saved after
         tokenizer.no_padding()
-        max_characters = most_characters(bundle.manifest.model.context_length)
+        max_characters = character_limit(bundle.manifest.model.context_length)
         return cls(
             tokenizer,
             info.chat_template,
@@ -290,23 +290,20 @@ class Text:
                 " write the conversation as one text if the model was tuned with others"
             )
 
-    def _check(self, length: int, max_tokens: int | None) -> None:
-        limit = (
-            self._max_characters
-            if max_tokens is None
-            else min(most_characters(max_tokens), self._max_characters or sys.maxsize)
-        )
+    def _check(self, length: int, tokens: int | None) -> None:
+        own = self._max_characters
+        limit = own if tokens is None else min(character_limit(tokens), own or sys.maxsize)
         if limit is not None and length > limit:
-            what = "this bundle's context takes" if limit == self._max_characters else "what is taken here is"
+            words = "this bundle's context takes" if limit == own else "what is taken here is"
             raise SessionError(
-                f"the prompt has {length} characters, {what} at most {limit}; shorten it",
+                f"the prompt has {length} characters, {words} at most {limit}; shorten it",
                 code="context_length_exceeded",
                 field="prompt",
             )
 
 
-def most_characters(tokens: int) -> int:
-    """Most characters of a prompt that may have `tokens` tokens."""
+def character_limit(tokens: int) -> int:
+    """Maximum characters of a prompt that may have `tokens` tokens."""
     return max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * tokens)
 
 

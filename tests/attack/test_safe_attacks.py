@@ -97,7 +97,8 @@ def test_an_engine_is_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     files = (*manifest.files, describe(path / "e.engine"))
     rewritten(path, variants=(*manifest.variants, engine), files=files)
     monkeypatch.setattr(
-        "mars_export.runtime.device.trt.backend.TrtBackend.of", lambda *_: pytest.fail("an engine was loaded")
+        "mars_export.runtime.device.trt.backend.TrtBackend.open",
+        lambda *_: pytest.fail("an engine was loaded"),
     )
     for device in ("cpu", "cuda"):
         with pytest.raises(SessionError, match=r"machine code in effect: safe mode runs ONNX graphs only"):

@@ -86,7 +86,7 @@ def test_a_tokenizer_that_panics_is_an_error_of_ours(path: Path) -> None:
     document["decoder"] = {"type": "Strip", "content": "a", "start": 0, "stop": 9}
     (path / "tokenizer.json").write_text(json.dumps(document))
     rehash(path)
-    text = Text.of(open_bundle(path))
+    text = Text.load(open_bundle(path))
     stream = TextStream(text)
     ids = TOKENIZER.encode("bcda").ids
     assert [stream.push(token) for token in ids[:-1]] == [False] * 3
@@ -110,7 +110,7 @@ def test_a_request_is_checked_before_a_step_runs(sessions: Sessions, monkeypatch
 @pytest.mark.parametrize("prompt", ["a\ud800b", [{"role": "user", "content": "a\udfff"}]])
 def test_half_a_character_is_named(prompt: object, bundles: Named) -> None:
     with pytest.raises(SessionError, match=r"lone surrogate, U\+D"):
-        Text.of(open_bundle(bundles("llama"))).encode(prompt)  # type: ignore[arg-type]
+        Text.load(open_bundle(bundles("llama"))).encode(prompt)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompt", [None, 5, object(), {"role": "user", "content": "x"}, [[1]], [None]])

@@ -77,7 +77,7 @@ class OrtBackend:
         settings: Mapping[str, str] | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        name, gpu = DeviceName.of(device), gpu or GpuOptions()
+        name, gpu = DeviceName.parse(device), gpu or GpuOptions()
         ort, provider = library.load(name.kind)
         entries, provider_options = library.split_options(settings or {}, name)
         provider_options = SETTINGS[name.kind] | provider_options
@@ -122,7 +122,7 @@ class OrtBackend:
                 _report_on_cpu(graph, provider, large, strict=gpu.strict)
 
     @classmethod
-    def of(
+    def open(
         cls,
         bundle: Bundle,
         variant: Variant,

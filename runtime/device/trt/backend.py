@@ -102,11 +102,11 @@ class TrtBackend:
                 self._add_context(key)
         head = self._capacity * entry
         empty = KvMemory(0, count, heads * head, head, entry, 0, heads, self._capacity)
-        most = 2 * rows - 1 if self._is_fixed else rows
-        self._pool = KvPool(device, empty, most, self._forget, KV_TYPES[variant.kv_dtype])
+        max_idle = 2 * rows - 1 if self._is_fixed else rows
+        self._pool = KvPool(device, empty, max_idle, self._forget, KV_TYPES[variant.kv_dtype])
 
     @classmethod
-    def of(
+    def open(
         cls, bundle: Bundle, variant: Variant, gpu: int = 0, stream: int | None = None, priority: int = 0
     ) -> TrtBackend:
         """Load an engine of a bundle on the GPU of that number; `stream` and `priority` as in Device.
@@ -118,7 +118,7 @@ class TrtBackend:
         device = Device(gpu, stream, priority)
         try:
             with device.lock:
-                engine = LoadedEngine.of(bundle, variant, gpu)
+                engine = LoadedEngine.load(bundle, variant, gpu)
         except BaseException:
             device.close()
             raise

@@ -66,7 +66,7 @@ class LoadedEngine:
             self._prepare_kernels()
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant, gpu: int = 0) -> LoadedEngine:
+    def load(cls, bundle: Bundle, variant: Variant, gpu: int = 0) -> LoadedEngine:
         """Load a variant's engine on `gpu`, which has a CUDA context and is current. Raises SessionError."""
         assert variant.engine is not None
         trt = find(variant.backend)

@@ -29,14 +29,14 @@ class ShapeBucket:
 
     def __init__(self, info: EngineInfo, capacity: int, is_fixed: bool) -> None:
         self._capacity, self._is_fixed = capacity, is_fixed
-        self._rows, most = info.max_rows, info.max_slots
-        self._slots, self._outputs = {most}, {info.max_outputs}
+        self._rows, max_slots = info.max_rows, info.max_slots
+        self._slots, self._outputs = {max_slots}, {info.max_outputs}
         for r in info.ranges:
             self._outputs |= {r.outputs.min, r.outputs.opt, r.outputs.max}
             if r.name == "decode":
                 self._slots |= {r.slots.min, r.slots.opt, r.slots.max}
         size, widest = MIN_CHUNK, max((r.slots.max for r in info.ranges if r.name == "decode"), default=0)
-        while size < most:
+        while size < max_slots:
             self._slots |= {size} if size > widest else set()
             size *= 2
 
@@ -50,24 +50,24 @@ class ShapeBucket:
         num_outputs = output_index.shape[1]
         if not self._is_fixed:
             room = self._capacity - int(kv_length.max())
-            width, outputs = least(self._slots, slots, room), least(self._outputs, num_outputs)
+            width, outputs = smallest_fit(self._slots, slots, room), smallest_fit(self._outputs, num_outputs)
             return StepInput(_padded(input_ids, rows, width), kv_length, _padded(output_index, rows, outputs))
-        most = max(self._slots)
-        if rows > self._rows or slots > most:
+        max_slots = max(self._slots)
+        if rows > self._rows or slots > max_slots:
             raise SessionError(
-                f"a step of {rows} x {slots} slots; this engine is for exactly {self._rows} x {most}"
+                f"a step of {rows} x {slots} slots; this engine is for exactly {self._rows} x {max_slots}"
             )
         # The rows that only fill up write to the last entries, which no cursor reaches.
-        lengths = np.full(self._rows, self._capacity - most)
+        lengths = np.full(self._rows, self._capacity - max_slots)
         lengths[: len(kv_length)] = kv_length
         return StepInput(
-            _padded(input_ids, self._rows, most), lengths, _padded(output_index, self._rows, most)
+            _padded(input_ids, self._rows, max_slots), lengths, _padded(output_index, self._rows, max_slots)
         )
 
 
-def least(sizes: Iterable[int], size: int, most: int | None = None) -> int:
-    """The smallest of `sizes` that holds `size` and is at most `most`; `size` itself if there is none."""
-    return min((n for n in sizes if n >= size and (most is None or n <= most)), default=size)
+def smallest_fit(sizes: Iterable[int], size: int, limit: int | None = None) -> int:
+    """The smallest of `sizes` that holds `size` and is at most `limit`; `size` itself if there is none."""
+    return min((n for n in sizes if n >= size and (limit is None or n <= limit)), default=size)
 
 
 def _padded(array: np.ndarray, rows: int, columns: int) -> np.ndarray:

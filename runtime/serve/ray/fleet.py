@@ -21,15 +21,15 @@ RANGE = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
 def read_replicas(value: object) -> tuple[int, int]:
     """The numbers of N or "MIN:MAX"; (0, 0) for any other value."""
     match = RANGE.fullmatch(str(value))
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    return (least, most) if least <= most else (0, 0)
+    smallest, largest = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    return (smallest, largest) if smallest <= largest else (0, 0)
 
 
 def _is_paths(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(isinstance(p, str) for p in value.values())
 
 
-PATHS = Rule("a mapping of names to paths, with at least one", _is_paths)
+PATHS = Rule("a mapping of names to paths, with at smallest one", _is_paths)
 REPLICAS = Rule("N or MIN:MAX, 1 or more", lambda value: read_replicas(value) != (0, 0))
 
 

@@ -25,11 +25,11 @@ PATIENCE = 4  # a client that still sends does not read the response: up to this
 
 
 class Bodies:
-    """Reads bodies of at most `most` bytes each, within `seconds`, and about MAX_AT_ONCE bytes at a time."""
+    """Reads bodies of at most `max_bytes` each, within `seconds`, and about MAX_AT_ONCE bytes at a time."""
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most, self._seconds = most, seconds
-        self._reading, self._room = 0, max(MAX_AT_ONCE, 4 * most)
+    def __init__(self, max_bytes: int, seconds: float) -> None:
+        self._max_bytes, self._seconds = max_bytes, seconds
+        self._reading, self._room = 0, max(MAX_AT_ONCE, 4 * max_bytes)
 
     async def read(self, request: Request) -> dict[str, Any]:
         """The JSON object of a body. Raises ApiError for any other body."""
@@ -49,20 +49,22 @@ class Bodies:
             self._reading -= len(body)
 
     async def _receive(self, request: Request, body: bytearray) -> None:
-        too_large = ApiError(413, f"the body is larger than {self._most} bytes; send less", headers=CLOSE)
+        too_large = ApiError(
+            413, f"the body is larger than {self._max_bytes} bytes; send less", headers=CLOSE
+        )
         size = 0
-        if int(request.headers.get("content-length", "0")) > PATIENCE * self._most:
+        if int(request.headers.get("content-length", "0")) > PATIENCE * self._max_bytes:
             raise too_large
         async for piece in request.stream():
             size += len(piece)
-            if size <= self._most:
+            if size <= self._max_bytes:
                 body += piece
                 self._reading += len(piece)
             if self._reading > self._room:
                 raise overloaded("too many request bodies at once; try again in 1 s", 1.0, 503)
-            if size > PATIENCE * self._most:
+            if size > PATIENCE * self._max_bytes:
                 break
-        if size > self._most:
+        if size > self._max_bytes:
             raise too_large
 
 

@@ -10,7 +10,7 @@ from ...rules import is_integer
 from ..options import MAX_CHOICES, MAX_PROMPTS
 from .fields import (
     Field,
-    Reader,
+    FieldParser,
     Several,
     Table,
     a_dict,
@@ -160,7 +160,7 @@ def _prompts(name: str, value: Any) -> list[Any]:
     raise wrong(name, f"a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these", value)
 
 
-_stream_options: Reader = inner({"include_usage": Field(flag), "include_obfuscation": Field(ignored)})
+_stream_options: FieldParser = inner({"include_usage": Field(flag), "include_obfuscation": Field(ignored)})
 
 COMPLETIONS: Table = {
     **SHARED,

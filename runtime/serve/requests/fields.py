@@ -12,7 +12,7 @@ from ...text.dialects import arguments_of
 from ...text.tokenizer import Message
 from ..api_error import ApiError
 
-Reader = Callable[[str, Any], Any]
+FieldParser = Callable[[str, Any], Any]
 """Checks the value of a field by its name, and returns it as the server uses it. None: it has no effect."""
 
 
@@ -24,7 +24,7 @@ class Several(dict[str, Any]):
 class Field:
     """One field of a body. `into`: the name of its value, if it differs from the field's."""
 
-    read: Reader
+    read: FieldParser
     into: str | None = None
     is_needed: bool = False
 
@@ -63,7 +63,7 @@ def setting(_name: str, value: Any) -> Any:
     return value
 
 
-def of_type(kind: type, words: str) -> Reader:
+def of_type(kind: type, words: str) -> FieldParser:
     def read(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
             raise wrong(name, words, value)
@@ -78,7 +78,7 @@ a_dict = of_type(dict, "an object")
 a_list = of_type(list, "a list")
 
 
-def integer(low: int, high: int | None = None) -> Reader:
+def integer(low: int, high: int | None = None) -> FieldParser:
     """A reader of integers of `low` to `high`."""
     limits = f" of {low} or more" if high is None else f" of {low} to {high}"
 
@@ -90,7 +90,7 @@ def integer(low: int, high: int | None = None) -> Reader:
     return read
 
 
-def one_of(*known: str) -> Reader:
+def one_of(*known: str) -> FieldParser:
     def read(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in known:
             raise wrong(name, ", ".join(map(json.dumps, known)), value)
@@ -103,7 +103,7 @@ def ignored(_name: str, _value: Any) -> None:
     """A field that does not change the answer."""
 
 
-def unsupported(*neutral: Any) -> Reader:
+def unsupported(*neutral: Any) -> FieldParser:
     """A reader of a field that would change the answer, unless it has one of the values `neutral`."""
 
     def read(name: str, value: Any) -> None:
@@ -124,7 +124,7 @@ def read_fields_in(name: str, value: Any, table: Table) -> tuple[dict[str, Any],
         raise ApiError(400, f"{name}: {refusal}", param=name, code=refusal.code) from None
 
 
-def inner(table: Table) -> Reader:
+def inner(table: Table) -> FieldParser:
     """A reader of an object whose fields are those of `table`."""
     return lambda name, value: Several(read_fields_in(name, value, table)[0])
 

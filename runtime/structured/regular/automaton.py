@@ -125,10 +125,10 @@ class _Nodes:
         return end
 
     def _repeat(self, repeat: Repeat, start: int) -> int:
-        for _ in range(repeat.least):
+        for _ in range(repeat.minimum):
             start = self.add(repeat.part, start)
         end = self.new()
-        if repeat.most is None:
+        if repeat.maximum is None:
             loop = self.new()
             self.empty[start].append(loop)
             self.empty[loop].append(end)
@@ -136,7 +136,7 @@ class _Nodes:
             self.empty[loop].append(first)
             self.empty[self.add(repeat.part, first)].append(loop)
             return end
-        for _ in range(repeat.most - repeat.least):
+        for _ in range(repeat.maximum - repeat.minimum):
             self.empty[start].append(end)
             first = self.new()
             self.empty[start].append(first)

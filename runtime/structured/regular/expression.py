@@ -52,11 +52,11 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`part`, `least` to `most` times; None for no upper bound."""
+    """`part`, `minimum` to `maximum` times; None for no upper bound."""
 
     part: Expression
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
 Expression = Literal | Characters | Concatenation | Alternatives | Repeat
@@ -118,17 +118,17 @@ def _bytes(low: bytes, high: bytes) -> Iterator[tuple[CharRange, ...]]:
         yield ((low[0], high[0]),)
         return
     rest = len(low) - 1
-    least, most = b"\x80" * rest, b"\xbf" * rest
+    lowest, highest = b"\x80" * rest, b"\xbf" * rest
     if low[0] == high[0]:
         for tail in _bytes(low[1:], high[1:]):
             yield ((low[0], low[0]), *tail)
         return
     first, last = low[0], high[0]
-    if low[1:] != least:
-        for tail in _bytes(low[1:], most):
+    if low[1:] != lowest:
+        for tail in _bytes(low[1:], highest):
             yield ((first, first), *tail)
         first += 1
-    tails = [] if high[1:] == most else [((last, last), *tail) for tail in _bytes(least, high[1:])]
+    tails = [] if high[1:] == highest else [((last, last), *tail) for tail in _bytes(lowest, high[1:])]
     if tails:
         last -= 1
     if first <= last:
@@ -195,8 +195,8 @@ def _one(kind: str, value: Any) -> Expression:
     if kind == "BRANCH":
         return choice([_all(option) for option in value[1]])
     if kind == "MAX_REPEAT":
-        least, most, part = value
-        return Repeat(_all(part), least, None if most == PARSER.MAXREPEAT else most)
+        minimum, maximum, part = value
+        return Repeat(_all(part), minimum, None if maximum == PARSER.MAXREPEAT else maximum)
     if kind == "SUBPATTERN" and not value[1] and not value[2]:
         return _all(value[3])
     raise _refused(NAMES.get(kind, kind.lower().replace("_", " ")))

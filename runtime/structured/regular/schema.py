@@ -140,8 +140,8 @@ class Schemas:
         if kind == "array":
             return self._array(schema, where)
         if kind == "string":
-            least, most = _counts(schema, "minLength", "maxLength", where)
-            return sequence(Literal(b'"'), Repeat(CHARACTER, least, most), Literal(b'"'))
+            minimum, maximum = _counts(schema, "minLength", "maxLength", where)
+            return sequence(Literal(b'"'), Repeat(CHARACTER, minimum, maximum), Literal(b'"'))
         if kind == "integer":
             return _integers(schema, where)
         if kind == "number":
@@ -174,13 +174,15 @@ class Schemas:
     def _array(self, schema: Mapping[str, Any], where: str) -> Expression:
         if "items" not in schema:
             raise _beyond(where, "an array without `items`, which holds anything")
-        least, most = _counts(schema, "minItems", "maxItems", where)
-        if most == 0:
+        minimum, maximum = _counts(schema, "minItems", "maxItems", where)
+        if maximum == 0:
             return Literal(b"[]")
         item = self.expression(schema["items"], f"{where}.items")
-        rest = Repeat(sequence(self._item, item), max(least - 1, 0), None if most is None else most - 1)
+        rest = Repeat(
+            sequence(self._item, item), max(minimum - 1, 0), None if maximum is None else maximum - 1
+        )
         inner = sequence(item, rest)
-        return sequence(Literal(b"["), inner if least else optional(inner), Literal(b"]"))
+        return sequence(Literal(b"["), inner if minimum else optional(inner), Literal(b"]"))
 
     def _name(self, name: str) -> Expression:
         """A property's name and the separator after it."""
@@ -204,12 +206,10 @@ def _written(character: str) -> Expression:
     code = ord(character)
     if 0xD800 <= code <= 0xDFFF:
         raise SessionError("a value of the schema holds a lone surrogate; correct it")
-    retokenizations = [f"\\{SHORT[character]}"] if character in SHORT else []
+    spellings = [f"\\{SHORT[character]}"] if character in SHORT else []
     if code in CONTROLS:
-        retokenizations += [
-            f"\\u{first}{second}" for first in [f"00{code >> 4:x}"] for second in _cases(code & 15)
-        ]
-    return choice([text(way) for way in retokenizations]) if retokenizations else text(character)
+        spellings += [f"\\u{first}{second}" for first in [f"00{code >> 4:x}"] for second in _cases(code & 15)]
+    return choice([text(way) for way in spellings]) if spellings else text(character)
 
 
 def _cases(digit: int) -> list[str]:
@@ -217,31 +217,33 @@ def _cases(digit: int) -> list[str]:
 
 
 def _integers(schema: Mapping[str, Any], where: str) -> Expression:
-    least, most = (_bound(schema, name, where, -MAX_BOUND, MAX_BOUND) for name in ("minimum", "maximum"))
-    if least is not None and most is not None and least > most:
-        raise _beyond(where, f"integers from {least} to {most}: there are none")
+    minimum, maximum = (_bound(schema, name, where, -MAX_BOUND, MAX_BOUND) for name in ("minimum", "maximum"))
+    if minimum is not None and maximum is not None and minimum > maximum:
+        raise _beyond(where, f"integers from {minimum} to {maximum}: there are none")
     # As in llguidance, -0 is an integer if both bounds are open, or if it is between them.
-    has_minus_zero = (least is None) == (most is None) and (least or -1) < 0 <= (1 if most is None else most)
-    retokenizations = []
-    if least is None or least < 0:
-        first = 0 if has_minus_zero else max(1, 1 if most is None else -most)
-        retokenizations.append(sequence(Literal(b"-"), _numerals(first, None if least is None else -least)))
-    if most is None or most >= 0:
-        retokenizations.append(_numerals(max(0, least or 0), most))
-    return choice(retokenizations)
+    has_minus_zero = (minimum is None) == (maximum is None) and (minimum or -1) < 0 <= (
+        1 if maximum is None else maximum
+    )
+    options = []
+    if minimum is None or minimum < 0:
+        first = 0 if has_minus_zero else max(1, 1 if maximum is None else -maximum)
+        options.append(sequence(Literal(b"-"), _numerals(first, None if minimum is None else -minimum)))
+    if maximum is None or maximum >= 0:
+        options.append(_numerals(max(0, minimum or 0), maximum))
+    return choice(options)
 
 
-def _numerals(least: int, most: int | None) -> Expression:
+def _numerals(minimum: int, maximum: int | None) -> Expression:
     """Nonnegative integers as digits without leading zeros."""
-    size = len(str(least))
-    if most is None:
+    size = len(str(minimum))
+    if maximum is None:
         more = sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), size, None))
-        return choice([_numerals(least, 10**size - 1), more])
-    retokenizations = []
-    for length in range(size, len(str(most)) + 1):
-        low, high = max(least, 10 ** (length - 1) if length > 1 else 0), min(most, 10**length - 1)
-        retokenizations.append(_between(str(low), str(high)))
-    return choice(retokenizations)
+        return choice([_numerals(minimum, 10**size - 1), more])
+    options = []
+    for length in range(size, len(str(maximum)) + 1):
+        low, high = max(minimum, 10 ** (length - 1) if length > 1 else 0), min(maximum, 10**length - 1)
+        options.append(_between(str(low), str(high)))
+    return choice(options)
 
 
 def _between(low: str, high: str) -> Expression:
@@ -253,20 +255,20 @@ def _between(low: str, high: str) -> Expression:
     rest = len(low) - 1
     if not rest:
         return characters([(ord(low), ord(high))])
-    retokenizations = [
+    options = [
         sequence(text(low[0]), _between(low[1:], "9" * rest)),
         sequence(text(high[0]), _between("0" * rest, high[1:])),
     ]
     if int(high[0]) - int(low[0]) > 1:
         inner = characters([(ord(low[0]) + 1, ord(high[0]) - 1)])
-        retokenizations.append(sequence(inner, Repeat(characters([(48, 57)]), rest, rest)))
-    return choice(retokenizations)
+        options.append(sequence(inner, Repeat(characters([(48, 57)]), rest, rest)))
+    return choice(options)
 
 
-def _counts(schema: Mapping[str, Any], least: str, most: str, where: str) -> tuple[int, int | None]:
-    low, high = (_bound(schema, name, where, 0, MAX_TIMES) for name in (least, most))
+def _counts(schema: Mapping[str, Any], minimum: str, maximum: str, where: str) -> tuple[int, int | None]:
+    low, high = (_bound(schema, name, where, 0, MAX_TIMES) for name in (minimum, maximum))
     if high is not None and (low or 0) > high:
-        raise _beyond(where, f"`{least}` {low} and `{most}` {high}: nothing satisfies both")
+        raise _beyond(where, f"`{minimum}` {low} and `{maximum}` {high}: nothing satisfies both")
     return low or 0, high
 
 

@@ -211,7 +211,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         (tmp_path / "b").mkdir(exist_ok=True)
         (tmp_path / "b" / "rtx.engine").write_bytes(b"engine")
         held = Bundle(tmp_path / "b", replace(GOOD, model=MODEL, variants=(variant,)))
-        return LoadedEngine.of(held, variant)
+        return LoadedEngine.load(held, variant)
 
     return loaded
 
@@ -320,7 +320,7 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         match=r"tensorrt_rtx is not installed here; pip install"
         r" 'mars-export\[rtx\]'",
     ):
-        LoadedEngine.of(Bundle(tmp_path / "b", GOOD), engine())
+        LoadedEngine.load(Bundle(tmp_path / "b", GOOD), engine())
     assert trt_engine.installed_version("tensorrt") is None
     assert "JetPack" in trt_engine.missing("tensorrt")
 

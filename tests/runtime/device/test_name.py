@@ -28,7 +28,7 @@ from mars_export.runtime.device.trt import backend as trt
     ],
 )
 def test_names(text: str, kind: str, ordinal: int, plain: str) -> None:
-    name = DeviceName.of(text)
+    name = DeviceName.parse(text)
     assert (name.kind, name.ordinal, str(name)) == (kind, ordinal, plain)
     assert (name.number is None) == (":" not in text)
 
@@ -48,7 +48,7 @@ def test_names(text: str, kind: str, ordinal: int, plain: str) -> None:
 )
 def test_refusals(text: str, words: str, bundles: Named) -> None:
     with pytest.raises(SessionError, match=words):
-        DeviceName.of(text)
+        DeviceName.parse(text)
     with pytest.raises(SessionError, match=words):
         Session.open(bundles("llama"), text)
 
@@ -74,7 +74,7 @@ def test_an_engine_is_opened_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(cuda, "Device", device)
     with pytest.raises(Seen, match="^2$"):
-        trt.TrtBackend.of(SimpleNamespace(path=Path()), SimpleNamespace(), 2)  # type: ignore[arg-type]
+        trt.TrtBackend.open(SimpleNamespace(path=Path()), SimpleNamespace(), 2)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_does_not_open_leaves_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_an_engine_that_does_not_open_leaves_no_stream(monkeypatch: pytest.Monke
 
     made = Device()
     monkeypatch.setattr(cuda, "Device", lambda *_: made)
-    monkeypatch.setattr(trt.LoadedEngine, "of", Mock(side_effect=SessionError("it does not open")))
+    monkeypatch.setattr(trt.LoadedEngine, "load", Mock(side_effect=SessionError("it does not open")))
     with pytest.raises(SessionError, match="it does not open"):
-        trt.TrtBackend.of(SimpleNamespace(path=Path()), SimpleNamespace(), 2)  # type: ignore[arg-type]
+        trt.TrtBackend.open(SimpleNamespace(path=Path()), SimpleNamespace(), 2)  # type: ignore[arg-type]
     assert made.closed == 1

@@ -281,4 +281,4 @@ def test_a_bundle_without_a_tokenizer(bundles: Callable[[str], Path]) -> None:
     bundle = open_bundle(bundles("llama"))
     bare = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, text=None))
     with pytest.raises(BundleError, match="no tokenizer; pass token ids"):
-        Text.of(bare)
+        Text.load(bare)
