@@ -10,7 +10,7 @@ from ..errors import SessionError
 from .tokenizer import Text
 
 MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
-BROKEN = "\ufffd"  # the decoder's character for bytes that are no text, or not yet
+BROKEN = "\ufffd"  # the decoder's character for bytes that are not text, or not yet
 # Tokens whose text is not known; the first and the last of them, which decide about later ones; and the
 # characters that later bytes may still change.
 MAX_UNREAD, FIRST_UNREAD, LAST_UNREAD, OPEN = 48, 4, 16, 3
@@ -143,7 +143,7 @@ class TextStream:
         if whole.endswith(BROKEN) or len(whole) <= len(self._known):
             if len(ids) - self._num_read < MAX_UNREAD:
                 return ""
-            # No character has so many bytes: all but the last of them never become one.
+            # No character has that many bytes: all but the last of them never become one.
             whole = self._continued(whole)
             num_open = min(OPEN, len(whole) - len(self._known))
             del ids[self._num_read + FIRST_UNREAD : -LAST_UNREAD]

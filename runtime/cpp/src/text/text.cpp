@@ -59,7 +59,7 @@ bool TextStream::push(std::int64_t token) {
         pending_.clear();
         known_ = 0;
     } else if (pending_.size() >= max_unread) {
-        // No character has so many bytes: all but the last of them never become one.
+        // No character has that many bytes: all but the last of them never become one.
         const std::string_view all = whole;
         const std::int64_t num_open = std::min(open_characters, utf8::length(all.substr(known_)));
         append(all.substr(known_, size_without(all, num_open) - known_));
