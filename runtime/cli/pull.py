@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.request import urlopen
 
 from ..bundle.files import CHECKSUM_FILE, MANIFEST_FILE, SAFE_NAME, replacing, sha256_of
@@ -125,7 +125,7 @@ def _extract(source: str, scratch: Path, sha256: str | None) -> None:
 
 
 @contextmanager
-def _local(source: str, folder: Path | None = None, *, is_checked: bool) -> Iterator[IO[bytes]]:
+def _local(source: str, folder: Path | None = None, *, is_checked: bool) -> Iterator[Any]:
     """The file at `source`, or a temporary copy in `folder`. Over plain HTTP a given hash is necessary."""
     if "://" not in source:
         with Path(source).open("rb") as file:

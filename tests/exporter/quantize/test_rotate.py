@@ -13,7 +13,6 @@ from support.families import ALL
 from mars_export.exporter.check import reference
 from mars_export.exporter.checkpoint import names
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.checkpoint.tensors import Tensors
 from mars_export.exporter.quantize.rotate import (
     ROOM,
     RotatedTensors,
@@ -50,39 +49,6 @@ def test_a_rotated_model_computes_the_same(name: str, tmp_path: Path) -> None:
     found = reference.logits(turned.dims, turned, SEQUENCES)
     for one, other in zip(found, expected, strict=True):
         assert np.abs(one - other).max() < 1e-4 * np.abs(other).max()
-
-
-class WithPairs:
-    """The tensors of a checkpoint, with B A added to each Linear weight."""
-
-    def __init__(self, stored: Tensors) -> None:
-        self._stored = stored
-        draw = np.random.default_rng(0)
-        self.pairs = {
-            name: (draw.normal(0, 1, (2, shape[1])), draw.normal(0, 1, (shape[0], 2)))
-            for name, shape in stored.shapes.items()
-            if names.is_linear(name)
-        }
-        self.pairs = {k: (a.astype(np.float32), b.astype(np.float32)) for k, (a, b) in self.pairs.items()}
-        self.shapes = stored.shapes
-
-    def read(self, name: str) -> np.ndarray:
-        weight = self._stored.read(name)
-        if name not in self.pairs:
-            return weight
-        down, up = self.pairs[name]
-        return weight.astype(np.float32) + up @ down
-
-
-@pytest.mark.parametrize("name", ["llama-bias", "qwen3", "gemma2", "phi3"])
-def test_adapters_are_rotated_like_their_weights(name: str, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(str(tiny.write(ALL[name], tmp_path / name)))
-    dims, merged = checkpoint.dims, WithPairs(checkpoint.tensors)
-    factors = torch.rand(dims.num_layers, dims.intermediate_size) + 0.5
-    turned, both = (RotatedTensors(tensors, dims, factors) for tensors in (checkpoint.tensors, merged))
-    for weight, pair in merged.pairs.items():
-        down, up = turned.pair(weight, *pair)
-        assert np.abs(both.read(weight) - turned.read(weight) - up @ down).max() < 1e-4, weight
 
 
 def test_outliers_are_spread() -> None:
