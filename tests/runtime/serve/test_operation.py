@@ -396,7 +396,7 @@ def test_options_say_what_is_wrong() -> None:
     with pytest.raises(SessionError, match=r"max_body.*\n?.*"):
         ServeOptions(max_body=0)
     for wrong in (
-        {"request_timeout": 0}, {"ping": float("nan")}, {"drain": -1}, {"keys": ("",)},
+        {"request_timeout": 0}, {"ping": float("nan")}, {"drain_timeout": -1}, {"keys": ("",)},
         {"adaptive": ("a", "a")}, {"low_queue": 2.0}, {"queue_timeout": True},
     ):  # fmt: skip
         with pytest.raises(SessionError):
