@@ -286,7 +286,8 @@ class Session:
 
     def config(self, profile: str | None = None, **settings: Any) -> GenerationConfig:
         """The config of a request: `settings`, with those of a profile of the bundle, repeatable as a seed
-        requires. Raises SessionError, also for settings that the profile sets and for a metric without tau.
+        requires. Raises SessionError, also for settings that the profile sets, for a metric without
+        tau and for prompt lookup with one.
         """
         if profile is not None and (given := PROFILE_SETS & settings.keys()):
             name = min(given)
@@ -296,6 +297,12 @@ class Session:
             )
         if "metric" in settings and "tau" not in settings:
             raise SessionError("metric is the confidence that tau is compared with; give tau", field="metric")
+        has_tau = profile is not None or "tau" in settings or settings.get("exact") is False
+        if settings.get("prompt_lookup") and has_tau:
+            raise SessionError(
+                "prompt_lookup proposes tokens that exact mode verifies; a tau would not use them: give one",
+                field="prompt_lookup",
+            )
         config = GenerationConfig(**settings)
         if profile is not None:
             try:

@@ -14,7 +14,7 @@ import pytest
 from support.missing import need
 from support.tiny import Named
 
-from mars_export import CalibrationError, GenerationConfig, MarsError, SessionError
+from mars_export import CalibrationError, GenerationConfig, MarsError, Session, SessionError
 from mars_export.calibration.harness import Answers
 
 TASK = """\
@@ -72,6 +72,9 @@ def test_what_is_not_known_or_does_not_fit_is_refused(answers: Answers, bundles:
         Answers.open(str(bundles("qwen2")), 0.5, profile="sums")
     with pytest.raises(SessionError, match="give tau"):
         Answers.open(str(bundles("qwen2")), metric="margin")
+    for has_tau in ({"tau": 0.5}, {"exact": False}):
+        with pytest.raises(SessionError, match="a tau would not use them"):
+            Session.open(bundles("qwen2"), threads=1).config(prompt_lookup=2, **has_tau)
 
 
 def test_without_a_tau_it_is_exact_mode_and_so_the_one_token_text(bundles: Named) -> None:
