@@ -90,8 +90,7 @@ TEST_CASE("conversations give the same text with a prefix cache, whatever is fin
             }
             fake::Backend with(fake::hashed, 1000000, piece), without(fake::hashed, 1000000, piece);
             with.reproducible = reproducible;
-            const auto one = spoken(with, &store, jobs, {9}, cache_block),
-                       other = spoken(without, nullptr, jobs, {}, cache_block);
+            const auto one = spoken(with, &store, jobs, {9}, cache_block), other = spoken(without, nullptr, jobs, {}, cache_block);
             for (std::size_t i = 0; i < jobs.size(); ++i) {
                 CHECK(one[i].tokens == other[i].tokens);
                 CHECK(one[i].reason == other[i].reason);

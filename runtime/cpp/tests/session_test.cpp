@@ -39,12 +39,13 @@ TEST_CASE("a completion equals the sum of its events") {
     config.eos_ids.reset(); // the model's own
     for (const std::int64_t cache_block : {1, 8}) {
         fake::Tokens seen;
-        const auto done = opened.generate(fake::Tokens{4, 5}, config,
-                                          [&](const mars::Event& event) {
-                                              seen.insert(seen.end(), event.token_ids.begin(), event.token_ids.end());
-                                              return false;
-                                          },
-                                          cache_block);
+        const auto done = opened.generate(
+            fake::Tokens{4, 5}, config,
+            [&](const mars::Event& event) {
+                seen.insert(seen.end(), event.token_ids.begin(), event.token_ids.end());
+                return false;
+            },
+            cache_block);
         CHECK(done.token_ids == seen);
         CHECK(done.confidences.size() == seen.size());
         CHECK(done.text.empty());

@@ -25,7 +25,8 @@ struct MARS_API Limits {
     double client_share = 1.0;            ///< share of all places (rows and waiting) that one client may have; above 0, at most 1
     std::optional<std::int64_t>
         max_rows_per_client; ///< sequences of one client in one forward; its other requests wait, even if rows are free
-    std::int64_t cache_block = 1; ///< with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the paper's block commit
+    std::int64_t cache_block =
+        1; ///< with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the paper's block commit
 
     /// Throws SessionError that lists every invalid value.
     void check() const;

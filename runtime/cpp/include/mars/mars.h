@@ -108,7 +108,7 @@ typedef struct mars_session_info {
     size_t num_profiles;
     const char* const* outputs; /* the graph's outputs, such as "logits" */
     size_t num_outputs;
-    int64_t max_rows;                  /* most sequences in one forward, if an engine limits them; 0: no limit */
+    int64_t max_rows; /* most sequences in one forward, if an engine limits them; 0: no limit */
 } mars_session_info;
 
 /* Set the defaults, in this function and in all others with this ending; `struct_size` is sizeof the struct. */
@@ -332,7 +332,8 @@ typedef struct mars_limits {
     int64_t kv_bytes;            /* KV memory of all rows */
     double client_share;         /* 1: share of all places that one client may have; above 0, at most 1 */
     int64_t max_rows_per_client; /* no limit: sequences of one client in one forward; its other requests wait, even if rows are free */
-    int64_t cache_block; /* 1: with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the paper's block commit */
+    int64_t
+        cache_block; /* 1: with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the paper's block commit */
 } mars_limits;
 
 MARS_API void mars_limits_init(mars_limits* limits, size_t struct_size);

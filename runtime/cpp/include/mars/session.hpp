@@ -87,11 +87,11 @@ struct SessionInfo {
     std::int64_t context_length = 0;     ///< most tokens of a row, prompt and answer together
     std::int64_t block = 0, mask_id = 0; ///< mask_id: -1 for a model without a mask token
     std::vector<std::int64_t> eos_ids;
-    std::vector<std::string> profiles;       ///< profiles that are valid for the running variant
-    bool has_text = false;                   ///< whether prompts may be text: a tokenizer that this library supports
-    bool has_thinking = false;               ///< whether the chat template marks thinking
-    bool switches_thinking = false;          ///< whether a prompt of messages can turn it on and off
-    std::optional<std::int64_t> max_rows;    ///< most sequences in one forward, if an engine limits them
+    std::vector<std::string> profiles;    ///< profiles that are valid for the running variant
+    bool has_text = false;                ///< whether prompts may be text: a tokenizer that this library supports
+    bool has_thinking = false;            ///< whether the chat template marks thinking
+    bool switches_thinking = false;       ///< whether a prompt of messages can turn it on and off
+    std::optional<std::int64_t> max_rows; ///< most sequences in one forward, if an engine limits them
 };
 
 /// Version and file of the ONNX Runtime that graphs run on, such as "1.32.0, /usr/lib/libonnxruntime.so.1". Loads it.

@@ -68,8 +68,7 @@ class MARS_API TextStream {
   public:
     /// Stop strings in the thinking that `thinking` splits off have no effect. Throws SessionError if a stop string is
     /// empty, invalid UTF-8 or longer than 256 characters, and for more than 16.
-    explicit TextStream(const Text& text, std::vector<std::string> stop = {},
-                        std::optional<ThinkingStream> thinking = std::nullopt);
+    explicit TextStream(const Text& text, std::vector<std::string> stop = {}, std::optional<ThinkingStream> thinking = std::nullopt);
 
     /// Add a token; returns whether it completes a stop string. The text then ends before that string.
     bool push(std::int64_t token);
@@ -95,8 +94,8 @@ class MARS_API TextStream {
     std::vector<std::string> stop_;
     std::optional<ThinkingStream> thinking_;
     std::size_t longest_stop_ = 0, searched_ = 0; // bytes: of the longest, and of the text without a stop string
-    std::vector<std::int64_t> pending_; // tokens that do not form whole characters yet
-    std::size_t known_ = 0;             // bytes of their text that are in `text_`
+    std::vector<std::int64_t> pending_;           // tokens that do not form whole characters yet
+    std::size_t known_ = 0;                       // bytes of their text that are in `text_`
     std::string text_;
     std::size_t shown_ = 0;
     bool stopped_ = false;

@@ -44,7 +44,8 @@ std::int64_t KvBudget::entries(const Sequence& seq) const {
 
 std::optional<std::int64_t> KvBudget::left(const std::vector<Sequence*>& seqs) const {
     if (!num_bytes || !by_row) return std::nullopt;
-    return std::accumulate(seqs.begin(), seqs.end(), num_entries(), [this](std::int64_t rest, const Sequence* seq) { return rest - entries(*seq); });
+    return std::accumulate(seqs.begin(), seqs.end(), num_entries(),
+                           [this](std::int64_t rest, const Sequence* seq) { return rest - entries(*seq); });
 }
 
 Batch::Batch(Backend& device, std::int64_t count, std::int64_t mask_id, bool releases_rows)

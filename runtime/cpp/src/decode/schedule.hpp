@@ -25,8 +25,8 @@ namespace mars {
 /// does not fit a step. One thread owns a schedule, except where noted.
 class Schedule {
   public:
-    Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, const Limits& limits, std::optional<StepPlanner> planner = std::nullopt,
-             const std::optional<KvBudget>& budget = std::nullopt);
+    Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, const Limits& limits,
+             std::optional<StepPlanner> planner = std::nullopt, const std::optional<KvBudget>& budget = std::nullopt);
 
     Schedule(const Schedule&) = delete;
     Schedule& operator=(const Schedule&) = delete;

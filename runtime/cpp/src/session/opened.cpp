@@ -12,7 +12,6 @@
 #include "joined.hpp"
 #include "log.hpp"
 #include "machine.hpp"
-#include "text/utf8.hpp"
 #include "structured/constrained_sequence.hpp"
 #include "text/utf8.hpp"
 

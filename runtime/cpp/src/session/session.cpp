@@ -9,7 +9,8 @@
 
 namespace mars {
 
-Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, std::int64_t cache_block) const {
+Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event,
+                             std::int64_t cache_block) const {
     return std::move(generate_batch({prompt}, {config}, on_event, cache_block).front());
 }
 

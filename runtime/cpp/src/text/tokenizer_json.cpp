@@ -344,8 +344,7 @@ class Reader {
 
 } // namespace
 
-Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, std::string_view where,
-                               const std::vector<std::string>& control_tokens) {
+Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, std::string_view where, const std::vector<std::string>& control_tokens) {
     const std::string name(where);
     if (tokenizer_json.size() > size_limit)
         throw BundleError(name + ": larger than " + std::to_string(size_limit) + " bytes; this is not a tokenizer");
