@@ -36,10 +36,13 @@ def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
     text = Text(TOKENIZER, "template: {{ messages[0].content }}", turns=turns)
     assert text.render(HELLO) == "<hi>"
     assert text.render([{"role": "user", "content": "hi", "name": "x"}]) == "template: hi"
-    assert text.render([{"role": "tool", "content": "hi"}]) == "template: hi"
+    tool = [
+        {"role": "tool", "content": "hi"}
+    ]  # neither has that role: a user's turn, with the bundle's words
+    assert text.render(tool) == '<The results are:\n{"result": "hi"}>'
     assert Text(TOKENIZER, None, turns=turns).render(HELLO) == "<hi>"
     with pytest.raises(SessionError, match="table does not know such a conversation"):
-        Text(TOKENIZER, None, turns=turns).render([{"role": "tool", "content": "hi"}])
+        Text(TOKENIZER, None, turns=turns).render([{"role": "other", "content": "hi"}])
 
 
 @pytest.mark.parametrize("stop", [["x"] * (MAX_STOPS + 1), ["y" * (MAX_STOP + 1)], ["ab"] * 200_000])
