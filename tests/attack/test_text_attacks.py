@@ -42,7 +42,7 @@ def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
     assert text.render(tool) == '<The results are:\n{"result": "hi"}>'
     assert Text(TOKENIZER, None, turns=turns).render(HELLO) == "<hi>"
     with pytest.raises(SessionError, match="table does not know such a conversation"):
-        Text(TOKENIZER, None, turns=turns).render([{"role": "other", "content": "hi"}])
+        Text(TOKENIZER, None, turns=turns).render([{"role": "system", "content": "hi"}])
 
 
 @pytest.mark.parametrize("stop", [["x"] * (MAX_STOPS + 1), ["y" * (MAX_STOP + 1)], ["ab"] * 200_000])
