@@ -72,7 +72,7 @@ def test_rows_survive_memory_that_cannot_be_had(
     with monkeypatch.context() as short:
         short.setattr("mmap.mmap", shortage)
         with pytest.raises(
-            SessionError, match="the KV entries of 2 row.* of 128 take 0 MB .Unable to allocate"
+            SessionError, match="the KV entries of 1 row.* of 128 take 0 MB .Unable to allocate"
         ):
             rows.reserve(1)
     assert (rows.capacity, rows.buffers) == (0, []), "a fresh cache is fresh again"
@@ -108,7 +108,7 @@ def test_kv_memory_grows_where_there_is_room(backends: Backends, monkeypatch: py
     rows = backends().new_cache(2)
     rows.reserve(100)
     monkeypatch.setattr(machine, "available", lambda: 1000)
-    with pytest.raises(SessionError, match="KV memory of 2 row.* MB, 0 MB are free; shorten the prompt"):
+    with pytest.raises(SessionError, match="KV memory of 1 row.* MB, 0 MB are free; shorten the prompt"):
         rows.reserve(1000)
     assert rows.capacity == 128
 
