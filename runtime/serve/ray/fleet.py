@@ -29,7 +29,7 @@ def _is_paths(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(isinstance(p, str) for p in value.values())
 
 
-PATHS = Rule("a mapping of names to paths, with at smallest one", _is_paths)
+PATHS = Rule("a mapping of names to paths, with at least one", _is_paths)
 REPLICAS = Rule("N or MIN:MAX, 1 or more", lambda value: read_replicas(value) != (0, 0))
 
 

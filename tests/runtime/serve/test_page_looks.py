@@ -10,7 +10,7 @@ import pytest
 from support.missing import need
 from support.page import WORDS, Open, ask, ended
 
-from mars_export.runtime.serve.routes import headers, page
+from mars_export.runtime.serve.routes import page, page_headers
 
 need("uvicorn", "serve")
 
@@ -130,7 +130,7 @@ def test_one_file_and_its_policy() -> None:
         assert word not in source
     assert "http://" not in code and "https://" not in code
     assert re.search(r"<[^>]*\s(on\w+|style|src)=", source.partition("<script>")[0]) is None
-    policy = headers()["Content-Security-Policy"]
+    policy = page_headers()["Content-Security-Policy"]
     kinds = dict(part.split(" ", 1) for part in policy.split("; "))
     assert kinds["default-src"] == kinds["base-uri"] == kinds["frame-ancestors"] == "'none'"
     assert kinds["script-src"].startswith("'sha256-") and "unsafe" not in policy
