@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t manifest_limit = 16000000, checksum_limit = 1000; // bytes
 
-// Limits of safe mode, as in runtime/bundle/safe.py.
+// Limits of safe mode, as in runtime/bundle/open.py.
 constexpr std::size_t safe_manifest = 1000000, safe_files = 64;
 constexpr std::int64_t safe_graph = 64000000, safe_tokenizer = 64000000; // bytes
 
