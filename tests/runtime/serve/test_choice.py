@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,8 @@ def test_one_call_and_no_more(size: int) -> None:
     assert request.cancelled, "nobody waits for the second"
     assert made.text == ""
     assert made.message["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}
+    # Mistral's templates take nothing else.
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call["id"]) for call in made.message["tool_calls"])
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", '[{"name": ', "", "  ["])

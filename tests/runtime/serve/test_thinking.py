@@ -98,6 +98,19 @@ def test_a_chat(client: openai.OpenAI) -> None:
     assert "".join(delta.content or "" for delta in deltas) == SAID
 
 
+def test_stop_strings_apply_to_the_answer_alone(client: openai.OpenAI, server: Serving) -> None:
+    """Both are in the thinking, too: a newline, and words of it."""
+    for stop, kept in (("\n", SAID), ("greet", SAID), ("there", "Hello <think> ")):
+        message = chat(client, stop=[stop]).choices[0].message
+        assert (message.reasoning_content, message.content) == (THOUGHT, kept), stop
+        deltas = [chunk.choices[0].delta for chunk in chat(client, stop=[stop], stream=True)]
+        assert "".join(delta.content or "" for delta in deltas) == kept, stop
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 200, "stop_sequences": ["\n"]}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30) as messages:
+        thought, text = messages.messages.create(**asked).content
+    assert (thought.thinking, text.text) == (THOUGHT, SAID)
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"reasoning_effort": "none"}, {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}],
