@@ -92,3 +92,28 @@ def test_a_program_finds_it(prefix: Path, bundles: Named, tmp_path: Path) -> Non
     run("cmake", "-S", source, "-B", tmp_path, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
     assert "tokens/forward" in run(tmp_path / "embed", bundles("llama"), "hi")
+
+
+@pytest.mark.parametrize("language", ["cpp", "c"])
+def test_the_programs_of_the_guide_build_as_it_says(
+    prefix: Path, bundles: Named, tmp_path: Path, language: str
+) -> None:
+    def block(kind: str, page: str = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")) -> str:
+        return next(
+            text
+            for text in re.findall(rf"```{kind}\n(.*?)```", page, re.S)
+            if "answer" in text or "int main" in text
+        )
+
+    cmake, steps = block("cmake"), block("sh")
+    if language == "c":
+        cmake = cmake.replace("CXX", "C").replace("answer.cpp", "answer.c")
+        steps = steps.replace("c++ -std=c++17 answer.cpp", "cc answer.c")
+    (tmp_path / f"answer.{language}").write_text(block(language), encoding="utf-8")
+    (tmp_path / "CMakeLists.txt").write_text(cmake, encoding="utf-8")
+    (tmp_path / "mars.bundle").symlink_to(bundles("llama"))
+    for program in ("build/answer", "./answer"):
+        steps = steps.replace(f"{program}\n", f"{program} > {Path(program).parent}/answer.txt\n")
+    call("bash", "-ec", steps.replace("/opt/mars", str(prefix)), cwd=tmp_path, check=True, timeout=300)
+    answer = (tmp_path / "answer.txt").read_text(encoding="utf-8")
+    assert answer.strip() and answer == (tmp_path / "build/answer.txt").read_text(encoding="utf-8")
