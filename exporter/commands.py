@@ -107,7 +107,7 @@ def onnx(
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .option_rules import check_early, choose_precision
+    from .option_rules import check_names, check_needs, choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -123,7 +123,8 @@ def onnx(
         options = replace(options, precision=precision)
     elif device != "cpu":
         raise ExportError("--device: only with --precision auto, which chooses for it")
-    check_early(options)
+    check_names(options)
+    check_needs(options, ExportOptions())
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
         options = replace(options, block=block or opened.block)
@@ -210,7 +211,7 @@ def trt(
 ) -> None:
     """Build a TensorRT engine, or write a recipe to build it on the target if this machine cannot."""
     from ..runtime.bundle.open import open_bundle
-    from .option_rules import ENGINE_DEFAULTS, check_early
+    from .option_rules import check_needs
     from .tensorrt.engines import add_engine, export_engine, is_bundle
 
     with progress_bars() as bars:
@@ -234,7 +235,7 @@ def trt(
                 "block": block or opened.block, "precision": precision or "fp16", "activations": activations,
                 "head": head, "embedding": "float",
             })  # fmt: skip
-            check_early(graph, ENGINE_DEFAULTS)
+            check_needs(graph, ExportOptions(activations="fp16", head="float", embedding="float"))
             if not dry_run:
                 _print_quantizer(graph, opened)
             outcome = export_engine(

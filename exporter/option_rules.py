@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..runtime.bundle.manifest import KV_LAYOUTS
 from ..runtime.errors import ExportError
@@ -20,8 +20,6 @@ MAX_INT8_HEAD = 512  # sums of byte products are exact
 MAX_MTP_BLOCK = 4
 OF_CODES = "activations", "group", "asymmetric", "head", "embedding", "quantizer", "calibration_text"
 OF_FIXED = "batch", "capacity", "prefill"
-DEFAULTS = ExportOptions()
-ENGINE_DEFAULTS = ExportOptions(activations="fp16", head="float", embedding="float")
 
 SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
 
@@ -40,17 +38,34 @@ def quantizer_for(options: ExportOptions, checkpoint: Checkpoint) -> Quantizer |
     return choose_quantizer(checkpoint, options.quantization, options.quantizer, options.calibration_text)
 
 
-def check_early(options: ExportOptions, *defaults: ExportOptions) -> None:
-    """The checks of `check_options` that need no checkpoint."""
-    if problems := _problems_of_options(options, defaults):
+def check_names(options: ExportOptions) -> None:
+    """Raise ExportError that lists unknown names of precisions, KV types and layouts; needs no checkpoint."""
+    if problems := _unknown_names(options):
         raise ExportError("; ".join(problems))
 
 
-def check_options(options: ExportOptions, dims: Dims, *defaults: ExportOptions) -> None:
-    """Raise ExportError that lists every option out of range, and those that would do nothing, with what
-    they need. An option counts as given if it differs from all `defaults`, by default those of the class.
-    """
-    problems, context_length = _problems_of_options(options, defaults), dims.context_length
+def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
+    """Raise ExportError for options that differ from `defaults` and would do nothing, with what they need."""
+    given = {name for name in (*OF_CODES, *OF_FIXED) if getattr(options, name) != getattr(defaults, name)}
+    without_codes = options.precision not in SCHEMES
+    without_groups = options.precision == "w8a8" and options.head != "int4"
+    needs = {
+        "--precision int4, int8 or w8a8": given & set(OF_CODES) if without_codes else (),
+        "--precision int4 or int8, or --head int4": given & {"group"} if without_groups else (),
+        "--fixed": () if options.fixed else given & set(OF_FIXED),
+    }
+    problems = [
+        f"{', '.join(f'--{name}'.replace('_', '-') for name in sorted(names))}: only with {need}"
+        for need, names in needs.items()
+        if names
+    ]
+    if problems:
+        raise ExportError("; ".join(problems))
+
+
+def check_options(options: ExportOptions, dims: Dims) -> None:
+    """Raise ExportError that lists every option out of range."""
+    problems, context_length = _unknown_names(options), dims.context_length
     if options.kv == "int8":
         problems += _problems_of_int8_kv(options, dims)
     if options.quantization is not None:
@@ -79,35 +94,16 @@ def check_options(options: ExportOptions, dims: Dims, *defaults: ExportOptions) 
         raise ExportError("; ".join(problems))
 
 
-def _problems_of_options(options: ExportOptions, defaults: Sequence[ExportOptions]) -> list[str]:
-    """Unknown names of precisions, KV types and layouts; if there are none, options that would do nothing."""
+def _unknown_names(options: ExportOptions) -> list[str]:
     choices = {
         "--precision": (options.precision, PRECISIONS),
         "--kv-layout": (options.kv_layout or "in-place", KV_LAYOUTS),
         "--kv": (options.kv, KV),
     }
-    unknown = [
+    return [
         f"{option} must be one of {', '.join(known)}, not {name}"
         for option, (name, known) in choices.items()
         if name not in known
-    ]
-    if unknown:
-        return unknown
-    given = {
-        name
-        for name in (*OF_CODES, *OF_FIXED)
-        if all(getattr(options, name) != getattr(each, name) for each in defaults or [DEFAULTS])
-    }
-    without_groups = options.precision == "w8a8" and options.head != "int4"
-    needs = {
-        "--precision int4, int8 or w8a8": given & set(OF_CODES) if options.precision not in SCHEMES else (),
-        "--precision int4 or int8, or --head int4": given & {"group"} if without_groups else (),
-        "--fixed": () if options.fixed else given & set(OF_FIXED),
-    }
-    return [
-        f"{', '.join(f'--{name}'.replace('_', '-') for name in sorted(names))}: only with {need}"
-        for need, names in needs.items()
-        if names
     ]
 
 

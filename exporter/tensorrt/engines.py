@@ -20,7 +20,7 @@ from ..checkpoint.open import Checkpoint
 from ..export import Progress, reopen, weight_bytes, write_bundle, writing
 from ..export_options import FLOATS, EngineOptions, ExportOptions
 from ..graph.nodes import fixed
-from ..option_rules import DEFAULTS, ENGINE_DEFAULTS, PRECISIONS, check_options
+from ..option_rules import PRECISIONS, check_options
 from . import build as tensorrt
 from .plan import RECIPE_FILE, EnginePlan, make_plan, recipe
 
@@ -76,7 +76,7 @@ def export_engine(
     Raises ExportError, before anything is written, for bad options, and without `force` for an existing
     output or too little memory.
     """
-    check_options(graph, checkpoint.dims, DEFAULTS, ENGINE_DEFAULTS)
+    check_options(graph, checkpoint.dims)
     _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
     _refuse_mtp(checkpoint.dims.mtp)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)

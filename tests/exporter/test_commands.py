@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.exports import export
 from support.tiny import Named
 from tokenizers import Tokenizer
 from torch.nn import functional as F
@@ -155,13 +154,3 @@ def test_the_page_of_text(checkpoints: Named, tmp_path: Path) -> None:
 def test_options_that_would_do_nothing(words: str, message: str, checkpoints: Named, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=re.escape(message)):
         run("onnx", str(checkpoints("llama")), "-o", str(tmp_path / "b"), *words.split())
-
-
-@pytest.mark.parametrize(
-    "fields", [{"activations": "fp16"}, {"head": "int4", "group": 16}, {"batch": 2}], ids=str
-)
-def test_options_that_would_do_nothing_in_python(
-    fields: dict[str, Any], checkpoints: Named, tmp_path: Path
-) -> None:
-    with pytest.raises(ExportError, match=f"--{min(fields)}.*: only with"):
-        export(checkpoints("llama"), tmp_path / "b", **fields)

@@ -172,11 +172,11 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(
 
         assert call(port, "/health")[0] == 200
         answers = [post(port, REQUEST) for _ in range(40)]
-        assert (answers[0][0], answers[-1][0]) == (200, 500)
+        assert (answers[0][0], answers[-1][0]) == (200, 503)
         assert "start it again" in answers[-1][1]
         status, text = call(port, "/health")
         assert (status, json.loads(text)["status"]) == (503, "failed")
-        assert post(port, REQUEST)[0] == 500
+        assert post(port, REQUEST)[0] == 503
         process.terminate()
         assert process.wait(20) == 0
         said = words_of(process)
