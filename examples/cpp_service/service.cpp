@@ -32,6 +32,7 @@ constexpr std::chrono::seconds request_timeout{600}; // longest time of an answe
 constexpr std::chrono::milliseconds glance{50};      // how often a waiting client is checked
 constexpr std::chrono::seconds silence{5};           // after which a stream sends a comment
 constexpr const char* stopping_words = "the service is stopping";
+constexpr const char* lost_words = "nothing computes on the GPU in this process any more: start it again";
 
 std::string line(const Json& value) { return openai::text_of(value) + "\n"; }
 
@@ -96,7 +97,7 @@ class Service {
         } catch (const std::exception& error) {
             if (dynamic_cast<const http::Refusal*>(&error) != nullptr) throw;
             const int status = status_of(error);
-            refuse(exchange, status, batcher_.alive() ? error.what() : stopping_words, "", "", status == 503 ? retry_after(1) : "");
+            refuse(exchange, status, batcher_.alive() ? error.what() : unavailable(), "", "", status == 503 ? retry_after(1) : "");
         }
     }
 
@@ -104,6 +105,9 @@ class Service {
                        const std::string& code = "", const std::string& headers = "") {
         exchange.respond(status, line(openai::error(status, message, param, code)), headers);
     }
+
+    /// Why a batcher that has ended takes no requests.
+    const char* unavailable() const { return is_lost_ ? lost_words : stopping_words; }
 
     /// The status for an error: the request's fault (400), too little memory or time now (503), or ours (500).
     int status_of(const std::exception& error) const {
@@ -211,7 +215,7 @@ class Service {
         follow(exchange, serializer, box, [&](openai::Choice& choice, const mars::Event& event) { serializer.push(choice, event); }, [] {});
         bool has_begun = false;
         for (const openai::Choice& choice : serializer.choices) has_begun = has_begun || !choice.request.completion().token_ids.empty();
-        if (!has_begun && !batcher_.alive()) throw http::Refusal(503, stopping_words);
+        if (!has_begun && !batcher_.alive()) throw http::Refusal(503, unavailable());
         exchange.respond(200, line(serializer.body()));
     }
 
