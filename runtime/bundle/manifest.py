@@ -25,7 +25,7 @@ NOT_BATCH_INVARIANT = (
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 SCALE_BYTES = 2  # after the codes of an int8 entry
-KV_LAYOUTS = ("in-place", "appended")
+KV_LAYOUTS = ("in-place", "appended", "cuda")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -68,6 +68,11 @@ class ModelInfo:
     def entry_width(self, kv_dtype: str) -> int:
         """The numbers of one entry of a head: those of an int8 entry include its scale."""
         return self.head_dim + (SCALE_BYTES if kv_dtype == "int8" else 0)
+
+    def entry_shape(self, kv_dtype: str, kv_layout: str) -> tuple[int, int]:
+        """The heads of a row of KV entries (one in the layout "cuda") and the numbers of each in an entry."""
+        heads, width = self.num_kv_heads, self.entry_width(kv_dtype)
+        return (1, heads * width) if kv_layout == "cuda" else (heads, width)
 
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
@@ -147,7 +152,8 @@ class Variant:
     weights: the file of the graph's weights, if they are apart
     precision: the form of the stored weights
     kv_dtype: the type of the KV entries; int8 entries have their scales in them
-    kv_layout: "in-place" if the graph writes into KV buffers of fixed size, "appended" if it returns entries
+    kv_layout: "in-place" if the graph writes into KV buffers of fixed size, "cuda" if these also have entries
+        before heads, "appended" if it returns entries
     outputs: the names of its outputs
     batch, slots, capacity: the fixed sizes of the graph; None if they are symbolic
     drift: its distance from the checkpoint
@@ -198,6 +204,8 @@ class Variant:
         is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
         if self.kv_dtype == "int8" and not is_plain:
             yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
+        if self.kv_layout == "cuda" and self.is_engine:
+            yield "kv_layout", "cuda is for graphs of ONNX Runtime"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ from ..decode.backend import Backend
 from ..errors import SessionError
 from .name import DeviceName, GpuOptions
 from .ort.backend import KV_DTYPES, NO_KERNELS, OrtBackend
+from .ort.library import version_and_devices
+
+# Since this version causal attention over `nonpad_kv_seqlen` entries is aligned to a row's last entry.
+CUDA_OLDEST = (1, 28)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +101,17 @@ def _check_safe(bundle: Bundle, variant: Variant) -> None:
 
 
 def choose(bundle: Bundle, device: str, host: Host | None = None) -> Variant:
-    """The variant to open on `device`: on a GPU an engine before a graph, in the manifest's order.
+    """The variant to open on `device`: on a GPU an engine before a graph, and a graph for CUDA before others;
+    in the manifest's order.
 
     Raises SessionError with the reason for each variant. If a bundle has engines and none fits, that is an
     error, and no slower graph is opened.
     """
     name, variants = DeviceName.parse(device), bundle.manifest.variants
-    candidates = [v for v in variants if v.is_engine] if name.kind == "cuda" else []
-    candidates = candidates or [v for v in variants if not v.is_engine]
+    is_cuda = name.kind == "cuda"
+    candidates = [v for v in variants if v.is_engine] if is_cuda else []
+    graphs = (v for v in variants if not v.is_engine and (is_cuda or v.kv_layout != "cuda"))
+    candidates = candidates or sorted(graphs, key=lambda v: v.kv_layout != "cuda")
     if host is None and any(v.is_engine for v in candidates):
         host = inspect_host(name.ordinal)
     reasons = {v.name: why_not(v, device, host) for v in candidates}
@@ -113,7 +120,7 @@ def choose(bundle: Bundle, device: str, host: Host | None = None) -> Variant:
             return variant
     for v in variants:
         if v not in candidates:
-            words = f"a graph for ONNX Runtime; give --variant {v.name} to run it instead of an engine"
+            words = f"a graph for ONNX Runtime; give --variant {v.name} to run it all the same"
             reasons[v.name] = why_not(v, device, None) or words
     lines = [f"{variant}: {reason}" for variant, reason in reasons.items()]
     raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
@@ -126,6 +133,9 @@ def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
         if variant.kv_dtype == "int8" and DeviceName.parse(device).kind != "cpu":
             return "its int8 KV entries are for CPUs; export with --kv float"
+        version = installed[0] if (installed := version_and_devices()) else "1.28"
+        if variant.kv_layout == "cuda" and tuple(map(int, version.split(".")[:2])) < CUDA_OLDEST:
+            return f"its attention needs ONNX Runtime 1.28 or newer, {version} is installed"
         return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
     if DeviceName.parse(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"

@@ -186,9 +186,9 @@ class PrefixFormat:
     backend: Backend
 
     @classmethod
-    def of(cls, fingerprint: str, model: ModelInfo, kv_dtype: str, backend: Backend) -> PrefixFormat:
-        shape = (len(model.kv_suffixes), model.num_kv_heads, model.entry_width(kv_dtype))
-        return cls(fingerprint, shape, KV_TYPES[kv_dtype], backend)
+    def of(cls, fingerprint: str, model: ModelInfo, variant: Variant, backend: Backend) -> PrefixFormat:
+        shape = (len(model.kv_suffixes), *model.entry_shape(variant.kv_dtype, variant.kv_layout))
+        return cls(fingerprint, shape, KV_TYPES[variant.kv_dtype], backend)
 
     def name(self, entry: PrefixEntry) -> str:
         """The file's name, the same for equal entries."""

@@ -126,7 +126,7 @@ class Session:
         session = cls(bundle, choice, backend, budget, str(name), **text_options)
         if prefix_dir is not None:
             bits = fingerprint(bundle, choice, str(name), options)
-            form = PrefixFormat.of(bits, bundle.manifest.model, choice.kv_dtype, backend)
+            form = PrefixFormat.of(bits, bundle.manifest.model, choice, backend)
             PrefixDir(prefix_dir, prefix_bytes, form, session._prefixes)
         return session
 

@@ -140,7 +140,7 @@ TEST_CASE("an engine that does not fit is an error; the graph does not replace i
     here.no_gpu = "no NVIDIA GPU is visible";
     CHECK_THROWS_WITH_AS(mars::choose(from, "cuda", &here),
                          "a.bundle: no variant runs here on cuda:\n  rtx: no NVIDIA GPU is visible\n  onnx-fp32: a graph for ONNX Runtime; "
-                         "name it as the variant to run it instead of an engine\n  fixed: its fixed shapes are for compilers; the "
+                         "name it as the variant to run it all the same\n  fixed: its fixed shapes are for compilers; the "
                          "session runs the dynamic graph",
                          mars::SessionError);
     CHECK_THROWS_WITH_AS(mars::choose_named(from, "rtx", "cuda", &here),
@@ -150,6 +150,17 @@ TEST_CASE("an engine that does not fit is an error; the graph does not replace i
                          "device cuda",
                          mars::SessionError);
     CHECK_THROWS_AS(mars::choose_named(from, "missing", "cpu", &here), mars::BundleError);
+}
+
+TEST_CASE("a graph for CUDA is read, and the one beside it runs") {
+    nlohmann::json whole = valid(), graph = whole["variants"][0];
+    const std::string plain = graph["name"];
+    graph["name"] = "fp16-cuda";
+    graph["kv_layout"] = "cuda";
+    whole["variants"].insert(whole["variants"].begin(), graph);
+    const mars::Bundle from{"b", mars::parse_manifest(whole.dump())};
+    for (const char* device : {"cpu", "cuda"}) CHECK(mars::choose(from, device).name == plain);
+    CHECK_THROWS_WITH_AS(mars::choose_named(from, "fp16-cuda", "cpu"), doctest::Contains("its KV layout is for Python"), mars::SessionError);
 }
 
 TEST_CASE("an engine without a description of its device is refused") {

@@ -31,7 +31,15 @@ KV_DTYPES = {name: KV_TYPES[name] for name in ("float32", "float16", "int8")}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # GPU memory grows by what is needed, not in powers of two, so that the rest is left for KV rows. Products of
 # float32 are not rounded to TF32, which is the provider's default, so that answers equal those of the CPU.
-SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}}
+# Norms of sums (SkipSimplifiedLayerNormalization) add squares up in float32, not in half precision.
+SETTINGS = {
+    "cpu": {},
+    "cuda": {
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "0",
+        "enable_skip_layer_norm_strict_mode": "1",
+    },
+}
 # Outside of layers: operators on shapes, positions and masks. All others process hidden states or logits.
 SMALL = {
     "Shape", "Squeeze", "Unsqueeze", "Range", "Concat", "Cast", "Add", "Sub", "Mul", "LessOrEqual", "Greater",
@@ -59,8 +67,8 @@ NO_KERNELS = (
 
 
 class OrtBackend:
-    """An ONNX variant on a device. In the KV layout "in-place" past and present are one buffer; in "appended"
-    the new entries of a step are copied into the rows.
+    """An ONNX variant on a device. In the KV layout "in-place" past and present are one buffer, and in
+    "cuda", where rows have one wide head; in "appended" the new entries of a step are copied into the rows.
 
     `memory`: where KV rows should be; by default the device's. `settings` are ONNX Runtime's own options.
     """
@@ -86,9 +94,10 @@ class OrtBackend:
         self.max_slots: int | None = None
         self.max_outputs: int | None = None
         self.reproducible_slots: int | None = None
-        self._cache_shape = (model.num_kv_heads, model.entry_width(variant.kv_dtype))
+        self._cache_shape = model.entry_shape(variant.kv_dtype, variant.kv_layout)
+        self._num_dims = 3 if variant.kv_layout == "cuda" else 4  # of a KV tensor
         self._dtype = KV_DTYPES[variant.kv_dtype]
-        self._in_place = variant.kv_layout == "in-place"
+        self._in_place = variant.kv_layout != "appended"
         self._suffixes = model.kv_suffixes
         self._mtp_drafts = model.mtp_drafts
         is_gpu = name.kind != "cpu"
@@ -222,7 +231,8 @@ class OrtBackend:
             binding = Binding(self._session, self._places)
             names = [(f"past_key_values.{s}", f"present.{s}") for s in self._suffixes]
             offset = first * cache.row_bytes
-            binding.bind_rows(names, self._in_place, cache.buffers, self._memory, self._dtype, rows, offset)
+            shape = (rows, *cache.buffers[0].shape[1 - self._num_dims :])
+            binding.bind_rows(names, self._in_place, cache.buffers, self._memory, self._dtype, shape, offset)
             cache.binding, cache.binding_key = binding, key
         return cache.binding
 

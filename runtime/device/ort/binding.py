@@ -22,9 +22,10 @@ def check_signature(
     session: Any, graph: Path, variant: Variant, model: ModelInfo
 ) -> dict[str, tuple[int, ...]]:
     """The further dimensions of outputs that have several values for each position. Raises BundleError."""
-    entry = model.entry_width(variant.kv_dtype)
-    kv_shape, kv_type = (model.num_kv_heads, entry), TYPES[variant.kv_dtype]
-    in_place = variant.kv_layout == "in-place"  # past and present are one buffer
+    heads, entry = model.entry_shape(variant.kv_dtype, variant.kv_layout)
+    shape = [None, None, entry] if variant.kv_layout == "cuda" else [None, heads, None, entry]
+    kv_type = TYPES[variant.kv_dtype]
+    in_place = variant.kv_layout != "appended"  # past and present are one buffer
     pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
     presents = [f"present.{s}" for s in model.kv_suffixes]
     graph_inputs = {i.name: i for i in session.get_inputs()}
@@ -33,11 +34,12 @@ def check_signature(
     mismatched |= graph_outputs.keys() ^ {*variant.outputs, *presents}
     for name, info in [*graph_inputs.items(), *graph_outputs.items()]:
         is_kv = name.startswith(("past_key_values.", "present."))
-        if is_kv and ((info.shape[1], info.shape[3]) != kv_shape or info.type != kv_type):
+        sizes = [n if isinstance(n, int) else None for n in info.shape]
+        if is_kv and (sizes, info.type) != (shape, kv_type):
             mismatched.add(name)
     for past_name, present_name in zip(pasts, presents, strict=True):
         past, present = graph_inputs.get(past_name), graph_outputs.get(present_name)
-        if past and present and (past.shape[2] == present.shape[2]) != in_place:
+        if past and present and (past.shape[-2] == present.shape[-2]) != in_place:
             mismatched.add(f"{present_name} (KV layout)")
     wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in graph_outputs]
     widths = {name: tuple(graph_outputs[name].shape[2:]) for name in wide}
@@ -77,13 +79,12 @@ class Binding:
         buffers: Sequence[Any],
         memory: Memory,
         dtype: np.dtype[Any],
-        rows: int,
+        shape: tuple[int, ...],
         offset: int,
     ) -> None:
-        """Bind `rows` rows of KV tensors, `offset` bytes from their beginning, as inputs; `in_place`: also as
-        outputs. `names` are those of past and present.
+        """Bind rows of KV tensors, `offset` bytes from their beginning, as inputs of `shape`, and
+        as outputs if `in_place`. `names` are those of past and present.
         """
-        shape = (rows, *buffers[0].shape[1:])
         for (past, present), buffer in zip(names, buffers, strict=True):
             place = (memory.device, memory.number, dtype, shape, buffer.address + offset)
             self._io.bind_input(past, *place)

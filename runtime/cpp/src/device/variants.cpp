@@ -58,7 +58,7 @@ std::vector<std::string> engine_mismatches(const Variant& variant, const Here& h
 
 std::string other(const Variant& variant, const std::string& device) {
     if (const auto reason = why_not(variant, device, nullptr)) return *reason;
-    return "a graph for ONNX Runtime; name it as the variant to run it instead of an engine";
+    return "a graph for ONNX Runtime; name it as the variant to run it all the same";
 }
 
 } // namespace
@@ -68,6 +68,7 @@ bool runs_engines(const std::string& device) { return DeviceName::of(device).kin
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here) {
     if (!variant.is_engine()) {
         if (variant.is_static()) return "its fixed shapes are for compilers; the session runs the dynamic graph";
+        if (variant.kv_layout == "cuda") return "its KV layout is for Python; this libmars runs the graph beside it";
         return std::nullopt;
     }
     if (!runs_engines(device)) return "made for " + variant.backend + ": an engine runs on a GPU; give the device cuda";
