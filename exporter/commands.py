@@ -259,7 +259,7 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
     plan, variant = outcome.plan, outcome.variant
     out.print(
         f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)},"
-        f" {plan.backend}, KV layout {plan.kv_layout}"
+        f" {plan.backend}, KV layout {' or '.join(plan.kv_layouts)}"
     )
     for r in plan.ranges:
         out.print(
@@ -275,6 +275,12 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
             f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} in {info.seconds:.1f} s, with"
             f" at most {info.peak_memory / 1e9:.1f} GB of memory"
         )
+        if outcome.is_decomposed:
+            err.print(
+                "TensorRT has no fused kernel for this attention here and computes it in several, which is"
+                " slower.",
+                style="yellow",
+            )
         if variant.drift is not None:
             _print_drift(variant.drift, variant.precision)
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")

@@ -32,7 +32,7 @@ from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
 from .turns import derive_chat_turns, find_control_tokens, find_thinking, with_plain_marks
 
-GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.onnx", "weights.bin", "tokenizer.json"
+WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a phase, how much of it is done, and its total."""
@@ -74,31 +74,44 @@ def reopen(directory: Path, target: Path) -> None:
 
 
 def write_bundle(
-    directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
+    directory: Path,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    report: Progress,
+    more_layouts: Sequence[str] = (),
 ) -> Manifest:
-    """Write a bundle to an empty directory. The options must have been checked."""
+    """Write a bundle to an empty directory, with further graphs of the same weights in `more_layouts`. The
+    options must have been checked.
+    """
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     stored, quantizer = _stored(checkpoint, options, report)
     placed = _write_weights(directory, stored, options, report)
-    spec = _spec(stored, options)
-    model = graph.build(spec, placed, WEIGHTS_FILE, version("mars-export"))
-    onnx.save(model, directory / GRAPH_FILE)
-    onnx.checker.check_model(str(directory / GRAPH_FILE))
     (directory / TOKENIZER_FILE).write_text(with_plain_marks(checkpoint.vocabulary), encoding="utf-8")
-    variant = Variant(
-        "model",
-        "onnx",
-        GRAPH_FILE,
-        WEIGHTS_FILE,
-        options.weight_precision,
-        options.kv_dtype,
-        options.kv_layout or "in-place",
-        options.outputs,
-        drift=_self_check(directory, checkpoint, options, spec, placed, report),
-        quantization=_quantization_info(options.quantization, quantizer),
-        accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
-    )
+
+    def written(name: str, options: ExportOptions) -> tuple[Variant, onnx.ModelProto]:
+        spec, file = _spec(stored, options), f"{name}.onnx"
+        model = graph.build(spec, placed, WEIGHTS_FILE, version("mars-export"))
+        onnx.save(model, directory / file)
+        onnx.checker.check_model(str(directory / file))
+        variant = Variant(
+            name,
+            "onnx",
+            file,
+            WEIGHTS_FILE,
+            options.weight_precision,
+            options.kv_dtype,
+            options.kv_layout or "in-place",
+            options.outputs,
+            drift=_self_check(directory, checkpoint, options, spec, placed, report),
+            quantization=_quantization_info(options.quantization, quantizer),
+            accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
+        )
+        return variant, model
+
+    variant, model = written("model", options)
     variants = [variant, *_fixed_variants(directory, model, variant, options, checkpoint.dims.context_length)]
+    for layout in more_layouts:
+        variants.append(written(f"model-{layout}", replace(options, kv_layout=layout, reference=False))[0])
     manifest = _manifest(directory, checkpoint, options.block, variants)
     write_manifest(directory, manifest)
     return manifest

@@ -24,7 +24,7 @@ class Shapes:
 
     Shapes:
     kv_layout: in-place, or appended: plain operators for TensorRT before 10.15. By default in-place, for an
-        engine what the target's TensorRT supports.
+        engine what the target's TensorRT supports; a Jetson's recipe has both.
     fixed: onnx: also write graphs with fixed shapes, which share the weights. trt: an engine for exactly
         --batch rows of --block slots.
     batch: Rows of the --fixed graphs; of an engine, the maximum batch size.
@@ -64,10 +64,11 @@ class EngineOptions(Shapes):
     """How an engine is built.
 
     Engine:
-    target: rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.
+    target: rtx, sm75 ... sm121, portable (whatever GPUs TensorRT-RTX accepts), host, jetson-orin,
+        jetson-thor, h100 or h200.
     tf32: Round float32 products to TF32: faster, but less exact.
-    workspace: GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most of
-        it.
+    workspace: GPU memory that a layer may use for itself, such as 512M or 4G; by default 1G if the GPU uses
+        the system's memory, else TensorRT's, which is most of it.
     build: Build the engine if this machine can, or only write the graph and a recipe.
     """
 

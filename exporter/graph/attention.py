@@ -18,8 +18,9 @@ from .operators import attention_settings
 
 # Scores are masked in fp32. It is finite because a Softmax of -inf alone would be NaN.
 MASKED_SCORE = -1e30
-# The position of an entry beyond the cursor: it is after every query, so that none attends to it.
-NOWHERE = 2**40
+# The position of an entry beyond the cursor: it is after every query, so that none attends to it. It
+# fits int32, to which TensorRT may narrow integers.
+NOWHERE = 2**30
 
 
 def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -> str:
@@ -125,7 +126,7 @@ def rows_of(nodes: Nodes, dims: Dims, mask: str) -> str:
             return mask
         added = _added(nodes, mask, mask)  # before Tile, which has no CUDA kernel for booleans
         return nodes.add("Tile", added, "rows_of_slot", name=f"{mask}_of_rows")
-    ends = (("last_row", [-1]), ("far", [2**62]))
+    ends = (("last_row", [-1]), ("far", [NOWHERE]))
     row = nodes.add("Slice", mask, *ends, ("axis_2", [2]), name=f"{mask}_last")
     rows = nodes.add("Concat", mask, row, name=f"{mask}_and_one", axis=2)
     return rows if dims.quirks.attention_cap else _added(nodes, rows, mask)

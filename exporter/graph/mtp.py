@@ -15,7 +15,7 @@ from ..checkpoint.dims import Dims
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed
 
-FIRST, LAST, END = ("axis_start", [0]), ("last_row", [-1]), ("far", [2**62])
+FIRST, LAST, END = ("axis_start", [0]), ("last_row", [-1]), ("far", [2**30])
 
 
 class Writer(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ...runtime.bundle.manifest import ModelInfo
+from ...runtime.bundle.variant_info import PORTABLE
 from ...runtime.device.trt.engine import collecting_logger, find, missing
 from ...runtime.errors import ExportError
 from ...runtime.machine import available, forget_peak, peak
@@ -23,6 +25,8 @@ MAX_LIST = 8
 # Memory of a build, measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the
 # weights, and what the process takes.
 FACTOR, BASE = 3.1, 500_000_000
+# TensorRT's message about an attention without a fused kernel; that of RTX 1.7 has both words.
+NOT_FUSED = re.compile("attention|decomposable", re.IGNORECASE)
 PARTS = 1000  # steps of a build, as progress counts them
 BuildProgress = Callable[[str, int, int], None]
 """Called with "engine", the parts of the build that are done, and PARTS."""
@@ -30,13 +34,17 @@ BuildProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A serialized engine, the duration of its build, and this process's peak memory in bytes during it."""
+    """A serialized engine, the duration of its build, and this process's peak memory in bytes during it.
+
+    `is_decomposed`: attention has no fused kernel and is computed by several.
+    """
 
     data: bytes
     version: str
     cuda: str
     seconds: float
     peak_memory: int
+    is_decomposed: bool
 
 
 def load(backend: str) -> ModuleType:
@@ -68,26 +76,32 @@ def build(
 ) -> Built:
     """Parse, check and build `graph`, an ONNX file with the plan's capacity and its weights in its directory.
 
-    Raises ExportError with TensorRT's message, and KeyboardInterrupt after a Ctrl-C during the build.
+    Attention in fp32 has no fused kernel and may be decomposed, in half precision only if TensorRT finds no
+    kernel. Raises ExportError with TensorRT's message, and KeyboardInterrupt after a Ctrl-C during the build.
     """
     trt = load(plan.backend)
-    logger = collecting_logger(trt)
-    builder = trt.Builder(logger)
-    network = parse(trt, logger, builder, graph)
-    check(trt, network, plan, model, is_fp32)
-    config = _config(trt, builder, plan, model)
     forget_peak()
     start = perf_counter()
-    monitor = config.progress_monitor = _monitor(trt, progress or (lambda phase, done, total: None))
-    with _interruptible(monitor):
-        data = builder.build_serialized_network(network, config)
-    if monitor.stop is not None:
-        raise monitor.stop
-    if data is None:
-        raise ExportError(
-            f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(MAX_LIST)}"
-        )
-    return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - start, peak())
+    prefers_fused = plan.kv_layout == "in-place" and not is_fp32
+    for is_decomposable in (False, True) if prefers_fused else (True,):
+        logger = collecting_logger(trt)
+        builder = trt.Builder(logger)
+        network = parse(trt, logger, builder, graph)
+        check(trt, network, plan, model, is_decomposable)
+        config = _config(trt, builder, plan, model)
+        monitor = config.progress_monitor = _monitor(trt, progress or (lambda phase, done, total: None))
+        with _interruptible(monitor):
+            data = builder.build_serialized_network(network, config)
+        if monitor.stop is not None:
+            raise monitor.stop
+        if data is not None:
+            seconds = perf_counter() - start
+            is_decomposed = prefers_fused and is_decomposable
+            return Built(bytes(data), trt.__version__, _cuda(trt), seconds, peak(), is_decomposed)
+        message = logger.last(MAX_LIST)
+        if not NOT_FUSED.search(message):
+            break
+    raise ExportError(f"{plan.backend} {trt.__version__} cannot build {graph.name}: {message}")
 
 
 def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
@@ -105,9 +119,9 @@ def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     return network
 
 
-def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_fp32: bool) -> None:
-    """Raise ExportError if the parser lost something that the result depends on; make fp32 attention
-    buildable.
+def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_decomposable: bool) -> None:
+    """Raise ExportError if the parser lost something that the result depends on. Sets whether TensorRT may
+    decompose attention.
 
     Some TensorRT parsers silently drop inputs of Attention: without masks the network builds, but its results
     are wrong.
@@ -125,8 +139,7 @@ def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_fp32: b
         if unmasked:
             problems.append(f"{unmasked} attentions lost their mask")
         for attention in attentions:
-            # There is no fused kernel for fp32: allow TensorRT to decompose the operator.
-            attention.decomposable = is_fp32
+            attention.decomposable = is_decomposable
     mismatched = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
     if mismatched:
         problems.append(f"inputs differ: {', '.join(sorted(mismatched)[:MAX_LIST])}")
@@ -156,6 +169,9 @@ def _config(trt: Any, builder: Any, plan: EnginePlan, model: ModelInfo) -> Any:
             profile.set_shape(name, smallest, best, largest)
         config.add_optimization_profile(profile)
     if plan.backend == RTX:
+        # Without the flag the runtime may allocate during a step, which a CUDA graph cannot capture.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if plan.backend == RTX and plan.target.compute_capabilities != (PORTABLE,):
         config.num_compute_capabilities = len(plan.target.compute_capabilities)
         for i, name in enumerate(plan.target.compute_capabilities):
             if not config.set_compute_capability(getattr(trt.ComputeCapability, name.upper()), i):
@@ -163,8 +179,6 @@ def _config(trt: Any, builder: Any, plan: EnginePlan, model: ModelInfo) -> Any:
                     f"tensorrt_rtx {trt.__version__} cannot build for {name}; leave it out or use another"
                     f" version"
                 )
-        # Without this flag the runtime may allocate during a step, which a CUDA graph cannot capture.
-        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     return config
 
 

@@ -14,24 +14,30 @@ import onnx
 from ...runtime.bundle.files import MANIFEST_FILE, FileEntry, describe, link_or_copy
 from ...runtime.bundle.manifest import Manifest, Variant
 from ...runtime.bundle.open import Bundle, rewrite, write_manifest
-from ...runtime.bundle.variant_info import EngineInfo, this_platform
+from ...runtime.bundle.variant_info import EngineInfo, QuantizationInfo, this_platform
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
+from ..codes import Quantization
 from ..export import Progress, reopen, weight_bytes, write_bundle, writing
 from ..export_options import FLOATS, EngineOptions, ExportOptions
 from ..graph.nodes import fixed
 from ..option_rules import PRECISIONS, check_options
 from . import build as tensorrt
-from .plan import RECIPE_FILE, EnginePlan, make_plan, recipe
+from .plan import FULL, RECIPE_FILE, EnginePlan, make_plan, recipe
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """The result, or the plan alone if `manifest` is None. `memory`: expected bytes of the build."""
+    """The result, or the plan alone if `manifest` is None.
+
+    `memory`: expected bytes of the build. `is_decomposed`: TensorRT has no fused kernel for the engine's
+    attention and computes it in several, which is slower.
+    """
 
     plan: EnginePlan
     memory: int
     manifest: Manifest | None
+    is_decomposed: bool = False
 
     @property
     def variant(self) -> Variant | None:
@@ -53,6 +59,7 @@ class EngineResult:
             "built": built is not None,
             "recipe": self.recipe,
             "variant": asdict(built) if built is not None else None,
+            "is_decomposed": self.is_decomposed,
         }
 
 
@@ -77,9 +84,9 @@ def export_engine(
     output or too little memory.
     """
     check_options(graph, checkpoint.dims)
-    _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
     _refuse_mtp(checkpoint.dims.mtp)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
+    _refuse_unreadable(plan, graph.precision, graph.quantization)
     size = weight_bytes(checkpoint, graph)
     estimate = _estimate(plan, size, force)
     if dry_run:
@@ -88,9 +95,10 @@ def export_engine(
     with writing(output, 3 * size, force) as directory:
         # Level 0, because TensorRT multiplies with the decoded weights, unlike ONNX Runtime's faster levels.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
-        manifest = write_bundle(directory, checkpoint, exact, report)
-        built = _built(directory, manifest, manifest.variants[0], plan, report)
-        return EngineResult(plan, estimate, _write(directory, _added(manifest, plan.name, *built), output))
+        manifest = write_bundle(directory, checkpoint, exact, report, plan.kv_layouts[1:])
+        built = _built(directory, manifest, manifest.variants, plan, report)
+        manifest = _write(directory, built.added_to(manifest, plan.name), output)
+        return EngineResult(plan, estimate, manifest, built.is_decomposed)
 
 
 def add_engine(
@@ -112,10 +120,10 @@ def add_engine(
     manifest = bundle.manifest
     _refuse_mtp(bool(manifest.model.mtp_drafts))
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
-    variant = _graph_for(bundle, plan, precision, block)
+    graphs = _graphs_for(bundle, plan, precision, block)
     if not force and any(v.name == plan.name for v in manifest.variants):
         raise ExportError(f"{bundle.path} has an engine `{plan.name}` already; give --force to replace it")
-    size = sum(f.size for f in manifest.files if f.path == variant.weights)
+    size = sum(f.size for f in manifest.files if f.path == graphs[0].weights)
     estimate = _estimate(plan, size, force)
     if dry_run:
         return EngineResult(plan, estimate, None)
@@ -124,22 +132,23 @@ def add_engine(
     if in_place:
         with tempfile.TemporaryDirectory(prefix=f".{plan.name}-", dir=output.resolve().parent) as place:
             work = Path(place)
-            for name in filter(None, (variant.file, variant.weights)):
+            for name in {name for v in graphs for name in (v.file, v.weights) if name is not None}:
                 link_or_copy(bundle.path / name, work / name)
-            entry, files = _built(work, manifest, variant, plan, report)
-            new = {file.path: (work / file.path).read_bytes() for file in files}
+            built = _built(work, manifest, graphs, plan, report)
+            new = {file.path: (work / file.path).read_bytes() for file in built.files}
 
         def change(now: Manifest) -> Manifest:
-            if variant not in now.variants:
+            if any(v not in now.variants for v in graphs):
                 raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
-            return _added(now, plan.name, entry, files)
+            return built.added_to(now, plan.name)
 
-        return EngineResult(plan, estimate, rewrite(output, change, new))
+        return EngineResult(plan, estimate, rewrite(output, change, new), built.is_decomposed)
     with writing(output, 4 * size, force) as directory:
         for file in manifest.files:
             shutil.copy2(bundle.path / file.path, directory / file.path)
-        manifest = _added(manifest, plan.name, *_built(directory, manifest, variant, plan, report))
-        return EngineResult(plan, estimate, _write(directory, manifest, output))
+        built = _built(directory, manifest, graphs, plan, report)
+        manifest = _write(directory, built.added_to(manifest, plan.name), output)
+        return EngineResult(plan, estimate, manifest, built.is_decomposed)
 
 
 def _refuse_mtp(has_mtp: bool) -> None:
@@ -150,17 +159,31 @@ def _refuse_mtp(has_mtp: bool) -> None:
         )
 
 
-def _refuse_unreadable(precision: str, embedding: str) -> None:
-    """Raise ExportError for integer weights outside of products, which TensorRT's parser refuses late."""
+def _refuse_unreadable(
+    plan: EnginePlan, precision: str, stored: Quantization | QuantizationInfo | None
+) -> None:
+    """Raise ExportError for integer weights that TensorRT would refuse late, and perhaps on the device."""
     if precision == "w8a8":
         raise ExportError(
             "w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4,"
             " fp16, bf16 or fp32"
         )
-    if embedding != "float":
+    if stored is None:
+        return
+    if stored.embedding != "float":
         raise ExportError(
             "TensorRT cannot look rows up in an int8 embedding; build from the checkpoint instead, with"
             " `mars-export trt CHECKPOINT`, which keeps the embedding in float"
+        )
+    if not stored.symmetric:
+        raise ExportError(
+            "TensorRT reads no zero points, which the weights of this bundle have; build from the checkpoint"
+            " instead, with `mars-export trt CHECKPOINT`, which stores none"
+        )
+    if plan.backend == FULL and precision == "int8":
+        raise ExportError(
+            f"the TensorRT of {plan.target.name} reads no int8 weights in groups, only TensorRT-RTX does;"
+            " give --precision int4 or fp16"
         )
 
 
@@ -171,7 +194,8 @@ def _estimate(plan: EnginePlan, size: int, force: bool) -> int:
     return tensorrt.memory(size)
 
 
-def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: int | None) -> Variant:
+def _graphs_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: int | None) -> list[Variant]:
+    """The graph in each of the plan's KV layouts."""
     manifest = bundle.manifest
     if block is not None and block != manifest.block:
         raise ExportError(
@@ -182,49 +206,59 @@ def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: i
         raise ExportError(f"--precision must be one of {', '.join(PRECISIONS)}, not {precision}")
     name = FLOATS.get(precision or "", precision)
     graphs = [v for v in manifest.variants if v.backend == "onnx" and not v.is_fixed]
-    for v in graphs:
-        if v.kv_layout == plan.kv_layout and name in (None, v.precision):
-            _refuse_unreadable(v.precision, v.quantization.embedding if v.quantization else "float")
-            return v
+    found = {v.kv_layout: v for v in reversed(graphs) if name in (None, v.precision)}
+    lacking = [layout for layout in plan.kv_layouts if layout not in found]
+    if not lacking:
+        for layout in plan.kv_layouts:
+            _refuse_unreadable(plan, found[layout].precision, found[layout].quantization)
+        return [found[layout] for layout in plan.kv_layouts]
     others = ", ".join(dict.fromkeys(f"{v.precision} {v.kv_layout}" for v in graphs)) or "none"
     raise ExportError(
-        f"{bundle.path} has no {f'{name} ' if name else ''}graph in the {plan.kv_layout} KV layout, which"
+        f"{bundle.path} has no {f'{name} ' if name else ''}graph in the {lacking[0]} KV layout, which"
         f" this target needs"
         f" (it has: {others}); make a new bundle from the checkpoint: mars-export trt CHECKPOINT -o BUNDLE"
     )
 
 
-def _added(manifest: Manifest, name: str, variant: Variant | None, files: Sequence[FileEntry]) -> Manifest:
-    """`manifest` with the results of a build, by name in place of earlier ones. No `variant`: a recipe."""
-    names = {entry.path for entry in files}
-    kept = (entry for entry in manifest.files if entry.path not in names)
-    variants = tuple(v for v in manifest.variants if v.name != name)
-    return replace(
-        manifest,
-        variants=variants if variant is None else (*variants, variant),
-        files=tuple(sorted((*kept, *files), key=lambda entry: entry.path)),
-    )
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """The new files, and the engine's entry for the manifest; None: a recipe."""
+
+    files: Sequence[FileEntry]
+    variant: Variant | None = None
+    is_decomposed: bool = False
+
+    def added_to(self, manifest: Manifest, name: str) -> Manifest:
+        """`manifest` with these results, by name in place of earlier ones."""
+        names = {entry.path for entry in self.files}
+        kept = (entry for entry in manifest.files if entry.path not in names)
+        variants = tuple(v for v in manifest.variants if v.name != name)
+        return replace(
+            manifest,
+            variants=variants if self.variant is None else (*variants, self.variant),
+            files=tuple(sorted((*kept, *self.files), key=lambda entry: entry.path)),
+        )
 
 
 def _built(
-    directory: Path, manifest: Manifest, variant: Variant, plan: EnginePlan, report: Progress
-) -> tuple[Variant | None, list[FileEntry]]:
-    """Write the engine, or the recipe for it, to a directory with the bundle's files. Returns the engine's
-    entry for the manifest, and the new files.
+    directory: Path, manifest: Manifest, graphs: Sequence[Variant], plan: EnginePlan, report: Progress
+) -> _Built:
+    """Write the engine, or the recipe for it, to a directory with the bundle's files. `graphs`: one for each
+    of the plan's KV layouts.
     """
-    graph = directory / f"{plan.name}.onnx"
-    onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
-    new, entry = [describe(graph)], None
+    files = [directory / name for name in plan.graphs.values()]
+    for graph, file in zip(graphs, files, strict=True):
+        onnx.save(fixed(onnx.load(directory / graph.file, load_external_data=False), plan.fixed_sizes), file)
+    new = [describe(file) for file in files]
     if plan.reason is not None:
         file = directory / RECIPE_FILE
-        file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
-    else:
-        file = directory / f"{plan.name}.engine"
-        is_fp32 = variant.kv_dtype == "float32"
-        built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
-        file.write_bytes(built.data)
-        entry = _entry(variant, plan, built, new[0])
-    return entry, [*new, describe(file)]
+        file.write_text(recipe(plan, manifest.model), encoding="utf-8")
+        return _Built([*new, describe(file)])
+    file = directory / f"{plan.name}.engine"
+    built = tensorrt.build(plan, files[0], manifest.model, graphs[0].kv_dtype == "float32", report)
+    file.write_bytes(built.data)
+    entry = _entry(graphs[0], plan, built, new[0])
+    return _Built([*new, describe(file)], entry, built.is_decomposed)
 
 
 def _write(directory: Path, manifest: Manifest, target: Path) -> Manifest:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...runtime.bundle.manifest import ModelInfo
-from ...runtime.bundle.variant_info import Extent, ShapeRange
+from ...runtime.bundle.variant_info import PORTABLE, Extent, ShapeRange
 from ...runtime.device.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
@@ -19,31 +19,35 @@ RTX, FULL = "tensorrt_rtx", "tensorrt"  # backends, as manifests name them
 RTX_CAPABILITIES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 # The first TensorRT that writes KV entries in place (KV_CACHE_UPDATE); older ones need the `appended` layout.
 IN_PLACE_SINCE = (10, 15)
+LAYOUTS = ("in-place", "appended")
+# The workspace limit on GPUs that share the system's memory. Without one TensorRT tries what takes most of
+# it, and the system ends the build.
+SHARED_WORKSPACE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A kind of machine.
 
-    `backend`: the TensorRT that builds for it; `is_jetson`: its JetPack decides the version, which is older
-    than `IN_PLACE_SINCE` before JetPack 7.2.
+    `backend`: the TensorRT that builds for it; `is_integrated`: its GPU uses the system's memory, as on a
+    Jetson, whose JetPack decides TensorRT's version: older than `IN_PLACE_SINCE` before JetPack 7.2.
     """
 
     name: str
     backend: str
     compute_capabilities: tuple[str, ...]
-    is_jetson: bool = False
-    remark: str = ""
+    is_integrated: bool = False
 
 
 # `rtx` excludes Turing: another capability makes every engine larger, and sm75 has no bfloat16.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
-        Target("rtx", RTX, RTX_CAPABILITIES[1:], remark="desktop GPUs from Ampere on: RTX 30, 40, 50"),
+        Target("rtx", RTX, RTX_CAPABILITIES[1:]),
+        Target(PORTABLE, RTX, (PORTABLE,)),
         *(Target(name, RTX, (name,)) for name in RTX_CAPABILITIES),
-        Target("jetson-orin", FULL, ("sm87",), is_jetson=True),
-        Target("jetson-thor", FULL, ("sm110",), is_jetson=True),
+        Target("jetson-orin", FULL, ("sm87",), is_integrated=True),
+        Target("jetson-thor", FULL, ("sm110",), is_integrated=True),
         Target("h100", FULL, ("sm90",)),
         Target("h200", FULL, ("sm90",)),
     )
@@ -71,11 +75,15 @@ Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The plan of an engine. `reason`: why this machine cannot build it; the bundle then gets a recipe."""
+    """The plan of an engine.
+
+    `reason`: why this machine cannot build it; the bundle then gets a recipe. `kv_layouts`: of the graph, or
+    of a recipe's graphs, of which it takes the first that TensorRT there can build.
+    """
 
     name: str
     target: Target
-    kv_layout: str
+    kv_layouts: tuple[str, ...]
     batch: int
     block: int
     capacity: int
@@ -88,6 +96,17 @@ class EnginePlan:
     @property
     def backend(self) -> str:
         return self.target.backend
+
+    @property
+    def kv_layout(self) -> str:
+        """The layout of the engine; of a recipe, the first that it tries."""
+        return self.kv_layouts[0]
+
+    @property
+    def graphs(self) -> dict[str, str]:
+        """The ONNX files of this plan's capacity that TensorRT reads, by KV layout."""
+        first, *others = self.kv_layouts
+        return {first: f"{self.name}.onnx"} | {layout: f"{self.name}-{layout}.onnx" for layout in others}
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
@@ -109,7 +128,7 @@ def make_plan(options: EngineOptions, block: int, context_length: int) -> Engine
     return EnginePlan(
         name=f"{name}-fixed" if options.fixed else name,
         target=target,
-        kv_layout=_layout(options.kv_layout, target, reason),
+        kv_layouts=_layouts(options.kv_layout, target, reason),
         batch=options.batch,
         block=block,
         capacity=capacity,
@@ -117,7 +136,7 @@ def make_plan(options: EngineOptions, block: int, context_length: int) -> Engine
         is_fixed=options.fixed,
         reason=reason,
         tf32=options.tf32,
-        workspace=options.workspace,
+        workspace=options.workspace or (SHARED_WORKSPACE if target.is_integrated else None),
     )
 
 
@@ -131,7 +150,7 @@ def _host() -> Target:
         )
     # Both backends support some GPUs: prefer TensorRT-RTX if it is installed.
     is_rtx = gpu.capability in RTX_CAPABILITIES and installed_version(RTX) is not None
-    return Target(gpu.capability, RTX if is_rtx else FULL, (gpu.capability,), remark=gpu.name)
+    return Target(gpu.capability, RTX if is_rtx else FULL, (gpu.capability,), gpu.is_integrated)
 
 
 def _reason(target: Target) -> str | None:
@@ -146,20 +165,19 @@ def _reason(target: Target) -> str | None:
     return None
 
 
-def _layout(layout: str | None, target: Target, reason: str | None) -> str:
-    if layout not in (None, "in-place", "appended"):
+def _layouts(layout: str | None, target: Target, reason: str | None) -> tuple[str, ...]:
+    if layout not in (None, *LAYOUTS):
         raise ExportError(f"--kv-layout must be in-place or appended, not {layout}")
-    # The TensorRT of another machine is not known. Any can build appended, and a Jetson's is often old.
-    best = "appended" if target.is_jetson else "in-place"
     version = installed_version(FULL) if target.backend == FULL and reason is None else None
-    if version is not None:
-        best = layout_for(version)
-        if layout == "in-place" and best == "appended":
-            raise ExportError(
-                f"TensorRT {version} is older than 10.15 and cannot write KV entries in place; leave"
-                " --kv-layout out, or give appended"
-            )
-    return layout or best
+    best = layout_for(version) if version is not None else "in-place"
+    if layout == "in-place" and best == "appended":
+        raise ExportError(
+            f"TensorRT {version} is older than 10.15 and cannot write KV entries in place; leave"
+            " --kv-layout out, or give appended"
+        )
+    if layout is None and reason is not None and target.is_integrated:
+        return LAYOUTS  # JetPack decides on the version there
+    return (layout or best,)
 
 
 def _sizes(options: EngineOptions, block: int, context_length: int) -> tuple[int, int]:
@@ -208,12 +226,13 @@ def _inputs(r: ShapeRange, model: ModelInfo, capacity: int) -> Shapes:
 RECIPE_FILE = "build-on-device.sh"
 
 
-def recipe(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
-    """The text of the script. `graph` is the ONNX file that trtexec reads, with the plan's capacity."""
-    needed = "10.15" if plan.kv_layout == "in-place" else "10.3"
+def recipe(plan: EnginePlan, model: ModelInfo) -> str:
+    """The text of the script."""
+    needed = "10.3" if "appended" in plan.kv_layouts else "10.15"
+    layouts = " or ".join(plan.kv_layouts)
     return f"""#!/bin/sh
 # Builds the TensorRT engine of this bundle on the machine it is for: {plan.target.name}
-# ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
+# ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {layouts}).
 # It was not built with the bundle: {plan.reason}.
 #
 # Run it on the device: sh {RECIPE_FILE}
@@ -226,14 +245,26 @@ if command -v mars-export >/dev/null; then
 fi
 
 # Without it, trtexec builds the same engine for your own runtime; ours need the manifest entry:
-trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_jetson else "trtexec"}
-exec "$trtexec" {_trtexec(plan, model, graph)}
+trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_integrated else "trtexec"}
+graph={plan.graphs[plan.kv_layout]}
+{_choice(plan)}exec "$trtexec" {_trtexec(plan, model)}
+"""
+
+
+def _choice(plan: EnginePlan) -> str:
+    """Takes the other graph if trtexec, which begins with "[TensorRT v101600]", is too old for the first."""
+    if len(plan.kv_layouts) == 1:
+        return ""
+    major, minor = IN_PLACE_SINCE
+    return f"""version=$("$trtexec" --help 2>&1 | sed -n 's/.*\\[TensorRT v\\([0-9]*\\).*/\\1/p' | head -n 1)
+[ "${{version:-0}}" -ge {major * 10000 + minor * 100} ] || graph={plan.graphs["appended"]}
 """
 
 
 def _command(plan: EnginePlan) -> str:
     words = [
-        f"mars-export trt . --target host --kv-layout {plan.kv_layout}",
+        "mars-export trt . --target host",
+        *([f"--kv-layout {plan.kv_layout}"] if len(plan.kv_layouts) == 1 else []),
         f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
         *(["--fixed"] if plan.is_fixed else []),
         *(["--tf32"] if plan.tf32 else []),
@@ -242,8 +273,8 @@ def _command(plan: EnginePlan) -> str:
     return " ".join(words)
 
 
-def _trtexec(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
-    lines = [f"--onnx={graph}", f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
+def _trtexec(plan: EnginePlan, model: ModelInfo) -> str:
+    lines = ['--onnx="$graph"', f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
     lines += [] if plan.tf32 else ["--noTF32"]
     lines += [f"--memPoolSize=workspace:{plan.workspace >> 20}"] if plan.workspace else []  # in MiB
     if not plan.is_fixed:

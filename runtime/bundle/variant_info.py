@@ -40,6 +40,7 @@ class QuantizationInfo:
 
 
 RANGE_NAMES = ("decode", "prefill")
+PORTABLE = "portable"
 Dimension = Annotated[int, integer(1, high=2**20)]
 
 
@@ -79,7 +80,7 @@ class EngineInfo:
     version: of TensorRT
     cuda: major version of CUDA that its libraries are for
     platform: such as `linux-x86_64`
-    compute_capabilities: the GPUs it runs on, such as `sm86`
+    compute_capabilities: the GPUs it runs on, such as `sm86`; `portable`: those that TensorRT-RTX accepts
     ranges: its shapes, in the order of its optimization profiles
     graph: the ONNX file of the bundle that it was built from
     graph_sha256: the hash of that file

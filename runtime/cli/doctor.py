@@ -37,7 +37,6 @@ OPTIONAL = {
     "ml_dtypes": ("export", "exporting"),
     "safetensors": ("export", "exporting"),
     "huggingface_hub": ("export", "downloading checkpoints"),
-    "cuda-bindings": ("rtx", "running TensorRT engines"),
 }
 TENSORRT = {
     "tensorrt": ("trt", "TensorRT engines on Jetson and data-centre GPUs"),
@@ -68,6 +67,9 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
         _libmars(),
         *(_device(name) for name in PROVIDERS),
         *(_package(name, _version(name), *hint) for name, hint in OPTIONAL.items()),
+        _package(
+            "cuda-bindings", _version("cuda-bindings") or _version("cuda-python"), *TENSORRT["tensorrt_rtx"]
+        ),
         *(_package(name, host.tensorrt.get(name), *hint) for name, hint in TENSORRT.items()),
         _gpu(host),
     ]

@@ -14,18 +14,23 @@ from .. import machine
 from ..errors import DeviceLost, SessionError
 from .failures import LASTING, RESTART, require
 
-INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
+INSTALL = (
+    "pip install 'cuda-bindings<13' for a driver of CUDA 12, 'cuda-bindings>=13' for one of CUDA 13,"
+    " 'mars-export[jetson]' on a Jetson"
+)
+NO_DRIVER = "no NVIDIA GPU with a working driver is here (check with nvidia-smi)"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU. `capability` such as `sm86`; `driver`: the newest CUDA version that it supports, such as
-    `12.9`.
+    `12.9`; `is_integrated`: its memory is the system's, as on a Jetson.
     """
 
     name: str
     capability: str
     driver: str
+    is_integrated: bool = False
 
 
 def find_gpu(number: int = 0) -> Gpu | str:
@@ -42,10 +47,11 @@ def find_gpu(number: int = 0) -> Gpu | str:
             )
         (properties,) = _checked(runtime, "cudaGetDeviceProperties", number)
         (driver,) = _checked(runtime, "cudaDriverGetVersion")
+        is_integrated = _is_integrated(runtime, number)
     except SessionError as error:
         return str(error)
     name = _text(properties.name).rstrip("\0")
-    return Gpu(name, f"sm{properties.major}{properties.minor}", f"{driver // 1000}.{driver % 1000 // 10}")
+    return Gpu(name, f"sm{properties.major}{properties.minor}", _version(driver), is_integrated)
 
 
 def memory_free(number: int = 0) -> int | None:
@@ -242,17 +248,30 @@ def _runtime() -> Any:
 
 
 def _checked(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
-    error, *values = getattr(runtime, name)(*arguments)
+    try:
+        error, *values = getattr(runtime, name)(*arguments)
+    except RuntimeError as missing:  # bindings of CUDA 12.6 without libcuda
+        raise SessionError(NO_DRIVER) from missing
     if error == runtime.cudaError_t.cudaSuccess:
         return tuple(values)
-    if error in (runtime.cudaError_t.cudaErrorInsufficientDriver, runtime.cudaError_t.cudaErrorNoDevice):
-        raise SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)")
+    if error == runtime.cudaError_t.cudaErrorInsufficientDriver:
+        (_, driver), (_, ours) = runtime.cudaDriverGetVersion(), runtime.cudaRuntimeGetVersion()
+        if driver:  # 0 without a driver, which is the same error
+            versions = f"CUDA {_version(ours)}, this driver is for CUDA {_version(driver)}"
+            raise SessionError(f"the cuda-bindings are for {versions}; {INSTALL}")
+        raise SessionError(NO_DRIVER)
+    if error == runtime.cudaError_t.cudaErrorNoDevice:
+        raise SessionError(NO_DRIVER)
     runtime.cudaGetLastError()  # clear it: TensorRT would report it after its own launch
     _, text = runtime.cudaGetErrorString(error)
     what = f"CUDA: {name} failed: {_text(text)} ({error.name})"
     if error.name in LASTING:
         raise DeviceLost(what + RESTART)
     raise SessionError(what)
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _text(value: bytes | str) -> str:

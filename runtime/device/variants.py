@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .. import machine
 from ..bundle.manifest import Variant
 from ..bundle.open import SAFE_REMEDY, Bundle
-from ..bundle.variant_info import this_platform
+from ..bundle.variant_info import PORTABLE, this_platform
 from ..decode.backend import Backend
 from ..errors import SessionError
 from .name import DeviceName, GpuOptions
@@ -162,7 +162,7 @@ def _engine_mismatches(variant: Variant, host: Host) -> list[str]:
         )
     if host.no_gpu:
         return [*reasons, host.no_gpu]
-    if host.gpu not in info.compute_capabilities:
+    if not {host.gpu, PORTABLE} & set(info.compute_capabilities):
         reasons.append(
             f"built for {', '.join(info.compute_capabilities)}, this GPU is a {host.gpu_name} ({host.gpu});"
             " build it with --target host"

@@ -103,6 +103,9 @@ TEST_CASE("each reason to refuse an engine names both values") {
     here = rtx_machine();
     here.gpu = "sm75";
     CHECK(refusal(from, here) == "built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
+    nlohmann::json portable = engine_manifest({});
+    portable["variants"][0]["engine"]["compute_capabilities"] = {"portable"};
+    CHECK(refusal({"b", mars::parse_manifest(portable.dump())}, here) == "it fits");
     here = rtx_machine();
     here.driver = "11.8";
     here.platform = "linux-riscv64";

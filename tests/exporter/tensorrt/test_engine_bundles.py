@@ -101,8 +101,13 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "No engine was built: full TensorRT builds on the GPU it is for (sm87)" in done.stderr
     manifest = open_bundle(tmp_path / "b", full=True).manifest
-    assert [(v.name, v.kv_layout) for v in manifest.variants] == [("model", "appended")]
-    assert {"build-on-device.sh", "tensorrt-jetson-orin.onnx"} <= {f.path for f in manifest.files}
+    assert [(v.name, v.kv_layout) for v in manifest.variants] == [
+        ("model", "in-place"),
+        ("model-appended", "appended"),
+    ]
+    assert {"build-on-device.sh", "tensorrt-jetson-orin.onnx", "tensorrt-jetson-orin-appended.onnx"} <= {
+        f.path for f in manifest.files
+    }
     assert manifest.variants[0].outputs[2:] == ("topk_ids", "topk_logprobs", "logits")
     Session.open(tmp_path / "b", threads=1).generate([1, 2], config(0.5))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import onnx
 import pytest
-from support.engines import BLOCK, CAPACITY, SMALL
+from onnx.numpy_helper import to_array
+from support.engines import BLOCK, CAPACITY, SMALL, graph_options
 from support.fixtures import Named
 from support.missing import need
 
@@ -39,10 +41,10 @@ def test_the_parsed_network_is_the_graph(
     layers, variant = bundle.manifest.model.num_layers, bundle.manifest.variants[0]
     logger = collecting_logger(trt)
     builder = trt.Builder(logger)
-    onnx.save(
-        fixed(onnx.load(bundle.path / "model.onnx", load_external_data=False), {"capacity": CAPACITY}),
-        tmp_path / "fixed.onnx",
-    )
+    graph = fixed(onnx.load(bundle.path / "model.onnx", load_external_data=False), {"capacity": CAPACITY})
+    numbers = [to_array(c) for c in graph.graph.initializer if c.data_type == onnx.TensorProto.INT64]
+    assert all(abs(values).max(initial=0) < 2**31 for values in numbers), "TensorRT may narrow them"
+    onnx.save(graph, tmp_path / "fixed.onnx")
     shutil.copy(bundle.path / "weights.bin", tmp_path)
     network = tensorrt.parse(trt, logger, builder, tmp_path / "fixed.onnx")
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
@@ -101,3 +103,39 @@ def test_what_tensorrt_cannot_read_is_refused_before_it_is_asked(checkpoints: Na
     export_onnx(opened, tmp_path / "int8", embedded)
     with pytest.raises(ExportError, match="cannot look rows up in an int8 embedding"):
         add_engine(open_bundle(tmp_path / "int8"), tmp_path / "int8", SMALL)
+    h200 = replace(SMALL, target="h200")
+    with pytest.raises(
+        ExportError, match="the TensorRT of h200 reads no int8 weights in groups.*int4 or fp16"
+    ):
+        export_engine(opened, tmp_path / "b", graph_options("int8"), h200)
+    export_onnx(opened, tmp_path / "codes", graph_options("int8"))
+    with pytest.raises(ExportError, match="the TensorRT of h200 reads no int8 weights in groups"):
+        add_engine(open_bundle(tmp_path / "codes"), tmp_path / "codes", h200)
+    export_onnx(opened, tmp_path / "zeros", graph_options("int4", asymmetric=True))
+    for target in ("h200", "sm86"):
+        with pytest.raises(ExportError, match="reads no zero points"):
+            add_engine(open_bundle(tmp_path / "zeros"), tmp_path / "zeros", replace(SMALL, target=target))
+
+
+@pytest.mark.parametrize("head", ["float", "int8", "int4"])
+def test_a_jetson_gets_graphs_in_both_layouts_with_groups_of_int4_only(
+    head: str, checkpoints: Named, tmp_path: Path
+) -> None:
+    opened = open_checkpoint(str(checkpoints("llama")))
+    orin = replace(SMALL, target="jetson-orin")
+    export_engine(opened, tmp_path / "b", graph_options("int4", head=head), orin)
+    before = open_bundle(tmp_path / "b", full=True).manifest
+    assert [(v.name, v.kv_layout) for v in before.variants] == [
+        ("model", "in-place"),
+        ("model-appended", "appended"),
+    ]
+    assert all(v.drift is not None and v.weights == "weights.bin" for v in before.variants)
+    add_engine(open_bundle(tmp_path / "b"), tmp_path / "b", orin)
+    assert open_bundle(tmp_path / "b", full=True).manifest == before, "a bundle gives the same recipe"
+    for name in ("tensorrt-jetson-orin-fixed", "tensorrt-jetson-orin-fixed-appended"):
+        graph = onnx.load(tmp_path / "b" / f"{name}.onnx", load_external_data=False).graph
+        types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        decoded = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+        sizes = [next(a.i for a in node.attribute if a.name == "block_size") for node in decoded]
+        grouped = {types[node.input[0]] for node, size in zip(decoded, sizes, strict=True) if size}
+        assert grouped == {onnx.TensorProto.INT4}, "the only groups that full TensorRT decodes"

@@ -46,11 +46,11 @@ def export(
 
 
 @pytest.mark.parametrize(
-    ("family", "precision", "layout", "dynamic"),
+    ("family", "precision", "layout", "dynamic", "gpus"),
     [
-        ("llama", "fp16", "in-place", True),
-        ("qwen3-mixed", "bf16", "appended", True),
-        ("qwen2", "int4", "in-place", False),
+        ("llama", "fp16", "in-place", True, "portable"),
+        ("qwen3-mixed", "bf16", "appended", True, "sm86"),
+        ("qwen2", "int4", "in-place", False, "sm86"),
     ],
 )
 def test_engines_are_built_and_wellformed(
@@ -58,10 +58,11 @@ def test_engines_are_built_and_wellformed(
     precision: str,
     layout: str,
     dynamic: bool,
+    gpus: str,
     graphs: Callable[[str, str, str], Path],
     tmp_path: Path,
 ) -> None:
-    engine = replace(SMALL, kv_layout=layout, fixed=not dynamic, batch=2, prefill=32)
+    engine = replace(SMALL, target=gpus, kv_layout=layout, fixed=not dynamic, batch=2, prefill=32)
     seen: list[tuple[str, int, int]] = []
     outcome = add_engine(
         open_bundle(graphs(family, precision, layout)),
@@ -80,7 +81,7 @@ def test_engines_are_built_and_wellformed(
         CAPACITY,
         not dynamic,
     )
-    assert (info.version, info.compute_capabilities) == (trt.__version__, ("sm86",))
+    assert (info.version, info.compute_capabilities) == (trt.__version__, (gpus,))
     assert [r.name for r in info.ranges] == (["decode", "prefill"] if dynamic else ["decode"])
     assert info.graph_sha256 == describe(bundle.path / info.graph).sha256
     assert info.seconds > 0
@@ -92,6 +93,23 @@ def test_engines_are_built_and_wellformed(
     counts = [done for phase, done, _ in seen if phase == "engine"]
     assert counts == sorted(counts)
     assert counts[-1] == tensorrt.PARTS
+
+
+def test_attention_without_a_fused_kernel_is_decomposed(
+    graphs: Callable[[str, str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no such kernel for fp32, which is taken for half precision here."""
+    build = tensorrt.build
+    monkeypatch.setattr(
+        tensorrt, "build", lambda plan, file, model, is_fp32, report: build(plan, file, model, False, report)
+    )
+    outcome = add_engine(open_bundle(graphs("llama", "fp32", "in-place")), tmp_path / "b", SMALL)
+    assert outcome.is_decomposed
+    assert outcome.variant is not None
+    assert not is_malformed((tmp_path / "b" / outcome.variant.file).read_bytes())
+    assert not add_engine(
+        open_bundle(graphs("llama", "fp16", "in-place")), tmp_path / "c", SMALL
+    ).is_decomposed
 
 
 def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(

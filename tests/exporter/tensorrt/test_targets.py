@@ -4,7 +4,6 @@ GPU.
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from mars_export.runtime.device.cuda import Gpu
 from mars_export.runtime.errors import ExportError
 
 MODEL = ModelInfo("llama", 288, 48, 2, 4, 2, 12, 4096)
-ORIN = Gpu("Orin", "sm87", "12.6")
+ORIN = Gpu("Orin", "sm87", "12.6", is_integrated=True)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def plan_of(**options: Any) -> plan.EnginePlan:
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_target_has_a_plan_without_a_gpu(name: str) -> None:
     result = plan_of(target=name)
-    assert result.backend == ("tensorrt_rtx" if name.startswith(("rtx", "sm")) else "tensorrt")
+    assert result.backend == ("tensorrt_rtx" if name.startswith(("rtx", "sm", "port")) else "tensorrt")
     assert (result.reason is None) == (result.backend == "tensorrt_rtx")
 
 
@@ -52,7 +51,8 @@ def test_every_target_has_a_plan_without_a_gpu(name: str) -> None:
         ({"target": "rtx"}, "in-place", "rtx"),
         ({"target": "sm86", "fixed": True}, "in-place", "rtx-sm86-fixed"),
         ({"target": "rtx", "kv_layout": "appended"}, "appended", "rtx"),
-        ({"target": "jetson-orin"}, "appended", "tensorrt-jetson-orin"),
+        ({"target": "portable"}, "in-place", "rtx-portable"),
+        ({"target": "jetson-orin"}, "in-place", "tensorrt-jetson-orin"),
         ({"target": "jetson-thor", "kv_layout": "in-place"}, "in-place", "tensorrt-jetson-thor"),
         ({"target": "h200"}, "in-place", "tensorrt-h200"),
         ({"target": "h100", "kv_layout": "appended"}, "appended", "tensorrt-h100"),
@@ -88,7 +88,10 @@ def test_in_place_writes_came_with_10_15() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "pi5"}, r"unknown target `pi5` \(known: host, rtx, sm75, .*jetson-thor, h100, h200\)"),
+        (
+            {"target": "pi5"},
+            r"unknown target `pi5` \(known: host, rtx, portable, sm75, .*jetson-thor, h100, h200\)",
+        ),
         ({"kv_layout": "paged"}, "--kv-layout must be in-place or appended, not paged"),
         ({"workspace": 512}, "--workspace must be at least 1M, not 512 bytes"),
         ({"capacity": 15}, r"--capacity must be 16 to 4096"),
@@ -154,6 +157,8 @@ def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
         "tensorrt-sm87",
         None,
     )
+    assert (plan_of(target="host").workspace, plan_of(target="sm86").workspace) == (1 << 30, None)
+    assert plan_of(target="jetson-orin", workspace=5 << 20).workspace == 5 << 20
     assert plan_of(target="jetson-orin").reason is None
     with pytest.raises(ExportError, match="10.3.0 is older than 10.15 and cannot write KV entries in place"):
         plan_of(target="jetson-orin", kv_layout="in-place")
@@ -168,19 +173,40 @@ def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"target": "jetson-orin", "batch": 2}, {"target": "h200", "fixed": True}]
+    ("options", "banner", "graph"),
+    [
+        ({"target": "jetson-orin", "batch": 2}, "[TensorRT v100300] # trtexec --help", "-appended"),
+        ({"target": "jetson-orin"}, "a version in other words", "-appended"),
+        ({"target": "jetson-thor"}, "[TensorRT v101602] [b72] # trtexec --help", ""),
+        ({"target": "jetson-thor"}, "[TensorRT v110400] [b1] # trtexec --help", ""),
+        ({"target": "jetson-orin", "kv_layout": "appended"}, "[TensorRT v101602] # trtexec --help", ""),
+        ({"target": "h200", "fixed": True}, "[TensorRT v101602] [b72] # trtexec --help", ""),
+    ],
 )
-def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_recipe_builds_the_graph_for_the_tensorrt_there_with_every_shape(
+    options: dict[str, Any], banner: str, graph: str, tmp_path: Path
+) -> None:
     result = plan_of(**options)
-    text = recipe(result, MODEL, f"{result.name}.onnx")
-    (tmp_path / "r.sh").write_text(text)
-    assert subprocess.run(["sh", "-n", tmp_path / "r.sh"], check=False).returncode == 0
-    flags = shlex.split(text[text.index('exec "$trtexec"') :])
-    assert f"--onnx={result.name}.onnx" in flags
+    text = recipe(result, MODEL)
+    trtexec = tmp_path / "trtexec"
+    trtexec.write_text(f"#!/bin/sh\necho '&&&& RUNNING TensorRT.trtexec {banner}'\nprintf '%s\\n' \"$@\"\n")
+    trtexec.chmod(0o755)
+    (tmp_path / "r.sh").write_text(text.replace("/usr/src/tensorrt/bin/trtexec", "trtexec"))
+    done = subprocess.run(
+        ["/bin/sh", tmp_path / "r.sh"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    _, *flags = done.stdout.splitlines()
+    assert f"--onnx={result.name}{graph}.onnx" in flags
+    assert ("--memPoolSize=workspace:1024" in flags) == options["target"].startswith("jetson")
     shapes = [f for f in flags if "Shapes=" in f]
     assert len(shapes) == (0 if result.is_fixed else 6)
     assert all(f.count("past_key_values.") == 2 * MODEL.num_layers for f in shapes)
-    assert "mars-export trt . --target host --kv-layout " in text
+    assert "mars-export trt . --target host " in text
+    assert ("--kv-layout" in text) == (len(result.kv_layouts) == 1), "else TensorRT's version there decides"
     assert ("--fixed" in text) == result.is_fixed
     assert result.reason is not None
     assert result.reason in text
@@ -210,7 +236,7 @@ def test_tf32_and_workspace_are_left_to_tensorrt_only_on_request(tf32: bool, wor
     tensorrt._config(trt, builder, result, MODEL)
     assert cleared == ([] if tf32 else ["TF32"])
     assert limits == ([] if workspace is None else [("workspace", workspace)])
-    text = recipe(result, MODEL, "x.onnx")
+    text = recipe(result, MODEL)
     assert ("--noTF32" in text, "--tf32" in text) == (not tf32, tf32)
     for word in ("--workspace 512M\n", "workspace:512"):
         assert (word in text) == (workspace is not None)

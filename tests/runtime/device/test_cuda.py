@@ -20,6 +20,10 @@ from mars_export.runtime.device.failures import LASTING, is_lasting
 
 GOOD, BAD = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorStreamCaptureUnsupported")
 ILLEGAL = SimpleNamespace(name="cudaErrorIllegalAddress")
+OLD_DRIVER, NO_DEVICE = (
+    SimpleNamespace(name="cudaErrorInsufficientDriver"),
+    SimpleNamespace(name="cudaErrorNoDevice"),
+)
 GRAPH, LAUNCHABLE = 5, 6
 
 
@@ -35,7 +39,9 @@ ANSWERS = {
 class FakeRuntime:
     """cuda.bindings.runtime: every call is noted and succeeds, unless its name is in `bad`."""
 
-    cudaError_t = SimpleNamespace(cudaSuccess=GOOD, cudaErrorInsufficientDriver=None, cudaErrorNoDevice=None)
+    cudaError_t = SimpleNamespace(
+        cudaSuccess=GOOD, cudaErrorInsufficientDriver=OLD_DRIVER, cudaErrorNoDevice=NO_DEVICE
+    )
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal="thread")
     cudaStreamNonBlocking = 1
     cudaDeviceAttr = SimpleNamespace(cudaDevAttrIntegrated=18)
@@ -70,6 +76,8 @@ class FakeRuntime:
             if name == "cudaSetDevice":
                 self.current = arguments[0]
             values = ANSWERS.get(name, ())
+            if name in self.bad and isinstance(self.error, Exception):
+                raise self.error
             return (self.error, *(None for _ in values)) if name in self.bad else (GOOD, *values)
 
         return call
@@ -237,6 +245,31 @@ def test_a_gpu_is_named_by_its_number(opened: Any, monkeypatch: pytest.MonkeyPat
     assert cuda.memory_free(1) == 10
     assert runtime.calls.index(("cudaSetDevice", 1)) < runtime.calls.index(("cudaMemGetInfo",))
     assert runtime.current == 0
+    monkeypatch.setitem(ANSWERS, "cudaDeviceGetAttribute", (1,))
+    assert cuda.find_gpu(1) == cuda.Gpu("A", "sm86", "12.9", is_integrated=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "driver", "message"),
+    [
+        (
+            OLD_DRIVER,
+            12060,
+            "the cuda-bindings are for CUDA 13.5, this driver is for CUDA 12.6; pip install",
+        ),
+        (OLD_DRIVER, 0, "no NVIDIA GPU with a working driver"),
+        (NO_DEVICE, 12060, "no NVIDIA GPU with a working driver"),
+        (RuntimeError("Failed to dlopen libcuda.so.1"), 0, "no NVIDIA GPU with a working driver"),
+    ],
+)
+def test_a_driver_that_is_older_than_the_bindings_is_named(
+    error: Any, driver: int, message: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, runtime = opened()
+    runtime.bad, runtime.error = ("cudaGetDeviceCount",), error
+    monkeypatch.setitem(ANSWERS, "cudaDriverGetVersion", (driver,))
+    monkeypatch.setitem(ANSWERS, "cudaRuntimeGetVersion", (13050,))
+    assert str(cuda.find_gpu()).startswith(message)
 
 
 def test_the_real_bindings_take_what_a_copy_says() -> None:

@@ -37,6 +37,10 @@ def test_an_engine_is_taken_on_a_gpu_and_the_graph_on_a_cpu() -> None:
     held = bundle(GRAPH, engine("one", compute_capabilities=("sm89",)), engine("two"), engine("three"))
     assert choose(held, "cuda", HERE).name == "two"
     assert choose(held, "cpu").name == "model"
+    portable = bundle(GRAPH, engine("one", compute_capabilities=("portable",)))
+    assert choose(portable, "cuda", replace(HERE, gpu="sm90")).name == "one", (
+        "TensorRT-RTX decides when it loads"
+    )
     assert choose(bundle(GRAPH), "cuda", HERE).name == "model"
 
 

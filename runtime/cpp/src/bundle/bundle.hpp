@@ -60,8 +60,8 @@ struct ShapeRange {
 /// How an engine was built.
 ///
 /// `version`: TensorRT's. `cuda`: the CUDA major version of its libraries. `platform` such as `linux-x86_64`.
-/// `compute_capabilities`: the GPUs it runs on, such as `sm86`. `ranges` in the order of its optimization profiles.
-/// `graph`: the bundle's ONNX file it was built from.
+/// `compute_capabilities`: the GPUs it runs on, such as `sm86`; `portable`: those that TensorRT-RTX accepts.
+/// `ranges` in the order of its optimization profiles. `graph`: the bundle's ONNX file it was built from.
 struct EngineInfo {
     std::string version, cuda, platform;
     std::vector<std::string> compute_capabilities;

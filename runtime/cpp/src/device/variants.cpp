@@ -47,7 +47,7 @@ std::vector<std::string> engine_mismatches(const Variant& variant, const Here& h
     }
     if (!here.no_gpu.empty()) return reasons.push_back(here.no_gpu), reasons;
     const auto& known = info.compute_capabilities;
-    if (std::find(known.begin(), known.end(), here.gpu) == known.end())
+    if (std::none_of(known.begin(), known.end(), [&](const auto& gpu) { return gpu == here.gpu || gpu == "portable"; }))
         reasons.push_back("built for " + joined(known, ", ") + ", this GPU is a " + here.gpu_name + " (" + here.gpu +
                           "); build it with --target host");
     const bool has_major = !info.cuda.empty() && info.cuda.size() < 5 && info.cuda.find_first_not_of("0123456789") == std::string::npos;

@@ -10,6 +10,7 @@
 
 constexpr std::size_t most_memory = std::size_t{1} << 30; // bytes of one allocation
 constexpr std::align_val_t alignment{256};
+constexpr int cuda_version = 12060; // that the stub stands for
 
 using Work = std::vector<std::function<void()>>;
 using Bytes = std::vector<unsigned char>;
@@ -143,6 +144,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = stub::state().num_devices;
+    if (stub::state().driver < cuda_version) return cudaErrorInsufficientDriver;
     return stub::state().num_devices < 0 ? cudaErrorNoDevice : cudaSuccess;
 }
 
@@ -155,6 +157,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 
 cudaError_t cudaDriverGetVersion(int* version) {
     *version = stub::state().driver;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = cuda_version;
     return cudaSuccess;
 }
 

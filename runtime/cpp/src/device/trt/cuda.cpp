@@ -15,8 +15,15 @@ namespace {
 constexpr std::size_t least = 256;                  // bytes: an empty tensor needs its own address too
 constexpr std::size_t large = std::size_t{1} << 20; // bytes: smaller allocations are not checked
 
+std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+
 void check(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return;
+    int ours = 0, driver = 0; // 0 without a driver, which is the same error
+    if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver != 0 &&
+        cudaRuntimeGetVersion(&ours) == cudaSuccess)
+        throw SessionError("libmars was built with CUDA " + version(ours) + ", this driver is for CUDA " + version(driver) +
+                           ": update the driver, or build libmars here");
     if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
         throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
     cudaGetLastError(); // clear it: TensorRT must not see it after a launch of its own
@@ -53,7 +60,7 @@ void find_gpu(int number, Here& here) {
         check("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
         here.gpu = "sm" + std::to_string(properties.major) + std::to_string(properties.minor);
         here.gpu_name = properties.name;
-        here.driver = std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10);
+        here.driver = version(driver);
     } catch (const SessionError& error) {
         here.no_gpu = error.what();
     }
