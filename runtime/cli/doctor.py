@@ -58,6 +58,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
     GPU also the place of its KV rows, its tokens and its step times. `safe` opens the bundle in safe mode.
     """
     host = inspect_host(DeviceName.parse(device).ordinal)
+    bindings = _version("cuda-bindings") or _version("cuda-python")  # CUDA 12.6 has only the second
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         Finding("cpu", "good", f"{processor() or 'unknown'}, byte products: {byte_products()}"),
@@ -67,9 +68,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
         _libmars(),
         *(_device(name) for name in PROVIDERS),
         *(_package(name, _version(name), *hint) for name, hint in OPTIONAL.items()),
-        _package(
-            "cuda-bindings", _version("cuda-bindings") or _version("cuda-python"), *TENSORRT["tensorrt_rtx"]
-        ),
+        _package("cuda-bindings", bindings, "rtx", "running TensorRT engines"),
         *(_package(name, host.tensorrt.get(name), *hint) for name, hint in TENSORRT.items()),
         _gpu(host),
     ]
