@@ -275,12 +275,6 @@ def _print_engine(bundle: Path, outcome: EngineResult) -> None:
             f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} in {info.seconds:.1f} s, with"
             f" at most {info.peak_memory / 1e9:.1f} GB of memory"
         )
-        if outcome.is_decomposed:
-            err.print(
-                "TensorRT has no fused kernel for this attention here and computes it in several, which is"
-                " slower.",
-                style="yellow",
-            )
         if variant.drift is not None:
             _print_drift(variant.drift, variant.precision)
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")

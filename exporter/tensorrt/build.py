@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.bundle.variant_info import PORTABLE
 from ...runtime.device.trt.engine import collecting_logger, find, missing
-from ...runtime.errors import ExportError
+from ...runtime.errors import ExportError, MarsWarning
 from ...runtime.machine import available, forget_peak, peak
 from .plan import RTX, EnginePlan
 
@@ -34,17 +35,13 @@ BuildProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A serialized engine, the duration of its build, and this process's peak memory in bytes during it.
-
-    `is_decomposed`: attention has no fused kernel and is computed by several.
-    """
+    """A serialized engine, the duration of its build, and this process's peak memory in bytes during it."""
 
     data: bytes
     version: str
     cuda: str
     seconds: float
     peak_memory: int
-    is_decomposed: bool
 
 
 def load(backend: str) -> ModuleType:
@@ -82,8 +79,8 @@ def build(
     trt = load(plan.backend)
     forget_peak()
     start = perf_counter()
-    prefers_fused = plan.kv_layout == "in-place" and not is_fp32
-    for is_decomposable in (False, True) if prefers_fused else (True,):
+    is_decomposable = is_fp32 or plan.kv_layout == "appended"
+    while True:
         logger = collecting_logger(trt)
         builder = trt.Builder(logger)
         network = parse(trt, logger, builder, graph)
@@ -95,13 +92,17 @@ def build(
         if monitor.stop is not None:
             raise monitor.stop
         if data is not None:
-            seconds = perf_counter() - start
-            is_decomposed = prefers_fused and is_decomposable
-            return Built(bytes(data), trt.__version__, _cuda(trt), seconds, peak(), is_decomposed)
+            return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - start, peak())
         message = logger.last(MAX_LIST)
-        if not NOT_FUSED.search(message):
-            break
-    raise ExportError(f"{plan.backend} {trt.__version__} cannot build {graph.name}: {message}")
+        if is_decomposable or not NOT_FUSED.search(message):
+            raise ExportError(f"{plan.backend} {trt.__version__} cannot build {graph.name}: {message}")
+        is_decomposable = True
+        warnings.warn(
+            "TensorRT has no fused kernel for this attention, so the engine is built again with several,"
+            f" which are slower: {message}",
+            MarsWarning,
+            stacklevel=2,
+        )
 
 
 def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:

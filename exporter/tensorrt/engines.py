@@ -28,16 +28,11 @@ from .plan import FULL, RECIPE_FILE, EnginePlan, make_plan, recipe
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """The result, or the plan alone if `manifest` is None.
-
-    `memory`: expected bytes of the build. `is_decomposed`: TensorRT has no fused kernel for the engine's
-    attention and computes it in several, which is slower.
-    """
+    """The result, or the plan alone if `manifest` is None. `memory`: expected bytes of the build."""
 
     plan: EnginePlan
     memory: int
     manifest: Manifest | None
-    is_decomposed: bool = False
 
     @property
     def variant(self) -> Variant | None:
@@ -59,7 +54,6 @@ class EngineResult:
             "built": built is not None,
             "recipe": self.recipe,
             "variant": asdict(built) if built is not None else None,
-            "is_decomposed": self.is_decomposed,
         }
 
 
@@ -97,8 +91,7 @@ def export_engine(
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report, plan.kv_layouts[1:])
         built = _built(directory, manifest, manifest.variants, plan, report)
-        manifest = _write(directory, built.added_to(manifest, plan.name), output)
-        return EngineResult(plan, estimate, manifest, built.is_decomposed)
+        return EngineResult(plan, estimate, _write(directory, _added(manifest, plan.name, *built), output))
 
 
 def add_engine(
@@ -134,21 +127,20 @@ def add_engine(
             work = Path(place)
             for name in {name for v in graphs for name in (v.file, v.weights) if name is not None}:
                 link_or_copy(bundle.path / name, work / name)
-            built = _built(work, manifest, graphs, plan, report)
-            new = {file.path: (work / file.path).read_bytes() for file in built.files}
+            entry, files = _built(work, manifest, graphs, plan, report)
+            new = {file.path: (work / file.path).read_bytes() for file in files}
 
         def change(now: Manifest) -> Manifest:
             if any(v not in now.variants for v in graphs):
                 raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
-            return built.added_to(now, plan.name)
+            return _added(now, plan.name, entry, files)
 
-        return EngineResult(plan, estimate, rewrite(output, change, new), built.is_decomposed)
+        return EngineResult(plan, estimate, rewrite(output, change, new))
     with writing(output, 4 * size, force) as directory:
         for file in manifest.files:
             shutil.copy2(bundle.path / file.path, directory / file.path)
-        built = _built(directory, manifest, graphs, plan, report)
-        manifest = _write(directory, built.added_to(manifest, plan.name), output)
-        return EngineResult(plan, estimate, manifest, built.is_decomposed)
+        manifest = _added(manifest, plan.name, *_built(directory, manifest, graphs, plan, report))
+        return EngineResult(plan, estimate, _write(directory, manifest, output))
 
 
 def _refuse_mtp(has_mtp: bool) -> None:
@@ -220,45 +212,38 @@ def _graphs_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """The new files, and the engine's entry for the manifest; None: a recipe."""
-
-    files: Sequence[FileEntry]
-    variant: Variant | None = None
-    is_decomposed: bool = False
-
-    def added_to(self, manifest: Manifest, name: str) -> Manifest:
-        """`manifest` with these results, by name in place of earlier ones."""
-        names = {entry.path for entry in self.files}
-        kept = (entry for entry in manifest.files if entry.path not in names)
-        variants = tuple(v for v in manifest.variants if v.name != name)
-        return replace(
-            manifest,
-            variants=variants if self.variant is None else (*variants, self.variant),
-            files=tuple(sorted((*kept, *self.files), key=lambda entry: entry.path)),
-        )
+def _added(manifest: Manifest, name: str, variant: Variant | None, files: Sequence[FileEntry]) -> Manifest:
+    """`manifest` with the results of a build, by name in place of earlier ones. No `variant`: a recipe."""
+    names = {entry.path for entry in files}
+    kept = (entry for entry in manifest.files if entry.path not in names)
+    variants = tuple(v for v in manifest.variants if v.name != name)
+    return replace(
+        manifest,
+        variants=variants if variant is None else (*variants, variant),
+        files=tuple(sorted((*kept, *files), key=lambda entry: entry.path)),
+    )
 
 
 def _built(
     directory: Path, manifest: Manifest, graphs: Sequence[Variant], plan: EnginePlan, report: Progress
-) -> _Built:
+) -> tuple[Variant | None, list[FileEntry]]:
     """Write the engine, or the recipe for it, to a directory with the bundle's files. `graphs`: one for each
-    of the plan's KV layouts.
+    of the plan's KV layouts. Returns the engine's entry for the manifest, and the new files.
     """
-    files = [directory / name for name in plan.graphs.values()]
-    for graph, file in zip(graphs, files, strict=True):
-        onnx.save(fixed(onnx.load(directory / graph.file, load_external_data=False), plan.fixed_sizes), file)
-    new = [describe(file) for file in files]
+    new, entry = [], None
+    for variant, name in zip(graphs, plan.graphs.values(), strict=True):
+        graph = fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes)
+        onnx.save(graph, directory / name)
+        new.append(describe(directory / name))
     if plan.reason is not None:
         file = directory / RECIPE_FILE
         file.write_text(recipe(plan, manifest.model), encoding="utf-8")
-        return _Built([*new, describe(file)])
-    file = directory / f"{plan.name}.engine"
-    built = tensorrt.build(plan, files[0], manifest.model, graphs[0].kv_dtype == "float32", report)
-    file.write_bytes(built.data)
-    entry = _entry(graphs[0], plan, built, new[0])
-    return _Built([*new, describe(file)], entry, built.is_decomposed)
+    else:
+        file, is_fp32 = directory / f"{plan.name}.engine", graphs[0].kv_dtype == "float32"
+        built = tensorrt.build(plan, directory / new[0].path, manifest.model, is_fp32, report)
+        file.write_bytes(built.data)
+        entry = _entry(graphs[0], plan, built, new[0])
+    return entry, [*new, describe(file)]
 
 
 def _write(directory: Path, manifest: Manifest, target: Path) -> Manifest:
