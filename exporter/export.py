@@ -18,7 +18,7 @@ from ..runtime.bundle.files import MANIFEST_FILE, describe, recover, replacing
 from ..runtime.bundle.manifest import Manifest, ModelInfo, ParityReport, TextInfo, TokenInfo, Variant
 from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.bundle.variant_info import QuantizationInfo, QuantizerInfo
-from ..runtime.device.ort.backend import LEVELED
+from ..runtime.device.ort.library import LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint

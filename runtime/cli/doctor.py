@@ -19,8 +19,7 @@ from ..bundle.open import Bundle, open_bundle
 from ..decode.config import GenerationConfig
 from ..device.name import DeviceName
 from ..device.ort import kernels
-from ..device.ort.backend import LEVELED
-from ..device.ort.library import PROVIDERS, REPLACE, version_and_devices
+from ..device.ort.library import LEVELED, PROVIDERS, REPLACE, version_and_devices
 from ..device.variants import Host, choose, inspect_host, why_not
 from ..errors import MarsError, SessionError
 from ..machine import byte_products, processor

@@ -50,7 +50,8 @@ class StepOutput:
     [rows, outputs, vocab]; topk_ids int64 and topk_logprobs float32 [rows, outputs, k], best first.
 
     The last `mtp_drafts` outputs belong to no slot: they are the MTP layer's predictions of the tokens after
-    the last one that greedy decoding accepts.
+    the last one that greedy decoding accepts. `is_prepared` is False if the step first prepared its shape, so
+    that its time says nothing about later ones.
     """
 
     token_ids: np.ndarray
@@ -61,6 +62,7 @@ class StepOutput:
     topk_ids: np.ndarray | None = None
     topk_logprobs: np.ndarray | None = None
     mtp_drafts: int = 0
+    is_prepared: bool = True
 
 
 @dataclass(frozen=True, slots=True)

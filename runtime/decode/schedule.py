@@ -148,7 +148,7 @@ class Schedule:
             with error_boundary(seqs, accepted):
                 plans = self._plans(seqs)
                 output = self.batch.forward(seqs, plans)
-                if self.planner is not None:
+                if self.planner is not None and output.is_prepared:
                     slots = max(plan.slots for plan in plans)
                     self.planner.record(len(seqs), slots, self.batch.step_seconds)
                 for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):

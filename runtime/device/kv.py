@@ -1,4 +1,4 @@
-"""KV rows in the memory that a session computes in.
+"""KV rows in host memory.
 
 An `in-place` graph writes a step's entries itself, in place, into the memory that is bound here. The new
 entries of an `appended` graph are copied by `KvRows.place`.
@@ -14,10 +14,10 @@ import numpy as np
 from ..decode.backend import bucket
 from ..errors import SessionError
 from .failures import first_line, require
+from .memory import HostMemory
 
 if TYPE_CHECKING:
     from .ort.binding import Binding
-    from .ort.cuda_memory import Memory
 
 # The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
 KV_TYPES: dict[str, np.dtype[Any]] = {
@@ -35,14 +35,13 @@ class KvRows:
 
     def __init__(
         self,
-        memory: Memory,
         count: int,
         num_rows: int,
         kv_heads: int,
         head_dim: int,
         dtype: np.dtype[Any],
     ) -> None:
-        self.memory, self._count, self._dtype = memory, count, dtype
+        self.memory, self._count, self._dtype = HostMemory(), count, dtype
         self.num_rows, self.kv_heads, self.head_dim = num_rows, kv_heads, head_dim
         self.capacity = 0
         self.buffers: list[Any] = []
@@ -74,18 +73,15 @@ class KvRows:
 
     def _resize(self, entries: int, lengths: Sequence[int]) -> None:
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
-        is_host = self.memory.device == "cpu"
-        # Unused rows take no memory on the host, because it is never written.
-        num_rows = max(1, len(lengths)) if is_host else self.num_rows
+        num_rows = max(1, len(lengths))  # unused rows take no memory, because it is never written
         num_bytes = entries * num_rows * self.entry_bytes
-        if is_host:
-            require(num_bytes, f"KV memory of {num_rows} row(s) of {entries} entries", ADVICE)
+        require(num_bytes, f"KV memory of {num_rows} row(s) of {entries} entries", ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries, lengths)
             else:
                 buffers = self.memory.zeros(self._count, shape, self._dtype)
-        except Exception as error:  # MemoryError on the host; the classes of devices' libraries
+        except Exception as error:
             raise shortage(num_rows, entries, num_bytes, error) from error
         # From here on nothing can fail. The binding goes first, because it refers to the old memory.
         self.unbind()

@@ -1,4 +1,4 @@
-"""The memory that a session computes in: the host's, with the same methods as a GPU's (ort/cuda_memory.py).
+"""Host memory of a session's tensors and KV rows.
 
 KV tensors are [rows, kv_heads, capacity, head_dim]. A method that raises changes nothing.
 """
@@ -40,9 +40,7 @@ class HostTensor:
 
 
 class HostMemory:
-    """Host memory, as numpy arrays. `device` is ONNX Runtime's name, `number` that of the device, from 0."""
-
-    device, number = "cpu", 0
+    """Host memory, as numpy arrays."""
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostTensor:
         """Uninitialized memory for a step's input or output."""

@@ -12,11 +12,15 @@ from ..bundle.variant_info import PORTABLE, this_platform
 from ..decode.backend import Backend
 from ..errors import SessionError
 from .name import DeviceName, GpuOptions
-from .ort.backend import KV_DTYPES, NO_KERNELS, OrtBackend
+from .ort.backend import OrtBackend
 from .ort.library import version_and_devices
 
 # Since this version causal attention over `nonpad_kv_seqlen` entries is aligned to a row's last entry.
 CUDA_OLDEST = (1, 28)
+NO_KERNELS = (
+    "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
+    " --precision fp16 or fp32"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,12 @@ def load(
     if (reason := why_not(choice, device, host)) is not None:
         raise SessionError(f"{bundle.path}: variant {choice.name} does not run in this session: {reason}")
     if not choice.is_engine:
-        backend = OrtBackend.open(bundle, choice, device, threads, accuracy_level, options, gpu)
+        if name.kind == "cpu":
+            backend: Backend = OrtBackend.open(bundle, choice, threads, accuracy_level, options)
+        else:
+            from .ort.cuda_backend import CudaBackend
+
+            backend = CudaBackend.open(bundle, choice, name, accuracy_level, options, gpu)
         # Profiles are checked against the level that runs, so a level of the caller's becomes the variant's.
         level = choice.accuracy_level if accuracy_level is None else accuracy_level
         return replace(choice, accuracy_level=level), backend
@@ -133,10 +142,12 @@ def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
         if variant.kv_dtype == "int8" and DeviceName.parse(device).kind != "cpu":
             return "its int8 KV entries are for CPUs; export with --kv float"
+        if variant.kv_layout == "appended" and DeviceName.parse(device).kind != "cpu":
+            return "its KV layout is for TensorRT; export with --kv-layout in-place"
         version = installed[0] if (installed := version_and_devices()) else "1.28"
         if variant.kv_layout == "cuda" and tuple(map(int, version.split(".")[:2])) < CUDA_OLDEST:
             return f"its attention needs ONNX Runtime 1.28 or newer, {version} is installed"
-        return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
+        return NO_KERNELS if variant.kv_dtype == "bfloat16" else None
     if DeviceName.parse(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
     assert host is not None

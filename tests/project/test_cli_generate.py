@@ -146,7 +146,7 @@ def test_more_threads_than_cores_are_not_started(plain: Path, monkeypatch: pytes
     opened = []
     monkeypatch.setattr(
         "mars_export.runtime.device.variants.OrtBackend.open",
-        lambda *arguments: opened.append(arguments[3]) or (_ for _ in ()).throw(SessionError("enough")),
+        lambda *arguments: opened.append(arguments[2]) or (_ for _ in ()).throw(SessionError("enough")),
     )
     for threads, used, said in (("999", 2, True), ("3", 2, True), ("2", 2, False), ("1", 1, False)):
         done = run("generate", plain, "-p", "x", "-t", threads)

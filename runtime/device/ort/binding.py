@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...bundle.manifest import ModelInfo, Variant
 from ...errors import BundleError
-
-if TYPE_CHECKING:
-    from .cuda_memory import Memory
+from ..memory import HostMemory
 
 TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8": "tensor(int8)"}
 
@@ -34,8 +32,8 @@ def check_signature(
     mismatched |= graph_outputs.keys() ^ {*variant.outputs, *presents}
     for name, info in [*graph_inputs.items(), *graph_outputs.items()]:
         is_kv = name.startswith(("past_key_values.", "present."))
-        sizes = [n if wanted else None for n, wanted in zip(info.shape, shape, strict=False)]
-        if is_kv and (len(info.shape), sizes, info.type) != (len(shape), shape, kv_type):
+        sizes = [n if isinstance(n, int) else None for n in info.shape]
+        if is_kv and (sizes, info.type) != (shape, kv_type):
             mismatched.add(name)
     for past_name, present_name in zip(pasts, presents, strict=True):
         past, present = graph_inputs.get(past_name), graph_outputs.get(present_name)
@@ -60,14 +58,10 @@ MAX_SPARE_BYTES, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for la
 
 
 class Binding:
-    """One IO binding, and the memory of all its tensors except the KV rows, which belong to the cache.
+    """One IO binding, and the memory of all its tensors except the KV rows, which belong to the cache."""
 
-    `places`: the memory in which the graph reads or writes each tensor. ONNX Runtime copies a tensor that is
-    bound elsewhere when it is bound, and would not see later writes.
-    """
-
-    def __init__(self, session: Any, places: Mapping[str, Memory]) -> None:
-        self._session, self._places = session, places
+    def __init__(self, session: Any) -> None:
+        self._session, self._memory = session, HostMemory()
         self._io = session.io_binding()
         self._tensors: dict[str, Any] = {}
         self._spare: dict[tuple[str, tuple[int, ...]], Any] = {}  # small tensors by shape, for later steps
@@ -77,7 +71,6 @@ class Binding:
         names: Sequence[tuple[str, str]],
         in_place: bool,
         buffers: Sequence[Any],
-        memory: Memory,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         offset: int,
@@ -86,7 +79,7 @@ class Binding:
         as outputs if `in_place`. `names` are those of past and present.
         """
         for (past, present), buffer in zip(names, buffers, strict=True):
-            place = (memory.device, memory.number, dtype, shape, buffer.address + offset)
+            place = ("cpu", 0, dtype, shape, buffer.address + offset)
             self._io.bind_input(past, *place)
             if in_place:
                 self._io.bind_output(present, *place)
@@ -99,29 +92,26 @@ class Binding:
         if tensor is not None and tensor.shape == value.shape:
             tensor.write(value)
             return
-        memory = self._places[name]
-        tensor = self._tensors[name] = self._memory(name, value.shape, value.dtype)
+        tensor = self._tensors[name] = self._tensor(name, value.shape, value.dtype)
         tensor.write(value)
-        self._io.bind_input(name, memory.device, memory.number, value.dtype, value.shape, tensor.address)
+        self._io.bind_input(name, "cpu", 0, value.dtype, value.shape, tensor.address)
 
     def expect(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Memory for an output."""
         tensor = self._tensors.get(name)
         if tensor is None or tensor.shape != shape:
-            memory = self._places[name]
-            tensor = self._tensors[name] = self._memory(name, shape, dtype)
-            self._io.bind_output(name, memory.device, memory.number, dtype, shape, tensor.address)
+            tensor = self._tensors[name] = self._tensor(name, shape, dtype)
+            self._io.bind_output(name, "cpu", 0, dtype, shape, tensor.address)
         return tensor
 
-    def _memory(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Memory for a tensor whose shape has changed: that of an earlier step of this shape, or new."""
-        memory = self._places[name]
         if prod(shape) > MAX_SPARE_BYTES:
-            return memory.tensor(shape, dtype)
+            return self._memory.tensor(shape, dtype)
         if (name, shape) not in self._spare:
             if len(self._spare) >= MAX_SPARE:
                 self._spare.clear()  # bound tensors stay: `_tensors` has them
-            self._spare[name, shape] = memory.tensor(shape, dtype)
+            self._spare[name, shape] = self._memory.tensor(shape, dtype)
         return self._spare[name, shape]
 
     def run(self) -> None:

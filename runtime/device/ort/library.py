@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import SessionError
-from ..failures import first_line
+from ...bundle.manifest import Variant
+from ...errors import DeviceLost, SessionError
+from ..failures import RESTART, first_line, is_lasting, memory_advice
 from ..name import DeviceName
 from .kernels import exact_entries
 
@@ -32,6 +33,15 @@ REPLACE = "pip install --force-reinstall --no-deps onnxruntime-gpu"
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 LEVEL = "session.qdq_matmulnbits_accuracy_level"  # set by the variant, because profiles depend on it
 GRAPHS = "enable_cuda_graph"
+CPU = DeviceName("cpu")
+# Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in
+# 8-bit blocks.
+ACCURACY_LEVELS = (0, 1, 2, 3, 4)
+FASTEST_LEVEL = 4
+LEVELED = ("int4", "int8")
+GPU_ADVICE = (
+    "; check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+)
 
 
 def load(device: str) -> tuple[Any, str]:
@@ -114,19 +124,14 @@ def split_options(options: Mapping[str, str], device: DeviceName) -> tuple[dict[
     """The user's options for ONNX Runtime in two parts: entries of the session's configuration, whose names
     have a dot ("session.intra_op.allow_spinning"), and options of the execution provider ("device_id").
 
-    Raises SessionError for values that are not texts, for provider options on the CPU, for CUDA graphs, for
-    the accuracy level, and for a device_id that contradicts the device's number.
+    Raises SessionError for values that are not texts, for provider options on the CPU, for the
+    accuracy level, and for a device_id that contradicts the device's number.
     """
     problems = [
         f"{k!r}: {v!r}" for k, v in options.items() if not (isinstance(k, str) and isinstance(v, str))
     ]
     if problems:
         raise SessionError(f"options are pairs of texts, not {', '.join(problems)}")
-    if GRAPHS in options:
-        raise SessionError(
-            f"{GRAPHS} is not supported: its first step would be replayed for every other one;"
-            " build a TensorRT engine (mars-export trt)"
-        )
     if LEVEL in options:
         raise SessionError(f"{LEVEL} is not an option: the variant has it, and accuracy_level sets it")
     entries = {key: value for key, value in options.items() if "." in key}
@@ -177,6 +182,33 @@ def open_session(
         raise SessionError(
             f"{graph}: ONNX Runtime cannot load the graph: {first_line(error)}{remedy}"
         ) from error
+
+
+def level_of(variant: Variant, accuracy_level: int | None) -> int:
+    """The accuracy level that a session uses: `accuracy_level`, by default the variant's. Raises SessionError
+    if there is no such level, or none of this variant.
+    """
+    if accuracy_level is not None and variant.precision not in LEVELED:
+        raise SessionError(
+            f"variant {variant.name} is {variant.precision}: an accuracy level is for"
+            f" {' and '.join(LEVELED)} weights"
+        )
+    level = accuracy_level if accuracy_level is not None else variant.accuracy_level
+    level = FASTEST_LEVEL if level is None else level
+    if level not in ACCURACY_LEVELS:
+        raise SessionError(
+            f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}"
+        )
+    return level
+
+
+def failed(error: Exception, rows: int, slots: int) -> SessionError:
+    """The error of a step of this size; onnxruntime raises its own classes, and plain RuntimeError."""
+    what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {first_line(error)}"
+    if is_lasting(str(error)):
+        return DeviceLost(what + RESTART)
+    advice = memory_advice(error)
+    return SessionError(what + advice, code="out_of_memory" if advice else "failed")
 
 
 Results = dict[str, np.ndarray]

@@ -16,9 +16,10 @@ from ...decode.backend import StepInput, StepOutput
 from ...errors import SessionError
 from ..cuda import Runs
 from ..kv import KV_TYPES
+from ..pool import ALIGNMENT, GpuCache, KvMemory, KvPool, per_slice
+from ..step_io import StepIO
 from .engine import LoadedEngine
-from .io import ShapeBucket, StepIO
-from .pool import ALIGNMENT, KvMemory, KvPool, TrtCache, per_slice
+from .shape_bucket import ShapeBucket
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
@@ -87,6 +88,7 @@ class TrtBackend:
         self.max_capacity = min(model.context_length, self._capacity - spare)
         # an engine has different kernels for different sizes of a step
         self.reproducible_slots: int | None = None
+        self._is_prepared = True  # of the last step
         self._item = KV_TYPES[variant.kv_dtype].itemsize
         self._suffixes = model.kv_suffixes
         widths = {name: engine.width(name) for name in WIDE if name in self.outputs}
@@ -100,10 +102,11 @@ class TrtBackend:
             self._max_bytes = device.free_memory() // CONTEXT_SHARE
             for key in self._common():
                 self._add_context(key)
-        head = self._capacity * entry
-        empty = KvMemory(0, count, heads * head, head, entry, 0, heads, self._capacity)
-        max_idle = 2 * rows - 1 if self._is_fixed else rows
-        self._pool = KvPool(device, empty, max_idle, self._forget, KV_TYPES[variant.kv_dtype])
+        empty = KvMemory(0, count, 0, heads, self._capacity, entry)
+        max_idle = replace(empty, num_rows=2 * rows - 1 if self._is_fixed else rows).num_bytes
+        dtype = KV_TYPES[variant.kv_dtype]
+        # Every row has the engine's capacity. The step raises for a row that does not fit.
+        self._pool = KvPool(device, empty, lambda _: self._capacity, self._forget, dtype, max_idle)
 
     @classmethod
     def open(
@@ -135,7 +138,7 @@ class TrtBackend:
         """Where KV rows are between two steps."""
         return "cuda"
 
-    def new_cache(self, num_rows: int) -> TrtCache:
+    def new_cache(self, num_rows: int) -> GpuCache:
         if num_rows > self._info.max_rows:
             raise SessionError(
                 f"{num_rows} rows, but this engine was built for at most {self._info.max_rows}; build it"
@@ -149,11 +152,11 @@ class TrtBackend:
                 " 64"
             )
         # A step of fixed shapes that begins at the last row has max_rows rows from there on.
-        return TrtCache(self._pool, num_rows - 1 + self._info.max_rows if self._is_fixed else num_rows)
+        return GpuCache(self._pool, num_rows - 1 + self._info.max_rows if self._is_fixed else num_rows)
 
     def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
-        assert isinstance(cache, TrtCache)
-        ids, lengths, index = inputs
+        assert isinstance(cache, GpuCache)
+        self._is_prepared, (ids, lengths, index) = True, inputs
         parts = [
             self._forward(
                 cache.memory,
@@ -164,7 +167,7 @@ class TrtBackend:
             for rows, slots in self._parts(ids.shape[1], lengths, index)
         ]
         outputs: dict[str, Any] = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
-        return StepOutput(**outputs)
+        return StepOutput(**outputs, is_prepared=self._is_prepared)
 
     def _parts(self, slots: int, kv_length: np.ndarray, output_index: np.ndarray) -> list[tuple[slice, int]]:
         """Neighbouring rows that can run together, and their slots: one part, unless a row is near its end.
@@ -306,6 +309,7 @@ class TrtBackend:
     def _run(self, bound: BoundContext) -> None:
         assert bound.shape is not None
         is_decode = self._is_decode(bound.shape.range)
+        self._is_prepared &= bound.runs > 1 if is_decode and not bound.is_refused else bound.runs > 0
         # The first run of a context cannot be captured, because TensorRT finishes its preparations in it.
         if is_decode and bound.graph is None and bound.runs > 0 and not bound.is_refused:
             if self._engine.is_capturable(bound.context, self._device.stream):

@@ -18,7 +18,7 @@ from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...errors import SessionError
 from ..cuda import find_gpu
-from .io import IDS
+from ..step_io import IDS
 
 EXTRAS = {"tensorrt": "trt", "tensorrt_rtx": "rtx"}
 REMARKS = {"tensorrt": " (on a Jetson it comes with JetPack: python3-libnvinfer)"}

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import binding as module
 from mars_export.runtime.device.ort.binding import MAX_SPARE_BYTES, Binding
 
@@ -34,9 +33,7 @@ def io() -> Io:
 
 @pytest.fixture
 def binding(io: Io) -> Binding:
-    memory = HostMemory()
-    places = dict.fromkeys(("input_ids", "token_ids", "logits"), memory)
-    return Binding(SimpleNamespace(io_binding=lambda: io), places)
+    return Binding(SimpleNamespace(io_binding=lambda: io))
 
 
 def ids(count: int, first: int = 0) -> np.ndarray:

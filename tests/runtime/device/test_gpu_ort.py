@@ -12,8 +12,7 @@ from support.fixtures import Exported
 
 from mars_export import Batcher, Limits, Session
 from mars_export.runtime.device.cuda import find_gpu
-from mars_export.runtime.device.ort.backend import OrtBackend
-from mars_export.runtime.device.ort.cuda_memory import CudaMemory
+from mars_export.runtime.device.ort.cuda_backend import CudaBackend
 from mars_export.runtime.device.ort.library import provider_of
 
 LONG = [(7 * i) % 250 for i in range(300)]
@@ -68,9 +67,7 @@ def test_kv_rows_stay_on_the_gpu_and_nothing_heavy_runs_elsewhere(
     layout: str, precision: str, opened: Opened
 ) -> None:
     backend = opened(precision, layout)[0].backend
-    assert isinstance(backend, OrtBackend)
-    assert isinstance(backend._memory, CudaMemory)
-    assert not backend._must_rebind
+    assert isinstance(backend, CudaBackend)
     assert not backend.on_cpu.keys() & HEAVY, backend.on_cpu
     assert backend.on_cpu.get("Concat", 0) <= 1, "a shape; KV entries are two in each layer"
 

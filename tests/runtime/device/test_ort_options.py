@@ -36,7 +36,6 @@ def test_the_devices_number_is_its_device_id() -> None:
     [
         ({"device_id": "1"}, "the CPU has no option device_id"),
         ({LEVEL: "0"}, "accuracy_level sets it"),
-        ({"enable_cuda_graph": "1"}, "build a TensorRT engine"),
         ({SPINNING: 0}, f"pairs of texts, not '{SPINNING}': 0"),
         ({1: "0"}, "pairs of texts, not 1: '0'"),
     ],

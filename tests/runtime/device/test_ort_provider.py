@@ -1,6 +1,6 @@
 """Opening a session on a GPU provider of ONNX Runtime: settings, operators that stay on the CPU, refusals.
 
-The provider is pretended: sessions compute on the CPU, on a fake GPU's memory.
+The provider is pretended: sessions compute on the CPU, in a fake GPU's memory.
 """
 
 from __future__ import annotations
@@ -8,47 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import onnxruntime
 import pytest
-from support.fake_cuda import FakeDevice
+from support.fake_ort_cuda import FakeSession, pretend
 
 from mars_export import Session, SessionError
 from mars_export.runtime.cli.doctor import examine
-from mars_export.runtime.device.ort import backend as ort
 from mars_export.runtime.device.ort import library
 from mars_export.runtime.device.ort.backend import OrtBackend
-from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.errors import MarsWarning
-
-
-def device_memory() -> CudaMemory:
-    return CudaMemory(FakeDevice(size=1 << 24), "cpu")  # type: ignore[arg-type]
-
-
-def on_gpu(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """Open sessions on `cuda` as if it were there, computing on the CPU, with these (operator, name) left
-    to the CPU; the providers that sessions are opened with.
-    """
-    asked: list[tuple[str, dict[str, str]]] = []
-    real = onnxruntime.InferenceSession
-
-    def opened(graph: Any, options: Any, providers: Any, **rest: Any) -> Any:
-        asked.extend(p for p in providers if isinstance(p, tuple))  # not those of the export
-        return real(graph, options, providers=["CPUExecutionProvider"], **rest)
-
-    def info(_: Any) -> list[Any]:
-        named = [SimpleNamespace(op_type=operator, name=name) for operator, name in nodes]
-        return [SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: named)]
-
-    module = SimpleNamespace(InferenceSession=opened, SessionOptions=onnxruntime.SessionOptions)
-    monkeypatch.setattr(library, "load", lambda device: (module, "CUDAExecutionProvider"))
-    monkeypatch.setattr(ort, "_memory", lambda *_: device_memory())
-    monkeypatch.setattr(real, "get_providers", lambda self: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(real, "get_provider_graph_assignment_info", info)
-    return asked
-
 
 SMALL_NODES = (("Shape", "num_slots_1d"), ("Cos", "cos_raw"), ("Add", "positions"), ("Where", "rows_of_slot"))
 
@@ -56,14 +24,14 @@ SMALL_NODES = (("Shape", "num_slots_1d"), ("Cos", "cos_raw"), ("Add", "positions
 def test_float32_is_not_rounded_to_tf32(
     graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    asked = on_gpu(monkeypatch, *SMALL_NODES)
+    fake = pretend(monkeypatch, *SMALL_NODES)
     session = Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0)
     assert session.backend.on_cpu == {"Shape": 1, "Cos": 1, "Add": 1, "Where": 1}  # type: ignore[attr-defined]
     assert not recwarn.list, "operators on shapes and positions are small"
     Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, options={"use_tf32": "1"})
     Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0, stream=123)
-    assert [settings["use_tf32"] for _, settings in asked] == ["0", "1", "0"]
-    assert [settings.get("user_compute_stream") for _, settings in asked] == [None, None, "77"]
+    assert [settings["use_tf32"] for settings in fake.options] == ["0", "1", "0"]
+    assert [settings["user_compute_stream"] for settings in fake.options] == ["77"] * 3
 
 
 @pytest.mark.parametrize(
@@ -72,7 +40,7 @@ def test_float32_is_not_rounded_to_tf32(
 def test_operators_on_hidden_states_that_are_left_to_the_cpu_are_told(
     node: tuple[str, str], graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_gpu(monkeypatch, *SMALL_NODES, node, node)
+    pretend(monkeypatch, *SMALL_NODES, node, node)
     words = rf"leaves 2 operators on hidden states to the CPU \(2 {node[0]}\): up to 4 copies"
     with pytest.warns(MarsWarning, match=words):
         Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0)
@@ -109,8 +77,8 @@ def test_a_provider_that_does_not_start_is_an_error(
     graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """onnxruntime itself would compute on the CPU and say so in its log only."""
-    on_gpu(monkeypatch)
-    monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: ["AnotherProvider"])
+    pretend(monkeypatch)
+    monkeypatch.setattr(FakeSession, "get_providers", lambda self: ["AnotherProvider"])
     with pytest.raises(
         SessionError, match="could not start CUDAExecutionProvider and would compute on the CPU"
     ):

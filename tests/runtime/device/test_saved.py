@@ -1,4 +1,4 @@
-"""Entries that caches save and load: copies of their own, on the host, and on a fake GPU."""
+"""Entries that caches save and load: copies of their own, on the host, and on a fake GPU (engines)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_cuda import FakeDevice
 from support.fake_trt import BLOCK, build
 
 from mars_export import GenerationConfig
@@ -16,22 +15,15 @@ from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.device.kv import KvRows
-from mars_export.runtime.device.memory import HostMemory
-from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.device.trt.backend import TrtBackend
 
 MASK, HEADS, DIM = 0, 2, 6
 
 
-def memory(kind: str) -> Any:
-    return HostMemory() if kind == "host" else CudaMemory(FakeDevice(size=1 << 24))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("kind", ["host", "cuda"])
-def test_saved_entries_are_those_and_no_others(kind: str, dtype: Any) -> None:
+def test_saved_entries_are_those_and_no_others(dtype: Any) -> None:
     draw = np.random.default_rng(0)
-    rows = KvRows(memory(kind), 4, 3, HEADS, DIM, np.dtype(dtype))
+    rows = KvRows(4, 3, HEADS, DIM, np.dtype(dtype))
     rows.reserve(128)
     values = [draw.standard_normal((3, HEADS, 128, DIM)).astype(dtype) for _ in rows.buffers]
     for value in values:
@@ -49,7 +41,7 @@ def test_saved_entries_are_those_and_no_others(kind: str, dtype: Any) -> None:
         assert np.array_equal(now[2, :, :40], value[1, :, :40])
         assert np.isfinite(now).all()
         assert not now[:2].any(), "no other row is touched"
-    later = KvRows(rows.memory, 4, 1, HEADS, DIM, np.dtype(dtype))
+    later = KvRows(4, 1, HEADS, DIM, np.dtype(dtype))
     later.reserve(60)
     later.load(0, saved, 50)
     for buffer, value in zip(later.buffers, values, strict=True):
@@ -57,10 +49,9 @@ def test_saved_entries_are_those_and_no_others(kind: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("kind", ["host", "cuda"])
-def test_entries_come_from_the_host_and_go_there(kind: str, dtype: Any) -> None:
+def test_entries_come_from_the_host_and_go_there(dtype: Any) -> None:
     draw = np.random.default_rng(1)
-    rows = KvRows(memory(kind), 4, 2, HEADS, DIM, np.dtype(dtype))
+    rows = KvRows(4, 2, HEADS, DIM, np.dtype(dtype))
     rows.reserve(128)
     arrays = [draw.standard_normal((HEADS, 2 * 30, DIM)).astype(dtype)[:, ::2] for _ in range(4)]
     there = rows.upload(arrays)

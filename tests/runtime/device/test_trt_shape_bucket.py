@@ -10,7 +10,7 @@ from support.fake_trt import BLOCK, CAPACITY, PREFILL, build, predict
 
 from mars_export import SessionError
 from mars_export.runtime.decode.backend import StepInput
-from mars_export.runtime.device.trt.io import ShapeBucket
+from mars_export.runtime.device.trt.shape_bucket import ShapeBucket
 
 
 @pytest.mark.parametrize("kv_layout", ["in-place", "appended"])

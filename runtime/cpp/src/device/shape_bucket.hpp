@@ -1,4 +1,4 @@
-// runtime/device/trt/io.py: pads steps to the few sizes that an engine runs in.
+// runtime/device/trt/shape_bucket.py: pads steps to the few sizes that an engine runs in.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// runtime/device/trt/pool.py: a pool of KV memory on the device, lent to caches.
+// runtime/device/pool.py: a pool of KV memory on the device, lent to caches.
 #pragma once
 
 #include <cstddef>

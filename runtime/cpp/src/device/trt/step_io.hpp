@@ -1,4 +1,4 @@
-// runtime/device/trt/io.py: inputs and results of an engine's step, packed for one copy in each direction.
+// runtime/device/step_io.py: inputs and results of an engine's step, packed for one copy in each direction.
 #pragma once
 
 #include <cstddef>
