@@ -112,9 +112,30 @@ def write_bundle(
     variants = [variant, *_fixed_variants(directory, model, variant, options, checkpoint.dims.context_length)]
     for layout in more_layouts:
         variants.append(written(f"model-{layout}", replace(options, kv_layout=layout, reference=False))[0])
+    variants += _cuda_variant(directory, variant, _spec(stored, options), placed)
     manifest = _manifest(directory, checkpoint, options.block, variants)
     write_manifest(directory, manifest)
     return manifest
+
+
+def _cuda_variant(
+    directory: Path, variant: Variant, spec: GraphSpec, placed: dict[str, Placed]
+) -> Iterator[Variant]:
+    """Write the graph for ONNX Runtime on CUDA beside the `in-place` one, if the model and its precision have
+    one. Quantized weights are computed in fp16 there.
+    """
+    options = spec.options
+    is_integer = options.quantization is not None and options.quantization.is_integer
+    if is_integer or spec.mtp_drafts or options.is_appended or options.dtype == "bfloat16":
+        return
+    options = replace(options, kv_layout="cuda", activations="fp16")
+    model = graph.build(replace(spec, options=options), placed, WEIGHTS_FILE, version("mars-export"))
+    name = f"{options.precision}-cuda"
+    onnx.save(model, directory / f"{name}.onnx")
+    onnx.checker.check_model(str(directory / f"{name}.onnx"))
+    # Not measured: the same arithmetic in other kernels.
+    variant = replace(variant, name=name, file=f"{name}.onnx", drift=None)
+    yield replace(variant, kv_dtype=options.kv_dtype, kv_layout="cuda")
 
 
 def _fixed_variants(

@@ -146,6 +146,11 @@ class ExportOptions(Shapes, GraphOptions):
         return self.kv_layout == "appended"
 
     @property
+    def is_cuda(self) -> bool:
+        """Whether the KV layout is `cuda`: that of a graph that is written beside the `in-place` one."""
+        return self.kv_layout == "cuda"
+
+    @property
     def dtype(self) -> str:
         """The type of activations, and of KV entries in floating point."""
         return FLOATS[self.activations if self.quantization else self.precision]

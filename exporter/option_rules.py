@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..runtime.bundle.manifest import KV_LAYOUTS
 from ..runtime.errors import ExportError
 from ..runtime.machine import byte_products
 from .checkpoint.dims import Dims
@@ -97,7 +96,7 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
 def _unknown_names(options: ExportOptions) -> list[str]:
     choices = {
         "--precision": (options.precision, PRECISIONS),
-        "--kv-layout": (options.kv_layout or "in-place", KV_LAYOUTS),
+        "--kv-layout": (options.kv_layout or "in-place", ("in-place", "appended")),
         "--kv": (options.kv, KV),
     }
     return [

@@ -1,8 +1,8 @@
 """Splits the packed product of q, k and v into heads, with the norms and rotations that the quirks set.
 
-Cos and sin are computed once for all layers. The `in-place` layout uses the operator RotaryEmbedding,
-`appended` plain operators. Pairs are halves or neighbours; whole heads or their first part are rotated, by
-one set of frequencies or two.
+Cos and sin are computed once for all layers. The `in-place` and `cuda` layouts use the operator
+RotaryEmbedding, `appended` plain operators. Pairs are halves or neighbours; whole heads or their first part
+are rotated, by one set of frequencies or two.
 """
 
 from __future__ import annotations
@@ -66,8 +66,12 @@ def angles(dims: Dims, layer: int) -> tuple[str, str]:
     return f"cos{_suffix(which)}", f"sin{_suffix(which)}"
 
 
-def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_appended: bool) -> str:
-    """x [b, heads, s, d] with layer `layer`'s rotation; x itself if the layer has none."""
+def rotate(
+    nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_appended: bool, num_heads: int = 0
+) -> str:
+    """x [b, heads, s, d], or [b, s, heads d] with its `num_heads`, with layer `layer`'s rotation; x itself if
+    the layer has none.
+    """
     which, rope = dims.rotation[layer], dims.rope(layer)
     if which is None or rope is None:
         return x
@@ -75,6 +79,7 @@ def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_appended:
     if not is_appended:
         settings: dict[str, Any] = {"interleaved": 1} if dims.quirks.interleaved else {}
         settings |= {"rotary_embedding_dim": size} if size != dims.head_dim else {}
+        settings |= {"num_heads": num_heads} if num_heads else {}
         return nodes.add("RotaryEmbedding", x, *angles(dims, layer), name=name, **settings)
     if size == dims.head_dim:
         return _rotated(nodes, dims, x, which, size, name)
@@ -140,6 +145,37 @@ def split_heads(
     if norms is not None:
         q, k = normed(q, k)
     return q, k, v
+
+
+def flat_heads(nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm) -> tuple[str, str, str]:
+    """The same for the `cuda` layout: q [b, s, heads d], k and v [b, s, kv_heads d].
+
+    Parts are cut by Slice, because CUDA's Split copies unequal sizes from the host in every step, and a
+    captured step would replay the copy. Queries and keys turn in one node where no norm is between, and
+    values beside them.
+    """
+    norms, heads, kv_heads = dims.quirks.head_norms, dims.num_heads, dims.num_kv_heads
+    ends = [nodes.constant(f"head_{at}", [at * dims.head_dim]) for at in (0, heads, heads + kv_heads)]
+    ends.append(nodes.constant("far", [2**62]))
+
+    def part(x: str, name: str, at: int) -> str:
+        return nodes.add("Slice", x, ends[at], ends[at + 1], ("last_axis", [-1]), name=name)
+
+    def normed(x: str, which: str, count: int) -> str:
+        if norms is None or norms.whole:
+            return x if norms is None else norm(x, f"{which}_norm", f"{which}_normed")
+        split, joined = (f"heads_of_{which}", [0, 0, count, dims.head_dim]), (f"{which}_flat", [0, 0, -1])
+        x = norm(nodes.add("Reshape", x, split, name=f"{which}_heads"), f"{which}_norm", f"{which}_normed")
+        return nodes.add("Reshape", x, joined, name=f"{which}_normed_flat")
+
+    def rotated(x: str, name: str, count: int) -> str:
+        return rotate(nodes, dims, i, x, f"{name}_rotated", False, count)
+
+    is_turned = norms is None or norms.rotated
+    turned = rotated(packed, "qkv", heads + 2 * kv_heads) if is_turned else packed
+    q, k, v = part(turned, "q", 0), part(turned, "k", 1), part(packed, "v", 2)
+    q, k = normed(q, "q", heads), normed(k, "k", kv_heads)
+    return (q, k, v) if is_turned else (rotated(q, "q", heads), rotated(k, "k", kv_heads), v)
 
 
 def _heads(nodes: Nodes, dims: Dims, x: str, name: str) -> str:

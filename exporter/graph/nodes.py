@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,17 @@ class Nodes:
         for name, tensor in inner.constants.items():
             assert self.constants.setdefault(name, tensor) == tensor, f"constant {name} has two values"
         self.functions |= inner.functions
+
+    def cast(self, names: Iterable[str], dtype: int) -> None:
+        """Read the weights `names` in the type `dtype`. ONNX Runtime casts them once, when it loads the
+        graph.
+        """
+        wider = {name: f"{name}.cast" for name in names}
+        for node in self.nodes:
+            node.input[:] = [wider.get(name, name) for name in node.input]
+        self.nodes[:0] = [
+            helper.make_node("Cast", [name], [cast], name=cast, to=dtype) for name, cast in wider.items()
+        ]
 
     def constant(self, name: str, value: Any, dtype: Any = np.int64) -> str:
         """A graph constant; the same name must always mean the same value."""

@@ -36,9 +36,13 @@ def capped(nodes: Nodes, x: str, cap: float, name: str) -> str:
     return nodes.add("Mul", inside, size, name=name)
 
 
-def activated(nodes: Nodes, quirks: Quirks, gate: str, kind: np.dtype, is_plain: bool) -> str:
+def activated(
+    nodes: Nodes, quirks: Quirks, gate: str, kind: np.dtype, is_plain: bool, is_cuda: bool = False
+) -> str:
     """The activation of the MLP's gate. `is_plain`: without the operator Gelu, which opset 18 lacks."""
     if quirks.activation == "silu":
+        if is_cuda:
+            return nodes.add("QuickGelu", gate, name="gate_silu", domain=MICROSOFT, alpha=1.0)
         return nodes.add("Mul", gate, nodes.add("Sigmoid", gate, name="gate_sigmoid"), name="gate_silu")
     if not is_plain:
         return nodes.add("Gelu", gate, name="gate_gelu", approximate="tanh")
@@ -54,8 +58,8 @@ def activated(nodes: Nodes, quirks: Quirks, gate: str, kind: np.dtype, is_plain:
 def attention_settings(quirks: Quirks) -> dict[str, Any]:
     """Attributes of the operator Attention.
 
-    Its `softcap` is not used: ONNX Runtime 1.24 to 1.26 mask before they cap, so that nothing is masked (1.31
-    is right). Capped scores are computed with plain operators.
+    Its `softcap` is for the `cuda` layout only: ONNX Runtime 1.24 to 1.26 mask before they cap, so that
+    nothing is masked (1.28 is right). Elsewhere capped scores are computed with plain operators.
     """
     return {} if quirks.attention_scale is None else {"scale": quirks.attention_scale}
 
@@ -75,6 +79,7 @@ def query_growth(nodes: Nodes, quirks: Quirks, column: str, dtype: int) -> None:
 
 
 DOMAIN, PRODUCT = "mars_export", "QuantizedMatMul"  # the operator of mars-export-kernels
+MICROSOFT = "com.microsoft"  # operators of ONNX Runtime's own
 
 
 def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> str:

@@ -46,6 +46,9 @@ def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version
     writer = Writer(spec)
     writer.write()
     weights = {**weights, **mtp.own_weights(writer.nodes, weights)}
+    if spec.options.is_cuda:  # its operators have one type for numbers, scales and sums
+        floats = (w for w in weights.values() if w.dtype in NUMPY_DTYPES and w.dtype != writer.dtype)
+        writer.nodes.cast([w.name for w in floats], ONNX_DTYPES[writer.dtype])
     graph = helper.make_graph(
         writer.nodes.nodes,
         "mars_step",
@@ -54,7 +57,8 @@ def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version
         [*writer.nodes.constants.values(), *(w.initializer(location) for w in weights.values())],
     )
     functions = [*writer.nodes.functions.values()]
-    domains = {"": spec.versions[0]} | {function.domain: 1 for function in functions}
+    domains = {"": spec.versions[0]} | {node.domain: 1 for node in writer.nodes.nodes if node.domain}
+    domains |= {function.domain: 1 for function in functions}
     model = helper.make_model(
         graph,
         functions=functions,
@@ -96,7 +100,7 @@ class Writer:
         self.dtype = spec.options.dtype
         self.kind = NUMPY_DTYPES[self.dtype]
         self.half = self.dtype != "float32"
-        self.is_appended = spec.options.is_appended
+        self.is_appended, self.is_cuda = spec.options.is_appended, spec.options.is_cuda
         self.has_int8_kv = spec.options.kv == "int8"
         self.is_batch_invariant = self.quantization is not None and not (
             self.half or self.is_appended or self.has_int8_kv
@@ -104,6 +108,9 @@ class Writer:
         is_integer = self.quantization is not None and self.quantization.is_integer
         is_plain = not (self.half or self.is_appended or spec.mtp_drafts)
         self.is_fused = is_integer and is_plain and fused.fits(spec.dims)
+        # A window as long as the context hides nothing.
+        windows = self.dims.windows
+        self.windows = [w if w is not None and w < self.dims.context_length else None for w in windows]
         self.masks: dict[int | None, str] = {}
 
     def empty(self) -> Writer:
@@ -141,25 +148,28 @@ class Writer:
         slots = self.arange("slots", "input_ids", 1)
         start = nodes.add("Unsqueeze", "kv_length", ("axis_1", [1]), name="kv_length_column")
         positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
-        column = nodes.add(
-            "Unsqueeze", positions, ("axes_1_3", [1, 3]), name="positions_column"
-        )  # [b, 1, s, 1]
-        if not self.has_int8_kv:
+        axes = ("axes_1_3", [1, 3])
+        column = nodes.add("Unsqueeze", positions, axes, name="positions_column")  # [b, 1, s, 1]
+        if self.is_cuda:
+            nodes.add("Add", "kv_length", "num_slots", name="valid_length")  # [b], entries after the step
+        if not (self.has_int8_kv or (self.is_cuda and not any(self.windows))):
             self.write_masks(start, positions, column)
         kind = ONNX_DTYPES[self.dtype]
         heads.write_angles(nodes, self.dims, positions, kind, self.is_appended)
+        if self.is_cuda and self.quirks.query_growth:
+            column = nodes.add("Unsqueeze", positions, ("axis_2", [2]), name="positions_by_row")  # [b, s, 1]
         operators.query_growth(nodes, self.quirks, column, kind)
-        if self.is_appended or self.quirks.attention_cap:
+        if self.is_appended or (self.quirks.attention_cap and not self.is_cuda):
             attention.attention_scale(nodes, self.dims.attention_scale, kind)
 
     def write_masks(self, start: str, positions: str, column: str) -> None:
         nodes = self.nodes
-        capacity = self.arange("capacity", "past_key_values.0.key", 2)
+        capacity = self.arange("capacity", "past_key_values.0.key", 1 if self.is_cuda else 2)
         keys = attention.key_positions(nodes, capacity, start, positions) if self.is_appended else capacity
         causal = nodes.add(
             "LessOrEqual", keys, column, name="causal_mask"
         )  # [b, 1, s, c], appended [b, 1, s, c + s]
-        for window in dict.fromkeys(self.dims.windows):
+        for window in dict.fromkeys(self.windows):
             self.masks[window] = causal
             if window is not None:
                 first = nodes.add("Sub", column, (f"window_{window}", window), name=f"window_{window}_start")
@@ -200,7 +210,10 @@ class Writer:
         def norm(x: str, module: str, name: str) -> str:
             return self.norm(x, f"layers.{i}.{module}", name)
 
-        q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
+        if self.is_cuda:
+            q, k, v = heads.flat_heads(nodes, dims, i, packed, norm)
+        else:
+            q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
         flat = self.attended(i, q, k, v)
         return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
 
@@ -211,7 +224,9 @@ class Writer:
             q = nodes.add("Mul", q, "query_growth", name="q_grown")
         if self.has_int8_kv:
             return int8_kv.attention(nodes, dims, i, q, k, v, self.spec.versions[0])
-        mask = self.masks[dims.windows[i]]
+        if self.is_cuda:
+            return self.scattered(i, q, k, v, self.masks[self.windows[i]] if self.windows[i] else "")
+        mask = self.masks[self.windows[i]]
         kind = ONNX_DTYPES[self.dtype]
         mixed = (
             attention.appended_attention(nodes, dims, i, q, k, v, mask, kind)
@@ -223,7 +238,9 @@ class Writer:
         return nodes.add("Reshape", rows, flat, name="attention_flat")
 
     def scattered(self, i: int, q: str, k: str, v: str, mask: str) -> str:
-        """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
+        """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d], in the layout
+        `cuda` [b, s, heads d].
+        """
         nodes = self.nodes
         for name, update in (("key", k), ("value", v)):
             # Entries from kv_length on are overwritten, so that a rejected mask's entry lasts for one step.
@@ -234,9 +251,18 @@ class Writer:
                 "kv_length",
                 name=f"{name}_write",
                 output=f"present.{i}.{name}",
-                axis=2,
+                axis=1 if self.is_cuda else 2,
                 mode="linear",
             )
+        settings = operators.attention_settings(self.quirks)
+        if self.is_cuda:
+            # Without a mask, attention is causal up to a row's valid length: what CUDA's fast kernels take.
+            inputs = (mask,) if mask else ("", "", "", "valid_length")
+            settings |= {"q_num_heads": self.dims.num_heads, "kv_num_heads": self.dims.num_kv_heads}
+            settings |= {} if mask else {"is_causal": 1}
+            settings |= {"softcap": self.quirks.attention_cap} if self.quirks.attention_cap else {}
+            kv = (f"present.{i}.key", f"present.{i}.value")
+            return nodes.add("Attention", q, *kv, *inputs, name="attention", **settings)
         if self.is_batch_invariant:
             return attention.batch_invariant_attention(
                 nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask
@@ -244,7 +270,6 @@ class Writer:
         if self.quirks.attention_cap:
             kind = ONNX_DTYPES[self.dtype]
             return attention.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
-        settings = operators.attention_settings(self.quirks)
         return nodes.add(
             "Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention", **settings
         )
@@ -254,7 +279,7 @@ class Writer:
         packed = self.linear(x, f"layers.{i}.gate_up", "gate_up", dims.mlp_bias)
         sizes = ("gate_up_sizes", [dims.intermediate_size] * 2)
         gate, up = nodes.split(packed, sizes, ("gate", "up"), "gate_up_split")
-        active = operators.activated(nodes, self.quirks, gate, self.kind, self.is_appended)
+        active = operators.activated(nodes, self.quirks, gate, self.kind, self.is_appended, self.is_cuda)
         return self.linear(
             nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
         )
@@ -278,7 +303,18 @@ class Writer:
         """RMS norm over the last axis, always computed in fp32; x itself if the norm is not `stored`."""
         if stored is None:
             return x
-        if not self.half:
+        last = self.nodes.nodes[-1]
+        if self.is_cuda and last.output[0] == x and x.endswith("_residual"):  # one kernel adds and normalizes
+            inputs = (*self.nodes.nodes.pop().input, f"{module}.weight")
+            return self.nodes.add_many(
+                "SkipSimplifiedLayerNormalization",
+                *inputs,
+                name=name,
+                outputs=[self.nodes.local(name), "", "", x],
+                domain=operators.MICROSOFT,
+                epsilon=self.dims.rms_norm_eps,
+            )[0]
+        if not self.half or self.is_cuda:
             return self.norm_f32(x, f"{module}.weight", name)
         wide = self.nodes.add("Cast", x, name=f"{name}_in", to=TensorProto.FLOAT)
         normed = self.norm_f32(wide, f"{module}.weight", f"{name}_f32")
@@ -294,9 +330,12 @@ class Writer:
 
     def write_tail(self, hidden: str) -> None:
         nodes, spec = self.nodes, self.spec
+        if self.is_cuda:
+            hidden = self.norm(hidden, "norm", "final_normed")
         index = nodes.add("Unsqueeze", "output_index", ("axis_2", [2]), name="output_index_column")
         rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
-        logits = self.logits(self.norm(rows, "norm", "head_rows_normed"), "output_index")
+        rows = rows if self.is_cuda else self.norm(rows, "norm", "head_rows_normed")
+        logits = self.logits(rows, "output_index")
         if spec.mtp_drafts:
             logits = mtp.write(self, hidden, logits, spec.mtp_drafts)
         # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
@@ -336,6 +375,8 @@ class Writer:
         entries = "slots" if self.is_appended and prefix == "present" else "capacity"
         width = self.dims.head_dim + (SCALE_BYTES if self.has_int8_kv else 0)
         cache = ["batch", self.dims.num_kv_heads, entries, width]
+        if self.is_cuda:
+            cache = ["batch", entries, self.dims.num_kv_heads * width]
         dtype = TensorProto.INT8 if self.has_int8_kv else ONNX_DTYPES[self.dtype]
         layers = self.dims.num_layers + bool(self.spec.mtp_drafts)
         names = [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]

@@ -92,7 +92,7 @@ def test_in_place_writes_came_with_10_15() -> None:
             {"target": "pi5"},
             r"unknown target `pi5` \(known: host, rtx, portable, sm75, .*jetson-thor, h100, h200\)",
         ),
-        ({"kv_layout": "paged"}, "--kv-layout must be in-place or appended, not paged"),
+        ({"kv_layout": "cuda"}, "--kv-layout must be in-place or appended, not cuda"),
         ({"workspace": 512}, "--workspace must be at least 1M, not 512 bytes"),
         ({"capacity": 15}, r"--capacity must be 16 to 4096"),
         (

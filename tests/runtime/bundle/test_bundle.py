@@ -81,14 +81,14 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_file_found_good_is_not_hashed_again_unless_asked(directory: Path, hashed: list[str]) -> None:
     open_bundle(directory)
-    assert sorted(hashed) == ["model.onnx", "tokenizer.json", "weights.bin"]
+    assert sorted(hashed) == ["fp32-cuda.onnx", "model.onnx", "tokenizer.json", "weights.bin"]
     open_bundle(directory)
-    assert len(hashed) == 3
+    assert len(hashed) == 4
     (directory / "weights.bin").touch()
     open_bundle(directory)
-    assert hashed[3:] == ["weights.bin"]
+    assert hashed[4:] == ["weights.bin"]
     open_bundle(directory, full=True)
-    assert len(hashed) == 7
+    assert len(hashed) == 9
 
 
 def test_a_new_bundle_is_not_hashed_again(checkpoints: Named, hashed: list[str], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_user_without_a_cache_hashes_every_time(
     monkeypatch.setattr("mars_export.runtime.bundle.files.cache_dir", lambda: None)
     open_bundle(directory)
     open_bundle(directory)
-    assert len(hashed) == 6
+    assert len(hashed) == 8
 
 
 @pytest.mark.parametrize("checksum", [None, b"", b"0" * 64, b"\xff" * 80])
@@ -159,9 +159,9 @@ def test_a_broken_stamp_only_costs_a_new_hash(
     (file,) = (tmp_path / "cache" / "verified").iterdir()
     file.write_text(stamp)
     open_bundle(directory)
-    assert len(hashed) == 6
+    assert len(hashed) == 8
     open_bundle(directory)
-    assert len(hashed) == 6
+    assert len(hashed) == 8
 
 
 def test_old_stamps_are_forgotten(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_old_stamps_are_forgotten(directory: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_unknown_variant_names_the_known_ones(directory: Path) -> None:
-    with pytest.raises(BundleError, match=r"no variant `fast` \(there are: model\)"):
+    with pytest.raises(BundleError, match=r"no variant `fast` \(there are: model, fp32-cuda\)"):
         open_bundle(directory).variant("fast")
 
 
