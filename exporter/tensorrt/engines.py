@@ -90,7 +90,7 @@ def export_engine(
         # Level 0, because TensorRT multiplies with the decoded weights, unlike ONNX Runtime's faster levels.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report, plan.kv_layouts[1:])
-        built = _built(directory, manifest, manifest.variants, plan, report)
+        built = _built(directory, manifest, manifest.variants[0], plan, report)
         return EngineResult(plan, estimate, _write(directory, _added(manifest, plan.name, *built), output))
 
 
@@ -113,10 +113,10 @@ def add_engine(
     manifest = bundle.manifest
     _refuse_mtp(bool(manifest.model.mtp_drafts))
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
-    graphs = _graphs_for(bundle, plan, precision, block)
+    variant = _graph_for(bundle, plan, precision, block)
     if not force and any(v.name == plan.name for v in manifest.variants):
         raise ExportError(f"{bundle.path} has an engine `{plan.name}` already; give --force to replace it")
-    size = sum(f.size for f in manifest.files if f.path == graphs[0].weights)
+    size = sum(f.size for f in manifest.files if f.path == variant.weights)
     estimate = _estimate(plan, size, force)
     if dry_run:
         return EngineResult(plan, estimate, None)
@@ -125,13 +125,13 @@ def add_engine(
     if in_place:
         with tempfile.TemporaryDirectory(prefix=f".{plan.name}-", dir=output.resolve().parent) as place:
             work = Path(place)
-            for name in {name for v in graphs for name in (v.file, v.weights) if name is not None}:
+            for name in filter(None, (variant.file, variant.weights)):
                 link_or_copy(bundle.path / name, work / name)
-            entry, files = _built(work, manifest, graphs, plan, report)
+            entry, files = _built(work, manifest, variant, plan, report)
             new = {file.path: (work / file.path).read_bytes() for file in files}
 
         def change(now: Manifest) -> Manifest:
-            if any(v not in now.variants for v in graphs):
+            if variant not in now.variants:
                 raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
             return _added(now, plan.name, entry, files)
 
@@ -139,7 +139,7 @@ def add_engine(
     with writing(output, 4 * size, force) as directory:
         for file in manifest.files:
             shutil.copy2(bundle.path / file.path, directory / file.path)
-        manifest = _added(manifest, plan.name, *_built(directory, manifest, graphs, plan, report))
+        manifest = _added(manifest, plan.name, *_built(directory, manifest, variant, plan, report))
         return EngineResult(plan, estimate, _write(directory, manifest, output))
 
 
@@ -186,8 +186,8 @@ def _estimate(plan: EnginePlan, size: int, force: bool) -> int:
     return tensorrt.memory(size)
 
 
-def _graphs_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: int | None) -> list[Variant]:
-    """The graph in each of the plan's KV layouts."""
+def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: int | None) -> Variant:
+    """The graph in the plan's first KV layout. Raises ExportError if one is missing in any of them."""
     manifest = bundle.manifest
     if block is not None and block != manifest.block:
         raise ExportError(
@@ -201,9 +201,9 @@ def _graphs_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: 
     found = {v.kv_layout: v for v in reversed(graphs) if name in (None, v.precision)}
     lacking = [layout for layout in plan.kv_layouts if layout not in found]
     if not lacking:
-        for layout in plan.kv_layouts:
-            _refuse_unreadable(plan, found[layout].precision, found[layout].quantization)
-        return [found[layout] for layout in plan.kv_layouts]
+        v = found[plan.kv_layout]
+        _refuse_unreadable(plan, v.precision, v.quantization)
+        return v
     others = ", ".join(dict.fromkeys(f"{v.precision} {v.kv_layout}" for v in graphs)) or "none"
     raise ExportError(
         f"{bundle.path} has no {f'{name} ' if name else ''}graph in the {lacking[0]} KV layout, which"
@@ -225,25 +225,21 @@ def _added(manifest: Manifest, name: str, variant: Variant | None, files: Sequen
 
 
 def _built(
-    directory: Path, manifest: Manifest, graphs: Sequence[Variant], plan: EnginePlan, report: Progress
+    directory: Path, manifest: Manifest, variant: Variant, plan: EnginePlan, report: Progress
 ) -> tuple[Variant | None, list[FileEntry]]:
-    """Write the engine, or the recipe for it, to a directory with the bundle's files. `graphs`: one for each
-    of the plan's KV layouts. Returns the engine's entry for the manifest, and the new files.
+    """Write the engine of the graph `variant`, or the recipe for it, to a directory with the bundle's files.
+    Returns the engine's entry for the manifest, and the new files.
     """
-    new, entry = [], None
-    for variant, name in zip(graphs, plan.graphs.values(), strict=True):
-        graph = fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes)
-        onnx.save(graph, directory / name)
-        new.append(describe(directory / name))
     if plan.reason is not None:
-        file = directory / RECIPE_FILE
-        file.write_text(recipe(plan, manifest.model), encoding="utf-8")
-    else:
-        file, is_fp32 = directory / f"{plan.name}.engine", graphs[0].kv_dtype == "float32"
-        built = tensorrt.build(plan, directory / new[0].path, manifest.model, is_fp32, report)
-        file.write_bytes(built.data)
-        entry = _entry(graphs[0], plan, built, new[0])
-    return entry, [*new, describe(file)]
+        script = directory / RECIPE_FILE
+        script.write_text(recipe(plan), encoding="utf-8")
+        return None, [describe(script)]
+    graph, file = directory / f"{plan.name}.onnx", directory / f"{plan.name}.engine"
+    onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
+    built = tensorrt.build(plan, graph, manifest.model, variant.kv_dtype == "float32", report)
+    file.write_bytes(built.data)
+    read = describe(graph)
+    return _entry(variant, plan, built, read), [read, describe(file)]
 
 
 def _write(directory: Path, manifest: Manifest, target: Path) -> Manifest:

@@ -77,8 +77,8 @@ Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 class EnginePlan:
     """The plan of an engine.
 
-    `reason`: why this machine cannot build it; the bundle then gets a recipe. `kv_layouts`: of the graph, or
-    of a recipe's graphs, of which it takes the first that TensorRT there can build.
+    `reason`: why this machine cannot build it; the bundle then gets a recipe. `kv_layouts`: of its graph, or
+    of the graphs of a recipe, for which the TensorRT there decides.
     """
 
     name: str
@@ -99,14 +99,8 @@ class EnginePlan:
 
     @property
     def kv_layout(self) -> str:
-        """The layout of the engine; of a recipe, the first that it tries."""
+        """The layout of the engine, or of a recipe's first graph."""
         return self.kv_layouts[0]
-
-    @property
-    def graphs(self) -> dict[str, str]:
-        """The ONNX files of this plan's capacity that TensorRT reads, by KV layout."""
-        first, *others = self.kv_layouts
-        return {first: f"{self.name}.onnx"} | {layout: f"{self.name}-{layout}.onnx" for layout in others}
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
@@ -226,42 +220,9 @@ def _inputs(r: ShapeRange, model: ModelInfo, capacity: int) -> Shapes:
 RECIPE_FILE = "build-on-device.sh"
 
 
-def recipe(plan: EnginePlan, model: ModelInfo) -> str:
+def recipe(plan: EnginePlan) -> str:
     """The text of the script."""
     needed = "10.3" if "appended" in plan.kv_layouts else "10.15"
-    layouts = " or ".join(plan.kv_layouts)
-    return f"""#!/bin/sh
-# Builds the TensorRT engine of this bundle on the machine it is for: {plan.target.name}
-# ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {layouts}).
-# It was not built with the bundle: {plan.reason}.
-#
-# Run it on the device: sh {RECIPE_FILE}
-set -eu
-cd "$(dirname "$0")"
-
-# With mars-export installed, which also writes the engine into the manifest:
-if command -v mars-export >/dev/null; then
-  exec {_command(plan)}
-fi
-
-# Without it, trtexec builds the same engine for your own runtime; ours need the manifest entry:
-trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_integrated else "trtexec"}
-graph={plan.graphs[plan.kv_layout]}
-{_choice(plan)}exec "$trtexec" {_trtexec(plan, model)}
-"""
-
-
-def _choice(plan: EnginePlan) -> str:
-    """Takes the other graph if trtexec, which begins with "[TensorRT v101600]", is too old for the first."""
-    if len(plan.kv_layouts) == 1:
-        return ""
-    major, minor = IN_PLACE_SINCE
-    return f"""version=$("$trtexec" --help 2>&1 | sed -n 's/.*\\[TensorRT v\\([0-9]*\\).*/\\1/p' | head -n 1)
-[ "${{version:-0}}" -ge {major * 10000 + minor * 100} ] || graph={plan.graphs["appended"]}
-"""
-
-
-def _command(plan: EnginePlan) -> str:
     words = [
         "mars-export trt . --target host",
         *([f"--kv-layout {plan.kv_layout}"] if len(plan.kv_layouts) == 1 else []),
@@ -270,21 +231,14 @@ def _command(plan: EnginePlan) -> str:
         *(["--tf32"] if plan.tf32 else []),
         *([f"--workspace {plan.workspace >> 20}M"] if plan.workspace else []),
     ]
-    return " ".join(words)
-
-
-def _trtexec(plan: EnginePlan, model: ModelInfo) -> str:
-    lines = ['--onnx="$graph"', f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
-    lines += [] if plan.tf32 else ["--noTF32"]
-    lines += [f"--memPoolSize=workspace:{plan.workspace >> 20}"] if plan.workspace else []  # in MiB
-    if not plan.is_fixed:
-        for i, shapes in enumerate(plan.inputs(model)):
-            lines += [
-                f"--profile={i}",
-                *(f"--{word}Shapes={_spec(shapes, at)}" for at, word in enumerate(("min", "opt", "max"))),
-            ]
-    return " \\\n  ".join(lines)
-
-
-def _spec(shapes: Shapes, at: int) -> str:
-    return ",".join(f"{name}:{'x'.join(map(str, sizes[at]))}" for name, sizes in shapes.items())
+    return f"""#!/bin/sh
+# Builds the TensorRT engine of this bundle on the machine it is for: {plan.target.name}
+# ({", ".join(plan.target.compute_capabilities)}), with TensorRT {needed} or newer.
+# It was not built with the bundle: {plan.reason}.
+#
+# Run it on the device: sh {RECIPE_FILE}
+# It needs: pip install 'mars-export[{"jetson" if plan.target.is_integrated else "trt,export"}]'
+set -eu
+cd "$(dirname "$0")"
+exec {" ".join(words)}
+"""

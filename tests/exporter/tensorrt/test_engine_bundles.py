@@ -12,16 +12,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from support.agreement import config
-from support.engines import CAPACITY, SMALL, contents
+from support.engines import CAPACITY, SMALL, contents, graph_options
 from support.fixtures import Named
 from support.missing import need
 from support.shell import run, succeed
 
 from mars_export import ExportError, Session
-from mars_export.exporter.tensorrt.engines import add_engine
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.tensorrt import build as tensorrt
+from mars_export.exporter.tensorrt import plan
+from mars_export.exporter.tensorrt.engines import add_engine, export_engine
 from mars_export.runtime.bundle.open import open_bundle
+from mars_export.runtime.device.cuda import Gpu
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
@@ -106,11 +111,35 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
         ("model", "in-place"),
         ("model-appended", "appended"),
     ]
-    assert {"build-on-device.sh", "tensorrt-jetson-orin.onnx", "tensorrt-jetson-orin-appended.onnx"} <= {
-        f.path for f in manifest.files
-    }
+    assert {"build-on-device.sh", "model.onnx", "model-appended.onnx"} <= {f.path for f in manifest.files}
     assert manifest.variants[0].outputs[2:] == ("topk_ids", "topk_logprobs", "logits")
-    Session.open(tmp_path / "b", threads=1).generate([1, 2], config(0.5))
+    answers = [
+        Session.open(tmp_path / "b", variant=v.name, threads=1).generate([1, 2], config(0.5)).token_ids
+        for v in manifest.variants
+    ]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("version", "layout"), [("10.3.0", "appended"), ("10.16.2.10", "in-place")])
+def test_the_tensorrt_of_a_jetson_chooses_the_graph_of_a_recipe(
+    version: str, layout: str, checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_checkpoint(str(checkpoints("llama")))
+    export_engine(opened, tmp_path / "b", graph_options("fp16"), replace(SMALL, target="jetson-orin"))
+    monkeypatch.setattr(plan, "find_gpu", lambda: Gpu("Orin", "sm87", "12.6", is_integrated=True))
+    monkeypatch.setattr(plan, "installed_version", {"tensorrt": version}.get)
+    monkeypatch.setattr(tensorrt, "load", lambda backend: None)
+    read: list[str] = []
+
+    def build(_: plan.EnginePlan, graph: Path, *__: object) -> tensorrt.Built:
+        read.extend(n.op_type for n in onnx.load(graph, load_external_data=False).graph.node)
+        return tensorrt.Built(b"engine", version, "12", 1.0, 1)
+
+    monkeypatch.setattr(tensorrt, "build", build)
+    result = add_engine(open_bundle(tmp_path / "b"), tmp_path / "b", replace(SMALL, target="host"))
+    assert result.variant is not None
+    assert (result.variant.name, result.variant.kv_layout) == ("tensorrt-sm87-fixed", layout)
+    assert ("TensorScatter" in read) == (layout == "in-place")
 
 
 def test_from_the_shell(small: Path) -> None:

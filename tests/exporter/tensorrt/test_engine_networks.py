@@ -132,8 +132,8 @@ def test_a_jetson_gets_graphs_in_both_layouts_with_groups_of_int4_only(
     assert all(v.drift is not None and v.weights == "weights.bin" for v in before.variants)
     add_engine(open_bundle(tmp_path / "b"), tmp_path / "b", orin)
     assert open_bundle(tmp_path / "b", full=True).manifest == before, "a bundle gives the same recipe"
-    for name in ("tensorrt-jetson-orin-fixed", "tensorrt-jetson-orin-fixed-appended"):
-        graph = onnx.load(tmp_path / "b" / f"{name}.onnx", load_external_data=False).graph
+    for variant in before.variants:
+        graph = onnx.load(tmp_path / "b" / variant.file, load_external_data=False).graph
         types = {tensor.name: tensor.data_type for tensor in graph.initializer}
         decoded = [node for node in graph.node if node.op_type == "DequantizeLinear"]
         sizes = [next(a.i for a in node.attribute if a.name == "block_size") for node in decoded]
