@@ -16,7 +16,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v -e unicod
 # Where ONNX Runtime's library is; runtime/cpp/setup.sh links the wheel's in build/ort.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: wheels wheels-test demo check check-more check-fast docs format lint types test browser kernels processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline release clean
+.PHONY: wheels wheels-test demo check check-more check-fast docs format lint types test browser kernels processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack release clean
 
 # The quick start of README.md, and its request one token a step, for comparison.
 DEMO = build/demo.bundle
@@ -156,12 +156,12 @@ fuzz: $(STAMP)
 	$$name-seeds 2>&1 | tee $$name.log; [ $${PIPESTATUS[0]} -eq 0 ] || found="$$found $$name"; done; \
 	[ -z "$$found" ] || { echo "FOUND by:$$found; the inputs are in build/fuzz"; exit 1; }
 
-# What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
+# What waits for a GPU: captured steps, what they cost, answers, tests (docs/tensorrt.md).
 gpu: $(STAMP)
 	$(BIN)/python -c "import onnxruntime as o; exit('CUDAExecutionProvider' not in o.get_available_providers())" \
 	|| { $(BIN)/python -m pip install --quiet '.[gpu]' ./kernels; \
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps onnxruntime-gpu; }
-	$(BIN)/python benchmarks/gpu_prove.py
+	$(BIN)/python benchmarks/gpu/half_hour.py capture steps answers tests
 
 # Fleets on Ray Serve: requests, kills, an update under load. Half a gigabyte in an environment of its own, and
 # some ten minutes, so neither `check` nor `check-more` does it (docs/scale.md, docs/measurements.md).
@@ -170,16 +170,9 @@ ray: $(STAMP)
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check '.[serve,ray]' ./kernels
 	MARS_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(BIN)/python -m pytest tests/ray
 
-# For a machine with a GPU, PyTorch and no network: pieces of at most 25 MB here, joined there (PYTHON is the one
-# there), whatever has arrived by then.
+# For a machine with a GPU, PyTorch and no network: pieces of at most 54 MiB in build/gpu-pack (docs/tensorrt.md).
 gpu-pack: $(STAMP)
 	$(BIN)/python benchmarks/gpu_pack.py pack
-
-gpu-unpack:
-	$(PYTHON) benchmarks/gpu_pack.py unpack
-
-gpu-offline: gpu-unpack
-	$(PYTHON) benchmarks/gpu_prove.py --joined build/gpu-joined
 
 # What a version publishes, in dist/: all packages, the default checkpoint in three precisions, the changelog's first
 # section as notes, checksums (CONTRIBUTING.md). GPTQ chooses the codes of int4, which takes most of the time.

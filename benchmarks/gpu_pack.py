@@ -1,131 +1,186 @@
-"""Packs in pieces what a machine with a GPU and PyTorch but no network lacks, and unpacks it there.
+"""Packs in pieces what a machine with a GPU, PyTorch and transformers but no network lacks.
 
-    python benchmarks/gpu_pack.py pack                     here, with a network: into build/gpu-pack
-    python benchmarks/gpu_pack.py unpack                   there, when the pieces have arrived
-    python benchmarks/gpu_pack.py pack --python 3.12 --size 25 --platform x86_64
+    python benchmarks/gpu_pack.py pack [--arch 90] [--size 54]     here: build/gpu-pack/c1, c2, ...
+    python benchmarks/gpu_pack.py unpack FOLDER [--into /tmp]      there: /tmp/llama, /tmp/site, /tmp/base
 
-Packed are wheels (ONNX Runtime with CUDA, and what of ours is rarely there), the default checkpoint's base
-weights, libmars's programs for a GPU if they were built and, with --file, what you name. `unpack` installs
-the wheels into a folder of their own, which `gpu_prove.py` puts on the path; PyTorch and its
-CUDA libraries stay where they are.
+Each parcel is a tar file in xz chunks, unpacked once all are in FOLDER: `llama` (llama.cpp's sources),
+`site` (for PYTHONPATH: ONNX Runtime with CUDA kernels of one architecture, onnxruntime-genai, small wheels),
+`base` (base weights and adapter of the default checkpoint, libmars's programs).
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import lzma
+import mmap
+import os
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpu.libmars import PROGRAMS
-from gpu.pieces import SIZE, PiecesError, cut, join
-
 ROOT = Path(__file__).resolve().parents[1]
-PACK, WHEELS, JOINED = (
-    ROOT / "build" / "gpu-pack",
-    ROOT / "build" / "gpu-wheels",
-    ROOT / "build" / "gpu-joined",
+PACK, CACHE = ROOT / "build" / "gpu-pack", ROOT / "build" / "gpu-wheels"
+PROGRAMS = tuple(ROOT / "build" / "cpp" / "release" / "tests" / name for name in ("mars-gpu-ort", "mars-gpu"))
+# Built for CUDA 13: cublas, cudart and curand come with PyTorch's wheels.
+WHEELS = ("onnxruntime-gpu==1.31.1", "onnxruntime-genai-cuda==0.18.0", "gguf", "llguidance", "jsonschema")
+WHEELS += ("referencing", "rpds-py", "jsonschema-specifications")
+LLAMA = "llama-cpp-python==0.3.36"
+LLAMA_PARTS = (
+    "CMakeLists.txt", "LICENSE", "cmake/", "common/", "ggml/", "include/", "licenses/", "scripts/", "src/",
+    "vendor/", "tools/batched-bench/", "tools/mtmd/", "tools/quantize/", "tools/server/", "tools/ui/CMake",
+    "tools/ui/ui.",
+)  # fmt: skip
+LLAMA_LEFT = ("/bench/", "/tests/", ".jpeg", ".mp3", ".mp4", ".md", "ggml-hip/", "ggml-metal/", "ggml-sycl/")
+LLAMA_LEFT += ("ggml-opencl/", "ggml-vulkan/", "ggml-hexagon/", "ggml-et/", "ggml-openvino/")
+LLAMA_TOOLS = b"".join(
+    b"add_subdirectory(%s)\n" % tool for tool in (b"batched-bench", b"quantize", b"ui", b"server", b"mtmd")
 )
-SITE, BASE = "site", "base"
-RUNTIME = "onnxruntime-gpu==1.31.1"  # built for CUDA 13: cublas, cudart and curand come with PyTorch's wheels
-# What a machine with PyTorch and transformers lacks; the rest of ours (numpy, tokenizers, jinja2, typer,
-# rich, onnx, ml_dtypes, safetensors, peft, pytest, hypothesis) is usually there. --also adds to it.
-ALSO = ("gguf", "llguidance", "jsonschema", "referencing", "rpds-py", "jsonschema-specifications")
-GLIBC = (28, 27, 24, 17, 5, 12, 31, 34)
+CHUNK, PARCELS = 32 << 20, ("llama", "site", "base")
+FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": CHUNK}]
+FATBIN, CODE = struct.pack("<I", 0xBA55ED50), (1, 2)  # CODE: kinds of an entry, PTX and machine code
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s pack|unpack",
-    )
-    parser.add_argument("what", choices=("pack", "unpack"))
-    parser.add_argument("--pieces", type=Path, default=PACK, help="folder of the pieces")
-    parser.add_argument("--wheels", type=Path, default=WHEELS, help="where wheels are kept between two calls")
-    parser.add_argument("--into", type=Path, default=JOINED, help="where `unpack` puts the files")
-    parser.add_argument("--python", default="3.12", help="Python there")
-    parser.add_argument("--platform", default="x86_64", help="processor there")
-    parser.add_argument("--size", type=int, default=SIZE >> 20, help="MiB of a piece, at most 25")
-    parser.add_argument("--also", nargs="*", default=[], help="more packages, without what they need")
-    parser.add_argument(
-        "--file", nargs="*", type=Path, default=[], help="more files, such as a packed bundle"
-    )
-    args = parser.parse_args()
-    try:
-        return pack(args) if args.what == "pack" else unpack(args)
-    except PiecesError as error:
-        print(error, file=sys.stderr)
-        return 1
-
-
-def pack(args: argparse.Namespace) -> int:
-    if not 1 <= args.size <= SIZE >> 20:
-        raise PiecesError(f"--size is 1 to {SIZE >> 20} MiB, not {args.size}")
-    from mars_export.exporter.checkpoint.default import BASE_NAME
-
-    wheels = [fetch(name, args) for name in (RUNTIME, *ALSO, *args.also)]
-    base = fetch(BASE_NAME, args)
-    sources = [*((f"wheels/{wheel.name}", wheel) for wheel in wheels), (f"{BASE}/{base.name}", base)]
-    sources += [(f"files/{path.name}", path) for path in args.file]
-    sources += [(f"cpp/{path.name}", path) for path in programs()]
-    pieces = cut(sources, args.pieces, args.size << 20)
-    print(f"{len(pieces)} pieces of {args.size} MiB at {args.pieces}:")
-    for name, source in sources:
-        print(f"  {source.stat().st_size / 1e6:7.1f} MB  {name}")
-    return 0
-
-
-def programs() -> list[Path]:
-    """libmars's tests for a GPU, which have the library inside them, where they were built. They take ONNX
-    Runtime from the wheel there: its C interface is the same in both of its wheels.
+def trimmed(library: bytes, arch: int) -> bytes:
+    """A library whose device code for other architectures is zeros, which compress to nothing: CUDA never
+    selects an entry of another architecture than the card's.
     """
-    folder = ROOT / "build" / "cpp" / "release" / "tests"
-    return [folder / name for name in PROGRAMS if (folder / name).exists()]
+    memory = mmap.mmap(-1, len(library))
+    memory[:] = library
+    at = 0
+    while (at := memory.find(FATBIN, at)) >= 0:
+        _, header, size = struct.unpack("<HHQ", memory[at + 4 : at + 16])
+        end = at + 16 + size
+        at += 16
+        if header != 16 or end > len(memory):
+            continue
+        entry = at
+        while entry + 64 <= end:
+            kind, _, header, size = struct.unpack("<HHIQ", memory[entry : entry + 16])
+            if kind not in CODE or not 48 <= header <= 1024:
+                break
+            if struct.unpack("<I", memory[entry + 28 : entry + 32])[0] != arch:
+                memory[entry + header : entry + header + size] = bytes(size)
+            entry += header + size
+    return memory[:]
 
 
-def fetch(name: str, args: argparse.Namespace) -> Path:
-    """The wheel of a package for the other machine, from the folder of wheels or the index."""
+def fetched(name: str, python: str) -> Path:
+    """A wheel for that Python and x86-64, or llama.cpp's sources, kept in build/gpu-wheels."""
     project, _, number = name.partition("==")
-    stem = project.replace("-", "_")
-    args.wheels.mkdir(parents=True, exist_ok=True)
-    kept = sorted(args.wheels.glob(f"{stem}-{number or '*'}-*.whl"))
-    if not kept:
-        tag = args.python.replace(".", "")
-        platforms = [f"--platform=manylinux_2_{n}_{args.platform}" for n in GLIBC]
-        platforms += [f"--platform=manylinux2014_{args.platform}"]
-        command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-        ]  # fmt: skip
-        command += ["--only-binary=:all:", f"--python-version={args.python}", "--implementation=cp"]
-        command += [f"--abi=cp{tag}", "--abi=abi3", "--abi=none", *platforms, "-d", str(args.wheels), name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        kept = sorted(args.wheels.glob(f"{stem}-{number or '*'}-*.whl"))
-        if done.returncode or not kept:
-            last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise PiecesError(f"{name} for Python {args.python}: {last}")
+    pattern = f"{project.replace('-', '_')}-{number or '*'}[-.]*"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if not (kept := sorted(CACHE.glob(pattern))):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(CACHE), name]
+        if name == LLAMA:
+            command += ["--no-binary=:all:", "--no-build-isolation"]
+        else:
+            command += ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]
+            command += [f"--platform=manylinux_2_{n}_x86_64" for n in (28, 27, 17, 5, 12, 34)]
+        subprocess.run(command, check=True)
+        kept = sorted(CACHE.glob(pattern))
     return kept[-1]
 
 
-def unpack(args: argparse.Namespace) -> int:
-    """Join the pieces when all have arrived, and install the wheels."""
-    if missing := join(args.pieces, args.into):
-        print(f"still to come: {len(missing)} pieces, from {missing[0]} on")
-        return 0
-    install(sorted((args.into / "wheels").glob("*.whl")), args.into / SITE)
-    print(f"all is here; next: {Path(sys.executable).name} benchmarks/gpu_prove.py --joined {args.into}")
-    return 0
+def members(parcel: str, arch: int, python: str) -> Iterator[tuple[str, bytes, bool]]:
+    """The files of a parcel: name, content, executable."""
+    if parcel == "llama":
+        with tarfile.open(fetched(LLAMA, python)) as tar:
+            for info in tar:
+                name = info.name.partition("/vendor/llama.cpp/")[2]
+                if name == "tools/CMakeLists.txt":
+                    yield name, LLAMA_TOOLS, False
+                elif (
+                    name.startswith(LLAMA_PARTS)
+                    and not any(part in name for part in LLAMA_LEFT)
+                    and (file := tar.extractfile(info))  # not a folder
+                ):
+                    yield name, file.read(), bool(info.mode & 0o100)
+    elif parcel == "site":
+        for wheel in (fetched(name, python) for name in WHEELS):
+            with zipfile.ZipFile(wheel) as archive:
+                for name in (name for name in archive.namelist() if not name.endswith("/")):
+                    content = archive.read(name)
+                    if name.endswith("providers_cuda.so"):
+                        content = trimmed(content, arch)
+                    yield name, content, ".so" in name
+    else:
+        from mars_export.exporter.checkpoint.default import BASE_NAME, IN_CLONE, WEIGHTS
+
+        base = fetched(BASE_NAME, python)
+        for path in (base, IN_CLONE / WEIGHTS, *(p for p in PROGRAMS if p.exists())):
+            yield path.name, path.read_bytes(), path in PROGRAMS
 
 
-def install(wheels: Sequence[Path], site: Path) -> None:
-    """Into a folder that goes first on the path: what has the same name elsewhere is hidden, not changed."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    command += ["--disable-pip-version-check", "--upgrade", "--target", str(site), *map(str, wheels)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PiecesError(f"the wheels do not install: {done.stderr.strip()[-500:]}")
+def pack(out: Path, arch: int, size: int, python: str) -> None:
+    """Write the pieces, and print what is in them."""
+    piece, room = 0, 0
+    for parcel in PARCELS:
+        whole = io.BytesIO()
+        with tarfile.open(fileobj=whole, mode="w") as tar:
+            for name, content, executable in members(parcel, arch, python):
+                info = tarfile.TarInfo(name)
+                info.size, info.mode = len(content), 0o755 if executable else 0o644
+                tar.addfile(info, io.BytesIO(content))
+        step = (
+            CHUNK if parcel == "site" else CHUNK // 8
+        )  # what is compressed already fills pieces in small chunks
+        raw = whole.getvalue()
+        chunks = [raw[at : at + step] for at in range(0, len(raw), step)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for number, data in enumerate(pool.map(lambda c: lzma.compress(c, filters=FILTERS), chunks)):
+                if len(data) > room:
+                    piece, room = piece + 1, size
+                room -= len(data)
+                target = out / f"c{piece}" / f"{parcel}.{number:03d}-{len(chunks):03d}.xz"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+                print(f"c{piece}  {len(data) / 2**20:6.1f} MiB  {target.name}", flush=True)
+
+
+def unpack(folder: Path, into: Path) -> None:
+    """Extract the parcels whose chunks are all there; a damaged chunk fails its check."""
+    parcels: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*.xz")):
+        parcels.setdefault(path.name.partition(".")[0], []).append(path)
+    for name, paths in parcels.items():
+        missing = int(paths[0].stem.rpartition("-")[2]) - len(paths)
+        if (into / name).exists() or missing:
+            print(f"{name}: {f'{missing} chunks to come' if missing else 'there already'}")
+            continue
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            whole = b"".join(pool.map(lambda path: lzma.decompress(path.read_bytes()), paths))
+        with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+            tar.extractall(into / name, filter="data")
+        print(f"{name}: unpacked, {len(whole) / 2**20:.0f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, dest="what")
+    packing = commands.add_parser("pack")
+    packing.add_argument("--out", type=Path, default=PACK)
+    packing.add_argument("--arch", type=int, default=90, help="the card's architecture: 90 is H100 and H200")
+    packing.add_argument("--size", type=int, default=54, help="MiB of a piece")
+    packing.add_argument("--python", default="3.12", help="Python there")
+    unpacking = commands.add_parser("unpack")
+    unpacking.add_argument("folder", type=Path)
+    unpacking.add_argument("--into", type=Path, default=Path("/tmp"))
+    args = parser.parse_args()
+    if args.what == "unpack":
+        unpack(args.folder, args.into)
+    elif any(args.out.glob("c*")):
+        parser.error(f"{args.out} has pieces already; remove it, or give another --out")
+    else:
+        pack(args.out, args.arch, args.size << 20, args.python)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from operator import eq
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,20 +28,25 @@ MODES = {"one token": {"tau": 1.0}, "tau 0.95": {"tau": 0.95}, "exact": {"exact"
 
 
 def measured(session: Session, task: str, batch: int, num_rows: int, rounds: int) -> dict[str, Any]:
-    """Medians over the rounds: each mode's tokens/s and tokens/forward, exact's ratios to the others."""
+    """Medians over the rounds: each mode's tokens/s and tokens/forward, exact's ratios to the others; rows in
+    which exact mode gave the tokens of one token a step.
+    """
     rows = load(DATA / f"{task}.test.jsonl")[: max(num_rows, batch)]
     prompts = [session.encode(row.prompt) for row in rows]
     speeds: dict[str, list[float]] = {mode: [] for mode in MODES}
     forwards: dict[str, float] = {}
+    answers: dict[str, list[tuple[int, ...]]] = {}
     for _ in range(rounds):
         for mode, settings in MODES.items():
             configs = [
                 GenerationConfig(max_new_tokens=row.max_new_tokens).with_values(**settings) for row in rows
             ]
             begun = perf_counter()
-            stats = [done.stats for done in session.generate_each(prompts, configs, batch=batch)]
+            completions = list(session.generate_each(prompts, configs, batch=batch))
+            seconds, stats = perf_counter() - begun, [done.stats for done in completions]
             tokens = sum(s.tokens for s in stats)
-            speeds[mode].append(tokens / (perf_counter() - begun))
+            speeds[mode].append(tokens / seconds)
+            answers[mode] = [done.token_ids for done in completions]
             forwards[mode] = tokens / sum(s.forwards for s in stats)
     values: dict[str, Any] = {"task": task, "batch": batch, "rows": len(rows)}
     for mode in MODES:
@@ -48,6 +54,7 @@ def measured(session: Session, task: str, batch: int, num_rows: int, rounds: int
     for other in ("one token", "tau 0.95"):
         pairs = zip(speeds["exact"], speeds[other], strict=True)
         values[f"exact / {other}"] = median(exact / base for exact, base in pairs)
+    values["equal"] = f"{sum(map(eq, answers['exact'], answers['one token']))} of {len(rows)}"
     return values
 
 

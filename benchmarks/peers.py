@@ -142,6 +142,7 @@ def main() -> None:
         help="only programs whose name holds one of these words, and ours in fp32",
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=list(catalog.PRECISIONS), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=6, help="assistant rows")
     parser.add_argument("--arithmetic-rows", type=int, default=4)

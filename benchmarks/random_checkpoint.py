@@ -23,7 +23,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a config.json that differ between the sizes of Qwen2.5."""
+    """The numbers of a config.json that differ between sizes and families."""
 
     hidden_size: int
     intermediate_size: int
@@ -32,9 +32,13 @@ class Shape:
     num_key_value_heads: int
     vocab_size: int
     tie_word_embeddings: bool
+    model_type: str = "qwen2"
 
 
 SHAPES = {
+    "tiny": Shape(128, 256, 2, 4, 2, 512, True, "llama"),
+    "135M": Shape(576, 1536, 30, 9, 3, 49152, True, "llama"),  # of the default checkpoint
+    "8B": Shape(4096, 14336, 32, 32, 8, 128256, False, "llama"),
     "0.5B": Shape(896, 4864, 24, 14, 2, 151936, True),
     "1.5B": Shape(1536, 8960, 28, 12, 2, 151936, True),
     "7B": Shape(3584, 18944, 28, 28, 4, 152064, False),
@@ -43,8 +47,7 @@ SHAPES = {
 
 def config_of(shape: Shape) -> dict[str, object]:
     fixed = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [f"{shape.model_type.capitalize()}ForCausalLM"],
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,

@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
 
     made = command("peers", compared, "beside llama.cpp's server")
     made.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's server")
-    made.add_argument("--precision", choices=catalog.PRECISIONS, default="w8a8")
+    made.add_argument("--precision", choices=catalog.PRECISIONS["cpu"], default="w8a8")
     made.add_argument("--fixed", nargs="+", default=["exact", "tau=0.95"])
     made.add_argument("--kinds", nargs="*", choices=("q8_0", "q4_0"), default=["q8_0", "q4_0"])
     made.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4])

@@ -67,11 +67,11 @@ def one_round(works: Mapping[Any, Work], times: Mapping[Any, Times]) -> None:
             times[name].measure(work)
 
 
-def step_of(backend: Backend, slots: int) -> Work:
-    cache = backend.new_cache(1)
-    cache.reserve(CURSOR + slots)
-    ids, index = np.full((1, slots), 5, np.int64), np.arange(slots, dtype=np.int64)[None]
-    return lambda: backend.step(cache, 0, StepInput(ids, np.array([CURSOR], np.int64), index), False)
+def step_of(backend: Backend, slots: int, rows: int = 1, capacity: int = 0) -> Work:
+    cache = backend.new_cache(rows)
+    cache.reserve(max(CURSOR + slots, capacity))
+    ids, index = np.full((rows, slots), 5), np.tile(np.arange(slots), (rows, 1))
+    return lambda: backend.step(cache, 0, StepInput(ids, np.full(rows, CURSOR), index), False)
 
 
 @contextmanager

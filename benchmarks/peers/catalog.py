@@ -26,7 +26,7 @@ UNUSED: Mapping[str, tuple[str, ...]] = {"openvino": ("torchvision",)}
 NGRAM = {"ngram_size": 2, "max_draft_tokens": 4}
 LOOKUP = {"num_assistant_tokens": 4, "max_ngram_size": 2}
 SIMPLE = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "4")
-PRECISIONS = ("fp32", "int8", "w8a8", "int4")
+PRECISIONS = {"cpu": ("fp32", "int8", "w8a8", "int4"), "cuda": ("fp32", "fp16", "int4")}
 BLOCK = 8  # what the default checkpoint was trained with, and what its bundles are built for
 CONTEXT = 1024
 
@@ -80,44 +80,58 @@ def merged(work: Path) -> Program:
     return Program("merged", None, "", work / "merged", (sys.executable, "-m", "peers.merged", "{out}"))
 
 
-def programs(work: Path, venvs: Path, server: Path | None = None) -> Iterator[Program]:
-    """Everything that can take part, ours first. `server`: llama.cpp's llama-server."""
-    weights = work / "merged"
+def programs(work: Path, venvs: Path, server: Path | None = None, device: str = "cpu") -> Iterator[Program]:
+    """Everything that can take part, ours first; on a GPU what runs there, in the driver's own environment.
+    `server`: llama.cpp's llama-server, with llama-quantize beside it.
+    """
+    weights, is_gpu = work / "merged", device != "cpu"
     cli = [sys.executable, "-c", "from mars_export.cli import main; main()", "onnx", "-o", "{out}"]
     cli += f"--block {BLOCK} --allow-drift --precision".split()
-    for p in PRECISIONS:
-        yield Program(f"ours {p}", None, "ours", work / f"{p}.bundle", [*cli, p])
+    for p in PRECISIONS[device]:
+        yield Program(f"ours {p}", None, "ours", work / f"{p}.bundle", [*cli, p], {"device": device})
 
-    builder = [python_of(venvs, "genai"), "-m", "onnxruntime_genai.models.builder", "-i", str(weights)]
-    builder += ["-o", "{out}", "-e", "cpu", "-c", str(work / "genai-cache"), "-p"]
-    for p in ("fp32", "int4"):
+    environment = None if is_gpu else "genai"
+    builder = [python_of(venvs, environment), "-m", "onnxruntime_genai.models.builder", "-i", str(weights)]
+    builder += ["-o", "{out}", "-e", device, "-c", str(work / "genai-cache")]
+    builder += ["--extra_options", "enable_cuda_graph=true"] if is_gpu else []
+    for p in ("fp16" if is_gpu else "fp32", "int4"):
         place = work / f"genai-{p}"
-        yield Program(f"genai {p}", "genai", "genai", place, [*builder, p])
-        fixed = [builder[0], "-m", "peers.onnx_genai_model", str(place), "{out}"]
-        yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
+        yield Program(f"genai {p}", environment, "genai", place, [*builder, "-p", p])
+        if not is_gpu:
+            fixed = [builder[0], "-m", "peers.onnx_genai_model", str(place), "{out}"]
+            yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
 
-    for kind in ("q4_0", "q8_0"):
-        yield gguf(work, venvs, kind)
+    if not is_gpu:
+        for kind in ("q4_0", "q8_0"):
+            yield gguf(work, venvs, kind)
+        yield from openvino(work, venvs)
 
-    intel = [str(venvs / "openvino" / "bin" / "optimum-cli"), "export", "openvino", "--model", str(weights)]
-    intel += ["--task", "text-generation-with-past", "--weight-format"]
+    if server is not None:
+        ways = {"": (), " default speculation": ("--spec-default",), " ngram-simple": SIMPLE}
+        for kind in ("f16", "q4_0") if is_gpu else ("q4_0",):
+            model = gguf(work, venvs, kind, server if is_gpu else None)
+            for word, flags in ways.items():
+                more = {"server": str(server), "flags": (*flags, *(("-ngl", "99") if is_gpu else ()))}
+                name = f"llama-server {kind}{word}"
+                yield Program(name, None, "llama_server", model.model, model.make, {**model.options, **more})
+
+
+def openvino(work: Path, venvs: Path) -> Iterator[Program]:
+    intel = [str(venvs / "openvino" / "bin" / "optimum-cli"), "export", "openvino"]
+    intel += ["--model", str(work / "merged"), "--task", "text-generation-with-past", "--weight-format"]
     for p, more in (("int8", []), ("int4", ["--group-size", "64", "--ratio", "1.0"])):
         made, place = [*intel, p, *more, "{out}"], work / f"openvino-{p}"
         yield Program(f"openvino {p}", "openvino", "openvino", place, made)
         yield Program(f"openvino {p} lookup", "openvino", "openvino", place, made, {"lookup": LOOKUP})
 
-    if server is not None:
-        model = gguf(work, venvs, "q4_0")
-        ways = {"": (), " default speculation": ("--spec-default",), " ngram-simple": SIMPLE}
-        for word, flags in ways.items():
-            options = {**model.options, "server": str(server), "flags": flags}
-            name = f"llama-server q4_0{word}"
-            yield Program(name, None, "llama_server", model.model, model.make, options)
 
-
-def gguf(work: Path, venvs: Path, kind: str) -> Program:
-    """llama.cpp's model: with vocabulary and chat template, because its server takes chats."""
-    make = [python_of(venvs, "llama-cpp"), "-m", "peers.gguf_file", str(work / "merged"), "{out}"]
+def gguf(work: Path, venvs: Path, kind: str, server: Path | None = None) -> Program:
+    """llama.cpp's model: with vocabulary and chat template, because its server takes chats. It is made by
+    llama-cpp-python, or the llama-quantize beside `server`.
+    """
+    python = python_of(venvs, None if server else "llama-cpp")
+    make = [python, "-m", "peers.gguf_file", str(work / "merged"), "{out}"]
+    make += ["--quantizer", str(server.with_name("llama-quantize"))] if server else []
     options = {"file": f"{kind}.gguf", "context": CONTEXT}
     place = work / f"gguf-served-{kind}"
     return Program(f"llama.cpp {kind}", "llama-cpp", "llama", place, [*make, "--kinds", kind], options)

@@ -2,20 +2,21 @@
 
 They have the vocabulary (byte-level BPE) and the chat template. Runs in llama.cpp's environment.
 
-python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0
+python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0 [--quantizer llama-quantize]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-KINDS = ("q4_0", "q8_0")
+KINDS = ("q4_0", "q8_0", "f16")
 LINEARS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -110,8 +111,11 @@ def write_fp32(directory: Path, target: Path) -> None:
     writer.close()
 
 
-def quantize(source: Path, target: Path, kind: str, threads: int) -> None:
-    """As llama.cpp's own llama-quantize does it."""
+def quantize(source: Path, target: Path, kind: str, threads: int, program: Path | None) -> None:
+    """With llama.cpp's own llama-quantize, or as it does it."""
+    if program is not None:
+        subprocess.run([program, source, target, kind, str(threads)], check=True)
+        return
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
@@ -131,6 +135,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quantizer", type=Path, help="llama.cpp's llama-quantize")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     plain = args.out / "fp32.gguf"
@@ -139,7 +144,7 @@ def main() -> None:
         plain.with_suffix(".part").rename(plain)
     for kind in args.kinds:
         if not (args.out / f"{kind}.gguf").exists():
-            quantize(plain, args.out / f"{kind}.gguf", kind, args.threads)
+            quantize(plain, args.out / f"{kind}.gguf", kind, args.threads, args.quantizer)
 
 
 if __name__ == "__main__":

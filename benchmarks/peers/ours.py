@@ -14,7 +14,8 @@ from peers.protocol import Answer, Reply, Request, serve
 
 
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
-    session = Session.open(options["model"], threads=options["threads"], cache_bytes=0)
+    threads = options["threads"] if options["device"] == "cpu" else None
+    session = Session.open(options["model"], options["device"], threads=threads, cache_bytes=0)
 
     def logits(prompt: list[int]) -> np.ndarray:
         cache = session.backend.new_cache(1)

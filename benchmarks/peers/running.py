@@ -33,7 +33,8 @@ def start_all(
         sys.exit(f"error: the merged weights of the default checkpoint: {problem}")
     processes: dict[str, Process] = {}
     absent: dict[str, str] = {}
-    for program in catalog.programs(args.work, args.venvs, getattr(args, "llama_server", None)):
+    where = getattr(args, "llama_server", None), getattr(args, "device", "cpu")
+    for program in catalog.programs(args.work, args.venvs, *where):
         if only and not any(word in program.name for word in [*only, "ours fp32"]):
             continue
         problem = models.why_absent(program, args.venvs) or models.make(program, args.work)

@@ -22,7 +22,7 @@ def test_rows_on_a_device(precision: str, preset: str, graphs: Callable[[str], P
 
 
 def test_the_program_for_a_gpu_rehearsed(graphs: Callable[[str], Path]) -> None:
-    """benchmarks/gpu/libmars.py runs it where there is a GPU; elsewhere it says what it lacks."""
+    """benchmarks/gpu/half_hour.py runs it where there is a GPU; elsewhere it says what it lacks."""
     program, bundle = build() / "tests" / "mars-gpu-ort", str(graphs("fp32"))
     for env, code, words in (
         ({"MARS_GPU_REHEARSAL": "1", "MARS_GPU_BUNDLE": bundle}, 0, "37 of 37 checks hold"),

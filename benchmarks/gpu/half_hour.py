@@ -1,0 +1,506 @@
+"""What a GPU has to show, in stages that end themselves: proofs, step times, answers, peers.
+
+    python benchmarks/gpu/half_hour.py capture steps --seconds 240 [--unpacked /tmp] [--device cpu]
+
+prepare  builds llama.cpp and exports what later stages need; made to run in the background
+capture  the card; captured steps against eager ones, bit by bit, random weights
+steps    milliseconds by slots, rows and KV capacity, of each graph, eager and captured
+answers  the CPU's tokens in fp32, exact mode's tokens; tokens/s of assistant and chat at 1 and 8 rows
+peers    genai, llama.cpp, transformers, PyTorch's captured step: same weights and rows
+large    8B of random weights in fp16 and int4: steps, memory, genai and PyTorch beside
+rtx      a TensorRT-RTX engine, portable and for this card
+tests    pytest -m gpu, and libmars's programs for a GPU
+
+A stage prints its rows as they come and all of them in tables last, and writes STAGE.json to $OUT or
+build/gpu. What is missing or fails is a row with the reason. `--device cpu` is a rehearsal with tiny sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "gpu"
+PROGRAMS = ("mars-gpu-ort", "mars-gpu")
+TOOLS = ("llama-batched-bench", "llama-server", "llama-quantize")
+SLOTS = (1, 2, 4, 8, 15, 16)
+STEP_SHAPES = ((1, 1), (1, 8), (1, 15), (8, 1), (8, 8))  # rows, slots
+CURSOR, PROMPT, ANSWER, ROUNDS, STEPS = 64, 128, 64, 3, 20
+Row = dict[str, Any]
+Part = tuple[str, Callable[[], Iterator[Row]]]
+children: list[subprocess.Popen[bytes]] = []
+
+
+class MissingError(Exception):
+    """Something that a part needs and that is not here."""
+
+
+def enter(unpacked: Path) -> None:
+    """Start this program again with our package by its name and what was unpacked first on the path."""
+    link, adapter = (
+        ROOT / "build" / "typing" / "mars_export",
+        ROOT / "exporter/default/adapter_model.safetensors",
+    )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(ROOT)
+    if find_spec("mars_export") is None:  # not installed: bundles name the version that wrote them
+        found = re.search(r'^__version__ = "(.+)"$', (ROOT / "__init__.py").read_text("utf-8"), re.MULTILINE)
+        assert found is not None
+        info = link.parent / f"mars_export-{found[1]}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mars-export\nVersion: {found[1]}\n")
+    if not adapter.exists() and (unpacked / "base" / adapter.name).exists():
+        adapter.symlink_to(unpacked / "base" / adapter.name)
+    paths = [unpacked / "site", link.parent, ROOT / "benchmarks", ROOT / "tests"]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+    if (unpacked / "base").exists():
+        os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(unpacked / "base")}
+        os.environ |= {"HF_HUB_OFFLINE": "1", "MARS_EXPORT_CACHE": str(WORK / "cache")}
+    os.execve(sys.executable, [sys.executable, "-u", *sys.argv, "--entered"], os.environ)
+
+
+def ran(command: list[Any], log: str, *, check: bool = True) -> str:
+    """The output of a program, also in build/gpu/LOG.log. Raises RuntimeError with its last line."""
+    path = WORK / f"{log}.log"
+    with path.open("w") as out:
+        words = list(map(str, command))
+        children.append(subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT))
+        code = children[-1].wait()
+    text = path.read_text(errors="replace").strip()
+    if code and check:
+        raise RuntimeError(f"exit code {code}: {(text.splitlines() or ['no output'])[-1]}")
+    return text
+
+
+def cli(*words: Any, log: str) -> str:
+    return ran([sys.executable, "-c", "from mars_export.cli import main; main()", *words], log)
+
+
+def bundle(name: str, precision: str) -> Path:
+    """The bundle of the default checkpoint ("base") or of random weights in a shape, exported once."""
+    from random_checkpoint import SHAPES, write_checkpoint
+
+    path, source = WORK / f"{name}-{precision}.bundle", WORK / f"{name}.checkpoint"
+    if name == "base":
+        path = WORK / "peers" / f"{precision}.bundle"  # which peers.py finds there
+    if path.exists():
+        return path
+    if name != "base" and not source.exists():
+        write_checkpoint(source, SHAPES[name])
+    more = ["--no-reference", "--allow-drift", "--precision", precision]
+    more += ["--quantizer", "round"] if precision == "int4" else []  # gptq takes minutes
+    cli("onnx", *([] if name == "base" else [source]), "-o", path, *more, log=path.stem)
+    return path
+
+
+def sessions(path: Path, device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What opens each graph of a bundle, on a GPU without and with captured steps; that for CUDA last."""
+    from mars_export import Session
+    from mars_export.runtime.bundle.open import open_bundle
+
+    variants = [v for v in open_bundle(path).manifest.variants if not v.is_engine]
+    for variant in sorted(variants, key=lambda v: v.kv_layout == "cuda"):
+        for way, number in {"eager": "0", "captured": "1"}.items():
+            if device == "cuda" or way == "eager":
+                options = {"enable_cuda_graph": number} if device == "cuda" else None
+                settings = {"variant": variant.name, "options": options, "cache_bytes": 0}
+                yield (
+                    f"{path.stem} {variant.kv_layout} {way}",
+                    partial(Session.open, path, device, **settings),
+                )
+
+
+def timed(work: Callable[[], object], count: int) -> float:
+    """Median milliseconds after a few runs without the clock."""
+    times = []
+    for i in range(count + 3):
+        begun = time.perf_counter()
+        work()
+        times += [1000 * (time.perf_counter() - begun)] if i >= 3 else []
+    return round(median(times), 3)
+
+
+def memory() -> str:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+    return ran(query, "memory") if shutil.which("nvidia-smi") else ""
+
+
+def card() -> Iterator[Row]:
+    """Name and ceilings of the GPU, versions of what runs on it."""
+    import onnxruntime
+    import torch
+    import transformers
+
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    name = ran(query, "nvidia-smi") if torch.cuda.is_available() else "no GPU"
+    versions = {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__}
+    yield {"card": name, **versions, "transformers": transformers.__version__}
+    if torch.cuda.is_available():
+        source = torch.zeros(1 << 30, dtype=torch.float32, device="cuda")
+        target = torch.empty_like(source)
+        milliseconds = timed(lambda: (target.copy_(source), torch.cuda.synchronize()), 10)
+        yield {"copy, GB/s": round(2 * source.nbytes / milliseconds / 1e6)}
+
+
+def captured(bundle_name: str, precision: str, device: str) -> Iterator[Row]:
+    """Steps of changing ids and lengths: logits against the same graph's eager ones, bit by bit, and against
+    those of the first step's shape.
+    """
+    import numpy as np
+
+    from mars_export.runtime.decode.backend import StepInput
+
+    eager: dict[tuple[int, int], Any] = {}
+    for name, make in sessions(bundle(bundle_name, precision), device):
+        session = make()
+        eager = {} if name.endswith("eager") else eager
+        for rows, slots in STEP_SHAPES:
+            draw, cache, found = np.random.default_rng(slots), session.backend.new_cache(rows), []
+            ids = draw.integers(5, 250, (STEPS, rows, slots))
+            starts = CURSOR + np.cumsum(draw.integers(1, slots + 1, (STEPS, rows)), 0)
+            ids[:, 0, 0], starts[:, 0] = range(5, 5 + STEPS), range(CURSOR, CURSOR + STEPS)  # of every shape
+            index = np.tile(np.arange(slots), (rows, 1))
+            cache.reserve(CURSOR + (STEPS + 1) * slots)
+            prompt = np.tile(np.arange(CURSOR) + 5, (rows, 1)), np.zeros(rows, np.int64), index[:, :1]
+            session.backend.step(cache, 0, StepInput(*prompt), False)
+            begun = time.perf_counter()
+            for step, at in zip(ids, starts, strict=True):
+                output = session.backend.step(cache, 0, StepInput(step, at, index), True)
+                found.append(np.array(output.logits))
+            milliseconds = 1000 * (time.perf_counter() - begun) / STEPS
+            base = eager.setdefault((rows, slots), found)
+            same = sum(a.tobytes() == b.tobytes() for a, b in zip(found, base, strict=True))
+            row = {"session": name, "rows": rows, "slots": slots, "bits as eager": f"{same} of {STEPS}"}
+            apart = max(np.abs(a[0, 0] - b[0, 0]).max() for a, b in zip(found, eager[1, 1], strict=True))
+            yield {**row, "first slot apart from 1 x 1": f"{apart:.2g}", "ms": round(milliseconds, 3)}
+
+
+def step_table(
+    title: str, make: Callable[[], Any], sizes: list[tuple[int, int]], count: int
+) -> Iterator[Row]:
+    from steps import step_of
+
+    session = make()
+    for rows, capacity in sizes:
+        if capacity <= session.backend.max_capacity:
+            times = {str(n): timed(step_of(session.backend, n, rows, capacity), count) for n in SLOTS}
+            yield {"session": title, "rows": rows, "capacity": capacity, **times, "GPU memory": memory()}
+
+
+def answers(precision: str, device: str) -> Iterator[Row]:
+    """`doctor`'s checks, then `modes.py`'s rows."""
+    from modes import measured
+
+    from mars_export import Session
+    from mars_export.runtime.cli.doctor import proof
+
+    path = bundle("base", precision)
+    session = Session.open(path, device, cache_bytes=0)
+    reference = Session.open(path, variant="model", cache_bytes=0) if precision == "fp32" else None
+    yield {"check": "variant", "state": session.variant.name, "detail": ""}
+    for finding in (f for f in proof(session, reference, precision) if f.state != "absent"):
+        yield {"check": finding.subject, "state": finding.state, "detail": finding.detail}
+    for task, batch in (("assistant", 1), ("assistant", 8), ("chat", 1), ("chat", 8)):
+        few = (1, 1) if device == "cpu" else (8, ROUNDS)
+        found = measured(session, task, batch, *few)
+        rates = {mode: round(v["tokens_per_second"]) for mode, v in found.items() if isinstance(v, dict)}
+        forwards = {"exact, tokens/forward": round(found["exact"]["tokens_per_forward"], 2)}
+        yield {
+            "bundle": path.stem,
+            "task": task,
+            "batch": batch,
+            **rates,
+            **forwards,
+            "equal": found["equal"],
+        }
+
+
+def compared(device: str) -> Iterator[Row]:
+    """benchmarks/peers.py: all systems on the same rows, one row at a time."""
+    for precision in ("fp32",) if device == "cpu" else ("fp32", "fp16", "int4"):
+        bundle("base", precision)
+    command = [sys.executable, "benchmarks/peers.py", "--device", device, "--work", WORK / "peers"]
+    server = WORK / "llama" / "bin" / "llama-server"
+    command += ["--llama-server", server] if server.exists() else []
+    few = ["--rows", "1", "--arithmetic-rows", "1", "--rounds", "1", "--only", "fp32"]
+    command += few if device == "cpu" else ["--threads", 8]
+    text = ran([*command, "--json", WORK / "peers.json"], "peers")
+    for line in text.splitlines():
+        if line.startswith("absent"):
+            yield {"absent": line[8:]}
+    for found in json.loads((WORK / "peers.json").read_text())["summaries"]:
+        keys = ("task", "label", "tokens_per_second", "ttft_ms", "tokens_per_forward", "equal")
+        yield {key: round(v, 2) if isinstance(v := found[key], float) else v for key in keys}
+
+
+def batched() -> Iterator[Row]:
+    """llama-batched-bench: its speed at 1 and 8 rows."""
+    for kind in ("f16", "q4_0"):
+        model = next((WORK / "peers").glob(f"gguf-served-*/{kind}.gguf"), None)
+        if model is None or not (WORK / "llama/bin/llama-batched-bench").exists():
+            raise MissingError("llama.cpp or its models are not built")
+        command = [WORK / "llama/bin/llama-batched-bench", "-m", model, "-ngl", 99, "-c", 8192, "-fa", "on"]
+        text = ran(
+            [*command, "-npp", PROMPT, "-ntg", ANSWER, "-npl", "1,8", "--output-format", "jsonl"], "bench"
+        )
+        for line in filter(lambda line: line.startswith("{"), text.splitlines()):
+            found = json.loads(line)
+            yield {"system": f"llama.cpp {kind}", "batch": found["pl"], "tokens/s": round(found["speed_tg"])}
+
+
+def genai(model: Path) -> Iterator[Row]:
+    """onnxruntime-genai at 1 and 8 rows of random tokens, the prompt left out."""
+    import numpy as np
+
+    if not model.exists() or find_spec("onnxruntime_genai") is None:
+        raise MissingError(f"onnxruntime-genai or {model.name} is not here")
+    import onnxruntime_genai as og
+
+    loaded = og.Model(str(model))
+    for rows in (1, 8):
+        rates = []
+        for _ in range(1 + ROUNDS):
+            params = og.GeneratorParams(loaded)
+            params.set_search_options(max_length=PROMPT + ANSWER, min_length=PROMPT + ANSWER, batch_size=rows)
+            generator = og.Generator(loaded, params)
+            generator.append_tokens(
+                np.random.default_rng(1).integers(5, 250, (rows, PROMPT)).astype(np.int32)
+            )
+            generator.generate_next_token()
+            begun, count = time.perf_counter(), 0
+            while not generator.is_done():
+                generator.generate_next_token()
+                count += 1
+            rates.append(rows * count / (time.perf_counter() - begun))
+        yield {"system": model.name, "batch": rows, "tokens/s": round(median(rates[1:]))}
+
+
+def torch_steps(shape: str, device: str) -> Iterator[Row]:
+    """transformers' model with a static cache, random weights: one step captured as a CUDA graph, which is
+    PyTorch's floor, and `generate` with its compiled decode.
+    """
+    import torch
+    import transformers
+
+    from random_checkpoint import SHAPES, config_of
+
+    config = transformers.AutoConfig.for_model(**config_of(SHAPES[shape]))
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    with torch.device(device), torch.inference_mode():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        for rows, slots in ((1, 1), (1, 8), (1, 16), (8, 1), (8, 8)):
+            cache = transformers.StaticCache(config=config, max_cache_len=512)
+            model(torch.full((rows, PROMPT), 5), past_key_values=cache)
+            ids, at = torch.full((rows, slots), 5), torch.arange(PROMPT, PROMPT + slots)
+
+            def step(ids: Any = ids, at: Any = at, cache: Any = cache) -> None:
+                model(ids, position_ids=at[None], past_key_values=cache, cache_position=at)
+
+            row = {"system": f"torch {shape}", "rows": rows, "slots": slots}
+            if device == "cuda":
+                torch.cuda.synchronize()
+                side = torch.cuda.Stream()
+                with torch.cuda.stream(side):
+                    step()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    step()
+                yield {
+                    **row,
+                    "captured, ms": timed(lambda g=graph: (g.replay(), torch.cuda.synchronize()), 30),
+                }
+            else:
+                yield {**row, "eager, ms": timed(step, 3)}
+        for rows in (1, 8):
+            ids, settings = torch.full((rows, PROMPT), 5), {"cache_implementation": "static"}
+            more = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False, **settings}
+            work = lambda ids=ids, more=more: model.generate(ids, attention_mask=torch.ones_like(ids), **more)  # noqa: E731
+            rate = round(1000 * rows * ANSWER / timed(work, ROUNDS))
+            yield {"system": f"transformers {shape}, generate, static cache", "batch": rows, "tokens/s": rate}
+
+
+def engine(target: str) -> Iterator[Row]:
+    if find_spec("tensorrt_rtx") is None:
+        raise MissingError("tensorrt_rtx is not installed")
+    path = WORK / f"rtx-{target}.bundle"
+    cli("trt", WORK / "tiny.checkpoint", "-o", path, "--target", target, "--force", log=f"rtx-{target}")
+    text = cli("doctor", path, "--device", "cuda", log=f"rtx-{target}-doctor")
+    yield from ({"target": target, "doctor": line} for line in text.splitlines() if "variant" in line)
+
+
+def tested(unpacked: Path) -> Iterator[Row]:
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "gpu", "tests/runtime/device"]
+    yield {"tests": "pytest -m gpu", "last": ran(command, "pytest", check=False).splitlines()[-1]}
+    spec = find_spec("onnxruntime")
+    assert spec is not None and spec.origin is not None
+    os.environ["MARS_ONNXRUNTIME"] = str(Path(spec.origin).parent / "capi")
+    os.environ["MARS_GPU_BUNDLE"] = str(bundle("tiny", "fp32"))
+    for name in PROGRAMS:
+        folders = (unpacked / "base", ROOT / "build" / "cpp" / "release" / "tests")
+        program = next((f / name for f in folders if (f / name).exists()), None)
+        last = "not here" if program is None else ran([program], name, check=False).splitlines()[-1]
+        yield {"tests": name, "last": last}
+
+
+def build_llama(unpacked: Path, device: str) -> Iterator[Row]:
+    source, out = unpacked / "llama", WORK / "llama"
+    if not source.exists() or shutil.which("cmake") is None:
+        raise MissingError(f"{source} or cmake is not here")
+    off = [f"-D{name}=OFF" for name in ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP")]
+    off += ["-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DCMAKE_BUILD_TYPE=Release"]
+    gpu = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if device == "cuda" else []
+    ran(["cmake", "-G", "Ninja", "-S", source, "-B", out, *off, *gpu], "llama-configure")
+    ran(["cmake", "--build", out, "-j", max(1, (os.cpu_count() or 4) - 4), "--target", *TOOLS], "llama-build")
+    yield {"built": ", ".join(TOOLS)}
+
+
+def exported(name: str, precision: str) -> Iterator[Row]:
+    yield {"bundle": bundle(name, precision).name}
+
+
+def genai_model(precision: str, source: Path) -> Iterator[Row]:
+    target = WORK / f"genai-{source.stem}-{precision}"
+    command = [
+        sys.executable,
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-i",
+        source,
+        "-o",
+        target,
+        "-e",
+        "cuda",
+    ]
+    more = ["-p", precision, "-c", WORK / "genai-cache", "--extra_options", "enable_cuda_graph=true"]
+    ran([*command, *more], target.name)
+    yield {"model": target.name}
+
+
+def tables(
+    name: str, precision: str, device: str, way: str = "", rows: tuple[int, ...] = (1, 8)
+) -> list[Part]:
+    """A part for each session of a bundle whose title ends with `way`."""
+    capacities = (2048,) if way else (512, 2048, 8192)
+    sizes, count = [(n, capacity) for capacity in capacities for n in rows], 30 if device == "cuda" else 3
+
+    def part() -> Iterator[Row]:
+        for title, make in sessions(bundle(name, precision), device):
+            if title.endswith(way):
+                yield from caught(title, lambda t=title, m=make: step_table(t, m, sizes, count))
+
+    return [(f"{name} {precision}", part)]
+
+
+def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
+    """The parts of each stage."""
+    small, large, way = ("135M", "8B", "cuda captured") if device == "cuda" else ("tiny", "tiny", "eager")
+    base = "base" if (WORK / "peers" / "fp16.bundle").exists() else small
+    kinds, tiny = ("fp16", "fp32", "int4"), ("tiny",) if small != "tiny" else ()
+    return {
+        "prepare": [
+            ("llama.cpp", partial(build_llama, unpacked, device)),
+            *((f"{large} {kind}", partial(exported, large, kind)) for kind in ("fp16", "int4")),
+            ("genai", partial(genai_model, "int4", WORK / f"{large}.checkpoint")),
+        ],
+        "capture": [
+            ("card", card),
+            *((f"{n} {p}", partial(captured, n, p, device)) for n in (*tiny, small) for p in kinds[:2]),
+        ],
+        "steps": [part for kind in kinds for part in tables(base, kind, device)],
+        "answers": [(kind, partial(answers, kind, device)) for kind in kinds],
+        "peers": [
+            ("torch", partial(torch_steps, small, device)),
+            ("peers.py", partial(compared, device)),
+            ("llama.cpp", batched),
+            *((f"genai {kind}", partial(genai, WORK / f"peers/genai-{kind}")) for kind in ("fp16", "int4")),
+        ],
+        "large": [
+            *(part for kind in ("fp16", "int4") for part in tables(large, kind, device, way)),
+            ("genai", partial(genai, WORK / f"genai-{large}-int4")),
+            ("torch", partial(torch_steps, large, device)),
+        ],
+        "rtx": [(target, partial(engine, target)) for target in ("portable", "host")],
+        "tests": [("tests", partial(tested, unpacked))],
+    }  # fmt: skip
+
+
+def caught(title: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+    """The rows of a part; an error is the last one, because what comes next may work."""
+    try:
+        yield from part()
+    except Exception as error:
+        yield {"part": title, "problem": f"{type(error).__name__}: {error}"[:400]}
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    """Markdown: a table for neighbouring rows of the same columns."""
+    for columns, some in groupby(rows, key=lambda row: tuple(row)):
+        for cells in (columns, ["---"] * len(columns), *(row.values() for row in some)):
+            yield f"| {' | '.join(' '.join(str(cell).replace('|', '/').split()) for cell in cells)} |"
+        yield ""
+
+
+def take(name: str, parts: list[Part], seconds: float) -> None:
+    """Run a stage. After `seconds` the process ends with what it has."""
+    rows: list[Row] = []
+    begun = time.monotonic()
+
+    def finish(note: str) -> None:
+        rows.append({"stage": name, "seconds": round(time.monotonic() - begun), "end": note})
+        out = Path(os.environ.get("OUT", WORK))
+        (out / f"{name}.json").write_text(json.dumps(rows, indent=1, default=str) + "\n")
+        print("\n".join(table(rows)), flush=True)
+
+    def stop() -> None:
+        finish(f"out of time after {seconds:g} s")
+        for child in children:
+            child.kill()
+        os._exit(3)
+
+    watch = threading.Timer(seconds, stop)
+    watch.start()
+    for title, part in parts:
+        for row in caught(title, part):
+            rows.append(row)
+            print(f"[{time.monotonic() - begun:.0f} s] {row}", flush=True)
+    watch.cancel()
+    finish("complete")
+
+
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("stages", nargs="+", metavar="STAGE")
+    parser.add_argument("--seconds", type=float, default=540, help="of each stage")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--unpacked", type=Path, default=Path("/tmp"), help="where gpu_pack.py unpacked")
+    parser.add_argument("--entered", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if strange := set(args.stages) - set(stages(args.device, args.unpacked)):
+        parser.error(f"unknown stages: {', '.join(sorted(strange))}")
+    if not args.entered:
+        enter(args.unpacked)
+    WORK.mkdir(parents=True, exist_ok=True)
+    for name in args.stages:
+        take(name, stages(args.device, args.unpacked)[name], args.seconds)
+
+
+if __name__ == "__main__":
+    main()
