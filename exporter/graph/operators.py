@@ -168,7 +168,9 @@ def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
         nodes.add("Squeeze", place, LAST, name="argmax", output="token_ids")
         return top
     nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
-    return nodes.add("ReduceMax", logits, LAST, name="top_logit", keepdims=1)
+    # Not ReduceMax: on CUDA it takes 3 ms for 16 outputs, ten times as long as all layers' attention.
+    place = nodes.add("Unsqueeze", "token_ids", LAST, name="top_id")
+    return nodes.add("GatherElements", logits, place, name="top_logit", axis=-1)
 
 
 def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) -> None:

@@ -151,7 +151,10 @@ class Writer:
         axes = ("axes_1_3", [1, 3])
         column = nodes.add("Unsqueeze", positions, axes, name="positions_column")  # [b, 1, s, 1]
         if self.is_cuda:
-            nodes.add("Add", "kv_length", "num_slots", name="valid_length")  # [b], entries after the step
+            # [b], entries after the step. From `positions`: ONNX Runtime would add the number of
+            # slots, a shape, on the CPU, and such a graph cannot be captured.
+            end = nodes.add("Gather", positions, ("last", -1), name="last_position", axis=1)
+            nodes.add("Add", end, ("one", 1), name="valid_length")
         if not (self.has_int8_kv or (self.is_cuda and not any(self.windows))):
             self.write_masks(start, positions, column)
         kind = ONNX_DTYPES[self.dtype]

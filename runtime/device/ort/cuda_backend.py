@@ -50,6 +50,7 @@ CUDA, PLACE = DeviceName("cuda"), "cuda"  # PLACE: ONNX Runtime's name of the me
 MIN_CAPACITY = 512
 MAX_SHAPES = 64  # bound shapes, each with at most one captured step
 MULTIPLE = 8  # of the slots of a decode step
+NO_CAPTURE = "cannot use the graph capture feature"  # ONNX Runtime, of a graph that is partly on the CPU
 EAGER = -1  # gpu_graph_id of a step that is not captured
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
@@ -94,10 +95,15 @@ class CudaBackend:
         options = SETTINGS | options | {"user_compute_stream": str(int(device.stream))}
         entries |= {library.LEVEL: str(accuracy_level), "session.record_ep_graph_assignment_info": "1"}
         self._device, self._number = device, int(options.get("device_id", 0))
+        try:
+            session = self._session(graph, provider, options, entries)
+        except SessionError as error:
+            if NO_CAPTURE not in str(error):
+                raise
+            warnings.warn(f"{error}; steps are not captured, and take longer", MarsWarning, stacklevel=2)
+            options[library.GRAPHS] = "0"
+            session = self._session(graph, provider, options, entries)
         self._captures = options[library.GRAPHS] != "0"
-        session = library.open_session(
-            self._ort, graph, [(provider, options)], entries, remedy=library.GPU_ADVICE
-        )
         self._live = {"session": session}
         self._shapes: OrderedDict[tuple[int, ...], BoundShape] = OrderedDict()
         weakref.finalize(self, _close, device, self._shapes, self._live)
@@ -125,6 +131,10 @@ class CudaBackend:
         self._pool = KvPool(device, empty, self._capacity_for, self._forget, self._dtype)
         self._io: StepIO | None = None
         self._io_rows = self._next_id = 0
+
+    def _session(self, graph: Path, provider: str, options: dict[str, str], entries: dict[str, str]) -> Any:
+        providers = [(provider, options)]
+        return library.open_session(self._ort, graph, providers, entries, remedy=library.GPU_ADVICE)
 
     @classmethod
     def open(
@@ -210,8 +220,9 @@ class CudaBackend:
             return bound.runs > 1
         if bound.thread != threading.get_ident():
             bound.thread, bound.runs = threading.get_ident(), 0
-        options = bound.captured if bound.runs else bound.eager
-        self._live["session"].run_with_iobinding(bound.binding, options)
+        # The run before a capturing one allocates what both need: allocating ends a capture.
+        for options in [(bound.eager,), (bound.eager, bound.captured), (bound.captured,)][min(bound.runs, 2)]:
+            self._live["session"].run_with_iobinding(bound.binding, options)
         bound.runs += 1
         return bound.runs > 2
 

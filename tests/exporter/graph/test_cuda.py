@@ -30,10 +30,10 @@ from mars_export.runtime.device import variants
 KERNELS = {
     "com.microsoft": {"SkipSimplifiedLayerNormalization", "QuickGelu"},
     "": {
-        "Add", "And", "ArgMax", "Attention", "Cast", "Concat", "Cos", "Div", "Exp", "Gather", "GatherND",
-        "Gelu", "Gemm", "Greater", "LessOrEqual", "Log", "MatMul", "Mul", "RMSNormalization", "Range",
-        "Reciprocal", "ReduceMax", "ReduceSum", "Reshape", "RotaryEmbedding", "Shape", "Sin", "Slice",
-        "Split", "Squeeze", "Sub", "Tanh", "TensorScatter", "TopK", "Unsqueeze",
+        "Add", "And", "ArgMax", "Attention", "Cast", "Concat", "Cos", "Div", "Exp", "Gather",
+        "GatherElements", "GatherND", "Gelu", "Gemm", "Greater", "LessOrEqual", "Log", "MatMul", "Mul",
+        "RMSNormalization", "Range", "Reciprocal", "ReduceSum", "Reshape", "RotaryEmbedding", "Shape",
+        "Sin", "Slice", "Split", "Squeeze", "Sub", "Tanh", "TensorScatter", "TopK", "Unsqueeze",
     },
 }  # fmt: skip
 FREE = ("Cast", "Reshape")  # in a layer: folded, and only another shape

