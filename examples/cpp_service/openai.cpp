@@ -236,6 +236,12 @@ bool usage_wanted(Fields& fields, bool stream) {
 
 std::string text_of(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+Refused refusal(const mars::Error& problem, Kind kind) {
+    std::string field = problem.field;
+    if (field.empty() || field == "prompt") field = kind == Kind::chat ? "messages" : "prompt";
+    return {400, problem.what(), field == "max_new_tokens" ? "max_tokens" : field, problem.code};
+}
+
 Json error(int status, const std::string& message, const std::string& param, const std::string& code) {
     const char* type = status == 401   ? "authentication_error"
                        : status == 404 ? "not_found_error"
@@ -244,7 +250,8 @@ Json error(int status, const std::string& message, const std::string& param, con
                        : status < 500  ? "invalid_request_error"
                                        : "server_error";
     const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
-    return {{"error", {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}}}};
+    const std::string word = code.empty() && status == 400 ? "invalid_value" : code;
+    return {{"error", {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(word)}}}};
 }
 
 ApiRequest read_request(Kind kind, const std::string& body, const Limits& limits) {
@@ -315,9 +322,8 @@ void switch_thinking(const mars::Session& session, ApiRequest& api_request) {
 void check(const mars::Session& session, const ApiRequest& api_request) {
     try {
         session.check(api_request.config);
-    } catch (const mars::SessionError& problem) { // the message begins with the name of the wrong field
-        const std::string message = problem.what(), field = message.substr(0, message.find(' '));
-        throw Refused(400, message, field == "max_new_tokens" ? "max_tokens" : field);
+    } catch (const mars::SessionError& problem) {
+        throw refusal(problem, api_request.kind);
     }
 }
 

@@ -9,11 +9,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include <mars/errors.hpp>
 #include <mars/session.hpp>
 
 namespace openai {
 
 using Json = nlohmann::ordered_json;
+
+/// A chat, or the older completion of a text.
+enum class Kind { chat, text };
 
 /// The error that a client receives; `param` names the wrong field.
 struct Refused : std::runtime_error {
@@ -24,16 +28,16 @@ struct Refused : std::runtime_error {
     std::string param, code_word;
 };
 
-/// {"error": {message, type, param, code}}
+/// The refusal of a request for the library's reason.
+Refused refusal(const mars::Error& problem, Kind kind);
+
+/// {"error": {message, type, param, code}}; without a code, that of the status
 Json error(int status, const std::string& message, const std::string& param = "", const std::string& code = "");
 
 struct Limits {
     std::int64_t new_tokens = 4096, choices = 16;
     std::size_t messages = 4096, prompts = 16, stop = 16;
 };
-
-/// A chat, or the older completion of a text.
-enum class Kind { chat, text };
 
 /// One request: `n` answers to each prompt. `max_tokens`: no value means as many as fit. `profile` may also come from
 /// the model's name, NAME:PROFILE. `thinking`: whether the model is to think, set by the field `thinking_field`.

@@ -97,13 +97,22 @@ class Service {
         } catch (const std::exception& error) {
             if (dynamic_cast<const http::Refusal*>(&error) != nullptr) throw;
             const int status = status_of(error);
-            refuse(exchange, status, batcher_.alive() ? error.what() : unavailable(), "", "", status == 503 ? retry_after(1) : "");
+            refuse(exchange, status, batcher_.alive() ? error.what() : unavailable(), "", code_of(error),
+                   status == 503 ? retry_after(1) : "");
         }
     }
 
     static void refuse(http::Exchange& exchange, int status, const std::string& message, const std::string& param = "",
                        const std::string& code = "", const std::string& headers = "") {
         exchange.respond(status, line(openai::error(status, message, param, code)), headers);
+    }
+
+    /// The code of an error, as Python's server sends it.
+    const char* code_of(const std::exception& error) const {
+        if (!batcher_.alive()) return is_lost_ ? "failed" : "closing";
+        if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "out_of_memory";
+        const auto* own = dynamic_cast<const mars::Error*>(&error);
+        return own != nullptr ? own->code : "failed";
     }
 
     /// Why a batcher that has ended takes no requests.
@@ -163,7 +172,7 @@ class Service {
         try {
             api_request.config = api_request.config.with_profile(session_.config_of_profile(*api_request.profile));
         } catch (const mars::SessionError& problem) {
-            throw openai::Refused(400, problem.what(), "profile");
+            throw openai::Refused(400, problem.what(), "profile", problem.code);
         }
     }
 
@@ -180,8 +189,7 @@ class Service {
                         {static_cast<std::int64_t>(index), batcher_.submit(prompt, own, {0.0, client, Mailbox::slot(box, index)})});
                 } catch (const mars::SessionError& problem) {
                     if (typeid(problem) != typeid(mars::SessionError) || !batcher_.alive()) throw;
-                    // If the settings are valid, the prompt must be wrong.
-                    throw openai::Refused(400, problem.what(), api_request.kind == openai::Kind::chat ? "messages" : "prompt");
+                    throw openai::refusal(problem, api_request.kind);
                 }
                 openai::Choice& choice = serializer.choices.back();
                 if (api_request.config.grammar.empty()) choice.thinking = session_.thinking_stream(prompt);
@@ -228,7 +236,7 @@ class Service {
         try { // a comment, so that a long prompt does not look like a dead connection
             follow(exchange, serializer, box, send, [&] { exchange.send(": reading\n\n"); });
         } catch (const std::exception& error) { // the head was sent already: the error is the last event
-            exchange.send(event_line(openai::error(status_of(error), error.what())));
+            exchange.send(event_line(openai::error(status_of(error), error.what(), "", code_of(error))));
         }
         exchange.send("data: [DONE]\n\n");
         exchange.end();

@@ -57,6 +57,7 @@ class Config(c.Structure):
         ("cache_salt", c.c_char_p),
         ("deadline", c.c_double),
         ("grammar", c.c_char_p),
+        ("masks_of_tau", c.c_int32),
     )
 
 

@@ -174,6 +174,20 @@ TEST_CASE("draft tokens save forwards") {
     CHECK(alone.stats.forwards > 30);
 }
 
+TEST_CASE("exact mode after a tau keeps the masks that the user chose, not those that came with the tau") {
+    const mars::GenerationConfig asked = asking(0.6, mars::all_masks), seeded = asking(0.6, mars::auto_masks).repeatable(false, true);
+    for (const mars::GenerationConfig& config : {asked, seeded, asking({}).with_profile(asked)}) {
+        mars::Sequence row(0, {1}, config, {});
+        CHECK(row.config().masks == mars::all_masks);
+        row.set_exact(true);
+        row.refresh();
+        CHECK(row.config().masks == (config.masks_of_tau ? mars::auto_masks : mars::all_masks));
+        row.set_tau(0.6);
+        row.refresh();
+        CHECK(row.config().masks == (config.masks_of_tau ? mars::auto_masks : mars::all_masks));
+    }
+}
+
 TEST_CASE("lookup proposes copies of repeated text") {
     fake::Backend blind([](const fake::Tokens& known, std::int64_t masks) {
         return std::pair(masks > 0 ? std::int64_t{13} : 1 + known.back() % 9, 0.01F);

@@ -141,6 +141,7 @@ TEST_CASE("answers follow the grammar of their request, alone and in a batch") {
         CHECK(num_forced == request.completion().stats.forced);
         last = &wanted;
         config.tau = 1.0;
+        config.prompt_lookup = 0;
         prompts.emplace_back(kept().prompt);
         configs.push_back(config);
     }

@@ -25,6 +25,8 @@ TEST_CASE("sampled or seeded requests do not depend on measured costs") {
     config.exact = false; // the usual tau
     CHECK(masks(false, false) == mars::all_masks);
     CHECK(config.repeatable(false, true).tau == std::nullopt);
+    CHECK(config.repeatable(false, true).masks_of_tau);
+    CHECK_FALSE(config.repeatable(true, true).masks_of_tau);
     config.masks = 3; // of a profile
     CHECK(masks(false, true) == 3);
 }
@@ -150,4 +152,9 @@ TEST_CASE("exact is the default, a tau turns it off, and both together are refus
                          "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau 1 accepts what is "
                          "likely; give one of them",
                          mars::SessionError);
+    config = {};
+    config.prompt_lookup = 2;
+    CHECK_NOTHROW(config.check());
+    config.tau = 0.9; // would not use it
+    CHECK_THROWS_WITH_AS(config.check(), doctest::Contains("prompt_lookup proposes tokens that exact mode verifies"), mars::SessionError);
 }

@@ -95,16 +95,23 @@ def test_exchange(name: str, service: Service) -> None:
 
 
 def test_what_it_lacks_is_refused_by_name(service: Service) -> None:
-    for fields, param in (
-        ({"n": 17}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "stop"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"max_tokens": 10**9}, "max_tokens"),
-        ({"metric": "margin"}, "metric"),
+    for fields, param, code in (
+        ({"n": 17}, "n", "invalid_value"),
+        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "stop"}}]}, "tools", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
+        ({"metric": "margin"}, "metric", "invalid_value"),
+        ({"tau": 0.9, "prompt_lookup": 2}, "prompt_lookup", "invalid_value"),
+        ({"grammar": "none"}, "grammar", "invalid_grammar"),
+        ({"min_p": 2}, "min_p", "invalid_value"),
+        ({"stop": ["x" * 2000]}, "stop", "invalid_value"),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, "messages", "invalid_value"),
+        ({"messages": HELLO * 999}, "messages", "context_length_exceeded"),
     ):
         answer = service.call("/v1/chat/completions", json.dumps({"messages": HELLO, **fields}))
-        assert (answer.status, answer.json["error"]["param"]) == (400, param), answer.data
+        error = answer.json["error"]
+        assert (answer.status, error["param"], error["code"]) == (400, param, code), answer.data
 
 
 # --- the openai package ---

@@ -27,7 +27,7 @@ def test_settings_of_a_request() -> None:
     python = {field.name for field in fields(GenerationConfig)}
     # C says exact by MARS_EXACT; a deadline is the Batcher's in Python, `cache_block` an argument of its own.
     here = {name for name, _ in Config._fields_ if not name.startswith("num_")} - {"struct_size"}
-    assert python - here == GRAMMAR | LOGITS | {"exact", "masks_of_tau"}
+    assert python - here == GRAMMAR | LOGITS | {"exact"}
     assert here - python == {"cache_block", "deadline"}
     assert all(f"`{name}`" in GUIDE for name in GRAMMAR | LOGITS)
 

@@ -60,6 +60,7 @@ struct GenerationConfig {
     std::optional<double> deadline = {}; ///< seconds after which the answer ends; above 0
     std::string cache_salt = {};         ///< only requests with the same salt share KV entries
     std::string grammar = {};            ///< name of a grammar of the bundle that the answer follows; empty: none
+    bool masks_of_tau = false;           ///< whether masks came with the tau, as of a profile; exact mode sets them to auto
 
     /// Throws SessionError that lists every value out of range.
     MARS_API void check() const;

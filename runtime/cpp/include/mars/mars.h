@@ -175,6 +175,7 @@ typedef struct mars_config {
     const char* cache_salt;    /* only requests with the same salt share KV entries; NULL: "" */
     double deadline;           /* seconds after which the answer ends; 0: none */
     const char* grammar;       /* name of a grammar of the bundle that the answer follows; NULL: none */
+    int32_t masks_of_tau;      /* not 0: masks came with the tau, as of a profile; exact mode sets them to auto */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);

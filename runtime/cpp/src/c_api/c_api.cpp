@@ -137,6 +137,7 @@ mars_status mars_config_of_profile(const mars_session* session, const char* name
         values.tau = found.is_exact() ? MARS_EXACT : found.bound();
         values.metric = static_cast<int32_t>(found.metric);
         values.masks = found.masks;
+        values.masks_of_tau = 1;
         fill(config, values, "config");
     });
 }

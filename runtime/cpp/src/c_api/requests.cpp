@@ -30,6 +30,7 @@ template <typename Target, typename Source>
 void copy_numbers(Target& target, const Source& source) {
     target.max_new_tokens = source.max_new_tokens;
     target.masks = source.masks;
+    target.masks_of_tau = source.masks_of_tau;
     target.temperature = source.temperature;
     target.top_k = source.top_k;
     target.top_p = source.top_p;

@@ -28,7 +28,10 @@ bool GenerationConfig::one_token() const { return !is_exact() && is_one_token(bo
 GenerationConfig GenerationConfig::repeatable(bool has_masks, bool has_seed) const {
     GenerationConfig same = *this;
     const bool has_tau = !is_exact() && !one_token();
-    if (has_tau && !has_masks && masks == auto_masks && (has_seed || !is_greedy())) same.masks = all_masks;
+    if (has_tau && !has_masks && masks == auto_masks && (has_seed || !is_greedy())) {
+        same.masks = all_masks;
+        same.masks_of_tau = true;
+    }
     return same;
 }
 
@@ -38,6 +41,7 @@ GenerationConfig GenerationConfig::with_profile(const GenerationConfig& profile)
     set.exact = profile.exact;
     set.metric = profile.metric;
     set.masks = profile.masks;
+    set.masks_of_tau = true;
     return set;
 }
 
@@ -67,6 +71,9 @@ void GenerationConfig::check() const {
         wrong << (wrong.tellp() > 0 ? "; " : "")
               << "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau " << *tau
               << " accepts what is likely; give one of them";
+    if (wrong.tellp() == 0 && prompt_lookup > 0 && !is_exact())
+        throw SessionError("prompt_lookup proposes tokens that exact mode verifies; a tau would not use them: give one", "invalid_value",
+                           "prompt_lookup");
     if (wrong.tellp() > 0) throw SessionError(wrong.str(), "invalid_value", first);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include <mars/errors.hpp>
 
@@ -231,6 +232,7 @@ Accepted Sequence::fail(std::exception_ptr error) {
 void Sequence::refresh() {
     config_.tau = tau();
     config_.exact = !config_.tau;
+    if (config_.is_exact() && std::exchange(config_.masks_of_tau, false)) config_.masks = auto_masks;
     if (const int reason = told_.load(); reason != untold && !finish_reason) finish_reason = static_cast<FinishReason>(reason);
 }
 

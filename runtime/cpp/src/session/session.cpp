@@ -84,6 +84,7 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
     config.tau = profile.tau;
     config.metric = profile.metric;
     config.masks = profile.masks;
+    config.masks_of_tau = true;
     opened_->check(config);
     return config;
 }

@@ -246,8 +246,9 @@ Matcher Grammars::matcher(const Bundle& bundle, const Tokenizer& tokenizer, cons
     const auto grammar = std::find_if(grammars.begin(), grammars.end(), [&](const StoredGrammar& each) { return each.name == name; });
     if (grammar == grammars.end())
         throw SessionError(bundle.path.string() + ": no grammar `" + name.substr(0, 60) +
-                           "` (there are: " + (grammars.empty() ? "none" : joined(grammars, ", ", &StoredGrammar::name)) +
-                           "); `mars-export grammar` makes one");
+                               "` (there are: " + (grammars.empty() ? "none" : joined(grammars, ", ", &StoredGrammar::name)) +
+                               "); `mars-export grammar` makes one",
+                           "invalid_grammar", "grammar");
     const std::lock_guard<std::mutex> guard(lock_);
     auto walk = walks_.find(grammar->file);
     if (walk == walks_.end()) {

@@ -41,14 +41,15 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop, std::opt
     if (stop_.empty()) thinking_.reset();
     std::int64_t characters = 0;
     for (const std::string& word : stop_) {
-        if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8");
+        if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8", "invalid_value", "stop");
         longest_stop_ = std::max(longest_stop_, word.size());
         characters = std::max(characters, utf8::length(word));
     }
     if (stop_.size() > max_stop_strings || characters > longest_stop)
         throw SessionError("at most " + std::to_string(max_stop_strings) + " stop strings of at most " + std::to_string(longest_stop) +
-                           " characters are taken, not " + std::to_string(stop_.size()) + " of up to " + std::to_string(characters) +
-                           "; give fewer or shorter ones");
+                               " characters are taken, not " + std::to_string(stop_.size()) + " of up to " + std::to_string(characters) +
+                               "; give fewer or shorter ones",
+                           "invalid_value", "stop");
 }
 
 bool TextStream::push(std::int64_t token) {
