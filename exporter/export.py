@@ -78,10 +78,10 @@ def write_bundle(
     checkpoint: Checkpoint,
     options: ExportOptions,
     report: Progress,
-    more_layouts: Sequence[str] = (),
+    more_layouts: Sequence[str] = ("cuda",),
 ) -> Manifest:
-    """Write a bundle to an empty directory, with further graphs of the same weights in `more_layouts`. The
-    options must have been checked.
+    """Write a bundle to an empty directory, with further graphs of the same weights in `more_layouts`:
+    "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked.
     """
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     stored, quantizer = _stored(checkpoint, options, report)
@@ -110,9 +110,11 @@ def write_bundle(
 
     variant, model = written("model", options)
     variants = [variant, *_fixed_variants(directory, model, variant, options, checkpoint.dims.context_length)]
-    for layout in more_layouts:
-        variants.append(written(f"model-{layout}", replace(options, kv_layout=layout, reference=False))[0])
-    variants += _cuda_variant(directory, variant, _spec(stored, options), placed)
+    if "cuda" in more_layouts:
+        variants += _cuda_variant(directory, variant, _spec(stored, options), placed)
+    if "appended" in more_layouts:
+        appended = replace(options, kv_layout="appended", reference=False)
+        variants.append(written("model-appended", appended)[0])
     manifest = _manifest(directory, checkpoint, options.block, variants)
     write_manifest(directory, manifest)
     return manifest

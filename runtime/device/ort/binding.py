@@ -32,8 +32,8 @@ def check_signature(
     mismatched |= graph_outputs.keys() ^ {*variant.outputs, *presents}
     for name, info in [*graph_inputs.items(), *graph_outputs.items()]:
         is_kv = name.startswith(("past_key_values.", "present."))
-        sizes = [n if isinstance(n, int) else None for n in info.shape]
-        if is_kv and (sizes, info.type) != (shape, kv_type):
+        sizes = [n if wanted else None for n, wanted in zip(info.shape, shape, strict=False)]
+        if is_kv and (len(info.shape), sizes, info.type) != (len(shape), shape, kv_type):
             mismatched.add(name)
     for past_name, present_name in zip(pasts, presents, strict=True):
         past, present = graph_inputs.get(past_name), graph_outputs.get(present_name)
