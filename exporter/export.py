@@ -56,7 +56,8 @@ def export_onnx(
     quantizer_for(options, checkpoint)
     report = progress or (lambda phase, done, total: None)
     with writing(target, weight_bytes(checkpoint, options), force) as directory:
-        manifest = write_bundle(directory, checkpoint, options, report)
+        layouts = _cuda_layouts(options, checkpoint.dims)
+        manifest = write_bundle(directory, checkpoint, options, report, layouts)
         reopen(directory, target)
         return manifest
 
@@ -78,7 +79,7 @@ def write_bundle(
     checkpoint: Checkpoint,
     options: ExportOptions,
     report: Progress,
-    more_layouts: Sequence[str] = ("cuda",),
+    more_layouts: Sequence[str],
 ) -> Manifest:
     """Write a bundle to an empty directory, with further graphs of the same weights in `more_layouts`:
     "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked.
@@ -102,7 +103,10 @@ def write_bundle(
             options.kv_dtype,
             options.kv_layout or "in-place",
             options.outputs,
-            drift=_self_check(directory, checkpoint, options, spec, placed, report),
+            # The graph for CUDA has the arithmetic of the one beside it, in other kernels.
+            drift=None
+            if options.is_cuda
+            else _self_check(directory, checkpoint, options, spec, placed, report),
             quantization=_quantization_info(options.quantization, quantizer),
             accuracy_level=options.accuracy_level if options.precision in LEVELED else None,
         )
@@ -110,34 +114,19 @@ def write_bundle(
 
     variant, model = written("model", options)
     variants = [variant, *_fixed_variants(directory, model, variant, options, checkpoint.dims.context_length)]
-    if "cuda" in more_layouts:
-        variants += _cuda_variant(directory, variant, _spec(stored, options), placed)
-    if "appended" in more_layouts:
-        appended = replace(options, kv_layout="appended", reference=False)
-        variants.append(written("model-appended", appended)[0])
+    for layout in more_layouts:
+        name = f"{options.precision if layout == 'cuda' else 'model'}-{layout}"
+        variants.append(written(name, replace(options, kv_layout=layout, reference=False))[0])
     manifest = _manifest(directory, checkpoint, options.block, variants)
     write_manifest(directory, manifest)
     return manifest
 
 
-def _cuda_variant(
-    directory: Path, variant: Variant, spec: GraphSpec, placed: dict[str, Placed]
-) -> Iterator[Variant]:
-    """Write the graph for ONNX Runtime on CUDA beside the `in-place` one, if the model and its precision have
-    one. Quantized weights are computed in fp16 there.
-    """
-    options = spec.options
+def _cuda_layouts(options: ExportOptions, dims: Dims) -> tuple[str, ...]:
+    """The KV layout of the graph for ONNX Runtime on CUDA, if the model and its precision have one."""
     is_integer = options.quantization is not None and options.quantization.is_integer
-    if is_integer or spec.mtp_drafts or options.is_appended or options.dtype == "bfloat16":
-        return
-    options = replace(options, kv_layout="cuda", activations="fp16")
-    model = graph.build(replace(spec, options=options), placed, WEIGHTS_FILE, version("mars-export"))
-    name = f"{options.precision}-cuda"
-    onnx.save(model, directory / f"{name}.onnx")
-    onnx.checker.check_model(str(directory / f"{name}.onnx"))
-    # Not measured: the same arithmetic in other kernels.
-    variant = replace(variant, name=name, file=f"{name}.onnx", drift=None)
-    yield replace(variant, kv_dtype=options.kv_dtype, kv_layout="cuda")
+    has_none = is_integer or dims.mtp or options.is_appended or options.dtype == "bfloat16"
+    return () if has_none else ("cuda",)
 
 
 def _fixed_variants(

@@ -152,8 +152,10 @@ class ExportOptions(Shapes, GraphOptions):
 
     @property
     def dtype(self) -> str:
-        """The type of activations, and of KV entries in floating point."""
-        return FLOATS[self.activations if self.quantization else self.precision]
+        """The type of activations, and of KV entries in floating point. CUDA multiplies codes in fp16."""
+        if self.quantization is None:
+            return FLOATS[self.precision]
+        return FLOATS["fp16" if self.is_cuda else self.activations]
 
     @property
     def kv_dtype(self) -> str:
