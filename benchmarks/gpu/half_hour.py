@@ -3,7 +3,7 @@
     python benchmarks/gpu/half_hour.py capture steps --seconds 240 [--unpacked /tmp] [--device cpu]
 
 prepare  builds llama.cpp and exports what later stages need; made to run in the background
-capture  the card; captured steps against eager ones, bit by bit, random weights
+capture  the card; captured steps against eager ones, bit by bit
 steps    milliseconds by slots, rows and KV capacity, of each graph, eager and captured
 answers  the CPU's tokens in fp32, exact mode's tokens; tokens/s of assistant and chat at 1 and 8 rows
 peers    genai, llama.cpp, transformers, PyTorch's captured step: same weights and rows
@@ -421,7 +421,7 @@ def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
         ],
         "capture": [
             ("card", card),
-            *((f"{n} {p}", partial(captured, n, p, device)) for n in (*tiny, small) for p in kinds[:2]),
+            *((f"{n} {p}", partial(captured, n, p, device)) for n in (*tiny, base) for p in kinds[:2]),
         ],
         "steps": [part for kind in kinds for part in tables(base, kind, device)],
         "answers": [(kind, partial(answers, kind, device)) for kind in kinds],
