@@ -78,7 +78,7 @@ def fetched(name: str, python: str) -> Path:
     if not (kept := sorted(CACHE.glob(pattern))):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(CACHE), name]
         if name == LLAMA:
-            command += ["--no-binary=:all:", "--no-build-isolation"]
+            command += ["--no-binary=:all:"]
         else:
             command += ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]
             command += [f"--platform=manylinux_2_{n}_x86_64" for n in (28, 27, 17, 5, 12, 34)]

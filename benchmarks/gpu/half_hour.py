@@ -2,12 +2,14 @@
 
     python benchmarks/gpu/half_hour.py capture steps --seconds 240 [--unpacked /tmp] [--device cpu]
 
-prepare  builds llama.cpp and exports what later stages need; made to run in the background
+build    llama.cpp with its CUDA kernels; this and `prepare` are made to run in the background
+prepare  the models of `large`
+torch    transformers with a static cache and PyTorch's captured step: 135M and 8B of random weights
 capture  the card; captured steps against eager ones, bit by bit
 steps    milliseconds by slots, rows and KV capacity, of each graph, eager and captured
 answers  the CPU's tokens in fp32, exact mode's tokens; tokens/s of assistant and chat at 1 and 8 rows
-peers    genai, llama.cpp, transformers, PyTorch's captured step: same weights and rows
-large    8B of random weights in fp16 and int4: steps, memory, genai and PyTorch beside
+peers    onnxruntime-genai and llama.cpp with the same weights and rows
+large    8B of random weights in fp16 and int4: steps, memory, onnxruntime-genai beside
 rtx      a TensorRT-RTX engine, portable and for this card
 tests    pytest -m gpu, and libmars's programs for a GPU
 
@@ -401,6 +403,8 @@ def tables(
     sizes, count = [(n, capacity) for capacity in capacities for n in rows], 30 if device == "cuda" else 3
 
     def part() -> Iterator[Row]:
+        if way and not (WORK / f"{name}-{precision}.bundle").exists():
+            raise MissingError("`prepare` has not made it yet")
         for title, make in sessions(bundle(name, precision), device):
             if title.endswith(way):
                 yield from caught(title, lambda t=title, m=make: step_table(t, m, sizes, count))
@@ -414,11 +418,12 @@ def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
     base = "base" if (WORK / "peers" / "fp16.bundle").exists() else small
     kinds, tiny = ("fp16", "fp32", "int4"), ("tiny",) if small != "tiny" else ()
     return {
+        "build": [("llama.cpp", partial(build_llama, unpacked, device))],
         "prepare": [
-            ("llama.cpp", partial(build_llama, unpacked, device)),
             *((f"{large} {kind}", partial(exported, large, kind)) for kind in ("fp16", "int4")),
             ("genai", partial(genai_model, "int4", WORK / f"{large}.checkpoint")),
         ],
+        "torch": [("card", card), *((n, partial(torch_steps, n, device)) for n in (small, large))],
         "capture": [
             ("card", card),
             *((f"{n} {p}", partial(captured, n, p, device)) for n in (*tiny, base) for p in kinds[:2]),
@@ -426,7 +431,6 @@ def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
         "steps": [part for kind in kinds for part in tables(base, kind, device)],
         "answers": [(kind, partial(answers, kind, device)) for kind in kinds],
         "peers": [
-            ("torch", partial(torch_steps, small, device)),
             ("peers.py", partial(compared, device)),
             ("llama.cpp", batched),
             *((f"genai {kind}", partial(genai, WORK / f"peers/genai-{kind}")) for kind in ("fp16", "int4")),
@@ -434,7 +438,6 @@ def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
         "large": [
             *(part for kind in ("fp16", "int4") for part in tables(large, kind, device, way)),
             ("genai", partial(genai, WORK / f"genai-{large}-int4")),
-            ("torch", partial(torch_steps, large, device)),
         ],
         "rtx": [(target, partial(engine, target)) for target in ("portable", "host")],
         "tests": [("tests", partial(tested, unpacked))],
