@@ -76,7 +76,7 @@ def test_a_stage_that_hangs_is_ended_with_what_it_has(tmp_path: Path) -> None:
 def test_steps_of_every_shape_are_compared(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_hour, "bundle", lambda *_: bundles("qwen2"))
     rows = list(half_hour.captured("tiny", "fp32", "cpu"))
-    assert [(row["rows"], row["slots"]) for row in rows] == list(half_hour.STEP_SHAPES)
+    assert [(row["rows"], row["slots"]) for row in rows] == [*half_hour.STEP_SHAPES] * 2
     assert {row["bits as eager"] for row in rows} == {f"{half_hour.STEPS} of {half_hour.STEPS}"}
     assert max(float(row["first slot apart from 1 x 1"]) for row in rows) < 1e-4
 
