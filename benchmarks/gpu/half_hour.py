@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/half_hour.py capture steps --seconds 240 [--unpacked /tmp] [--device cpu]
 
-build    llama.cpp with its CUDA kernels; this and `prepare` are made to run in the background
-prepare  the models of `large`
+build    llama.cpp with its CUDA kernels; this and `random` are made to run in the background
+random   the models of `large`
+prepare  bundles of the default checkpoint and onnxruntime-genai's models, side by side
 torch    transformers with a static cache and PyTorch's captured step: 135M and 8B of random weights
 capture  the card; captured steps against eager ones, bit by bit
 steps    milliseconds by slots, rows and KV capacity, of each graph, eager and captured
@@ -29,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
@@ -341,8 +343,8 @@ def torch_steps(shape: str, device: str) -> Iterator[Row]:
 def engine(target: str) -> Iterator[Row]:
     if find_spec("tensorrt_rtx") is None:
         raise MissingError("tensorrt_rtx is not installed")
-    path = WORK / f"rtx-{target}.bundle"
-    cli("trt", WORK / "tiny.checkpoint", "-o", path, "--target", target, "--force", log=f"rtx-{target}")
+    path, source = WORK / f"rtx-{target}.bundle", bundle("tiny", "fp16").with_name("tiny.checkpoint")
+    cli("trt", source, "-o", path, "--target", target, "--force", log=f"rtx-{target}")
     text = cli("doctor", path, "--device", "cuda", log=f"rtx-{target}-doctor")
     yield from ({"target": target, "doctor": line} for line in text.splitlines() if "variant" in line)
 
@@ -353,7 +355,8 @@ def tested(unpacked: Path) -> Iterator[Row]:
     spec = find_spec("onnxruntime")
     assert spec is not None and spec.origin is not None
     os.environ["MARS_ONNXRUNTIME"] = str(Path(spec.origin).parent / "capi")
-    os.environ["MARS_GPU_BUNDLE"] = str(bundle("tiny", "fp32"))
+    base = WORK / "peers" / "fp32.bundle"
+    os.environ["MARS_GPU_BUNDLE"] = str(base if base.exists() else bundle("tiny", "fp32"))
     for name in PROGRAMS:
         folders = (unpacked / "base", ROOT / "build" / "cpp" / "release" / "tests")
         program = next((f / name for f in folders if (f / name).exists()), None)
@@ -371,6 +374,24 @@ def build_llama(unpacked: Path, device: str) -> Iterator[Row]:
     ran(["cmake", "-G", "Ninja", "-S", source, "-B", out, *off, *gpu], "llama-configure")
     ran(["cmake", "--build", out, "-j", max(1, (os.cpu_count() or 4) - 4), "--target", *TOOLS], "llama-build")
     yield {"built": ", ".join(TOOLS)}
+
+
+def prepared(device: str) -> Iterator[Row]:
+    from mars_export.exporter.checkpoint.default import base_directory
+    from peers import catalog, models
+
+    work, server = WORK / "peers", WORK / "llama" / "bin" / "llama-server"
+    (work / "logs").mkdir(parents=True, exist_ok=True)
+    base_directory()
+    with ThreadPoolExecutor() as pool:
+        jobs: dict[str, Any] = {kind: pool.submit(bundle, "base", kind) for kind in ("fp16", "fp32", "int4")}
+        if problem := models.make(catalog.merged(work), work):
+            raise MissingError(problem)
+        programs = catalog.programs(work, Path(), server if server.exists() else None, device)
+        made = {p.model: p for p in programs if p.environment is None and p.module != "ours"}
+        jobs |= {path.name: pool.submit(models.make, program, work) for path, program in made.items()}
+        for name, job in jobs.items():
+            yield {"model": name, "made": job.result() or "yes"}
 
 
 def exported(name: str, precision: str) -> Iterator[Row]:
@@ -404,7 +425,7 @@ def tables(
 
     def part() -> Iterator[Row]:
         if way and not (WORK / f"{name}-{precision}.bundle").exists():
-            raise MissingError("`prepare` has not made it yet")
+            raise MissingError("`random` has not made it yet")
         for title, make in sessions(bundle(name, precision), device):
             if title.endswith(way):
                 yield from caught(title, lambda t=title, m=make: step_table(t, m, sizes, count))
@@ -419,7 +440,8 @@ def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
     kinds, tiny = ("fp16", "fp32", "int4"), ("tiny",) if small != "tiny" else ()
     return {
         "build": [("llama.cpp", partial(build_llama, unpacked, device))],
-        "prepare": [
+        "prepare": [("base", partial(prepared, device))],
+        "random": [
             *((f"{large} {kind}", partial(exported, large, kind)) for kind in ("fp16", "int4")),
             ("genai", partial(genai_model, "int4", WORK / f"{large}.checkpoint")),
         ],
