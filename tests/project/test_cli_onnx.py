@@ -16,7 +16,7 @@ def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
     assert "weights ...\nself-check ...\n" in done.stderr, "progress where standard error is a pipe"
     manifest = json.loads(done.stdout)["manifest"]
     assert manifest["block"] == 4
-    assert [v["slots"] for v in manifest["variants"]] == [None]
+    assert [v["slots"] for v in manifest["variants"]] == [None, None]
     shown = run("inspect", tmp_path / "out")
     assert shown.returncode == 0
     assert "block 4" in shown.stdout
