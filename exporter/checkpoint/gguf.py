@@ -70,6 +70,8 @@ WORDS = (
 SPLITS = {"qwen2": WORDS.format(digits=""), "llama-bpe": WORDS.format(digits="{1,3}"), "smollm": None}
 # llama.cpp's types of special tokens, and of other tokens that are not split.
 CONTROL_TOKEN, USER_TOKEN = 3, 4
+# Control tokens at which llama.cpp ends an answer whatever the metadata says.
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 
 
 def write_tokenizer(fields: Fields, directory: Path) -> None:
@@ -196,6 +198,14 @@ KNOWN_NAMES = re.compile(r"tokenizer\.(chat_template.*|huggingface\.json|ggml\.\
 SCALES = ("scale", "factor", "linear")  # last words of the names of fields that have no effect if they are 1
 
 
+def _ends(fields: Fields) -> list[int]:
+    """The tokens that end an answer: those that the file names, and those with the name of such an end."""
+    named = [i for i in map(fields.token_id, ("eos", "eot", "eom")) if i is not None]
+    tokens, types = (fields.need(f"tokenizer.ggml.{name}", list, []) for name in ("tokens", "token_type"))
+    pairs = enumerate(zip(tokens, types, strict=False))
+    return list(dict.fromkeys([*named, *(i for i, (t, kind) in pairs if kind == CONTROL_TOKEN and t in ENDS)]))
+
+
 def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
     """Write `config.json`, `model.safetensors` (dequantized to fp32) and the tokenizer of a GGUF file to
     `directory`.
@@ -255,7 +265,7 @@ def _config(fields: Fields, tensors: Sequence[str], with_tokenizer: bool) -> dic
         "vocab_size": len(fields.need("tokenizer.ggml.tokens", list)),
         "bos_token_id": fields.token_id("bos"),
         # the ends of the text, of a turn, and of a message that calls a tool
-        "eos_token_id": [i for i in map(fields.token_id, ("eos", "eot", "eom")) if i is not None],
+        "eos_token_id": _ends(fields),
         "torch_dtype": "float32",
     }
 

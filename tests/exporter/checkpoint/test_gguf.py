@@ -44,9 +44,9 @@ def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, cache: Path) -> None:
     original = write_gguf(LLAMA, tmp_path / "model.gguf")
     for _ in range(2):  # the second time from the cache
         checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
-    assert list(cache.iterdir()) == list(cache.glob("gguf-*-v3"))
+    assert list(cache.iterdir()) == list(cache.glob("gguf-*-v4"))
     assert checkpoint.vocabulary.mask_token_id == tiny.MASK
-    assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END,)
+    assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END, tiny.ENDOFTEXT)
     assert checkpoint.vocabulary.chat_template == tiny.CHAT_TEMPLATE
     for name, tensor in original.state_dict().items():
         np.testing.assert_array_equal(checkpoint.tensors.read(name), tensor.numpy())
@@ -169,10 +169,21 @@ def test_special_tokens_of_the_metadata(pre: str, flag: bool | None, tmp_path: P
     write_gguf(LLAMA, tmp_path / "model.gguf", change, pre=pre)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     found = open_checkpoint(str(tmp_path / "model")).vocabulary
-    assert (found.eos_token_ids, found.pad_token_id) == ((tiny.IM_END, tiny.IM_START, 7), 8)
+    ends = (tiny.IM_END, tiny.IM_START, 7, tiny.ENDOFTEXT)
+    assert (found.eos_token_ids, found.pad_token_id) == (ends, 8)
     assert (found.mask_token_id, found.bos_token) == (9, "<|endoftext|>")
     ids = Tokenizer.from_str(found.tokenizer_json).encode("a").ids
     assert ids == [*([tiny.ENDOFTEXT] if flag else []), *tiny.tokenizer().encode("a").ids]
+
+
+def test_answers_end_at_the_end_of_a_turn_that_no_metadata_names(tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_eos_token_id(tiny.ENDOFTEXT)
+
+    write_gguf(LLAMA, tmp_path / "model.gguf", change)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    found = open_checkpoint(str(tmp_path / "model")).vocabulary
+    assert sorted(found.eos_token_ids) == sorted((tiny.ENDOFTEXT, tiny.IM_END))
 
 
 WORDS = (
