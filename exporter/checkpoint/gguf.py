@@ -203,7 +203,9 @@ def _ends(fields: Fields) -> list[int]:
     named = [i for i in map(fields.token_id, ("eos", "eot", "eom")) if i is not None]
     tokens, types = (fields.need(f"tokenizer.ggml.{name}", list, []) for name in ("tokens", "token_type"))
     pairs = enumerate(zip(tokens, types, strict=False))
-    return list(dict.fromkeys([*named, *(i for i, (t, kind) in pairs if kind == CONTROL_TOKEN and t in ENDS)]))
+    return list(
+        dict.fromkeys([*named, *(i for i, (t, kind) in pairs if kind == CONTROL_TOKEN and t in ENDS)])
+    )
 
 
 def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:

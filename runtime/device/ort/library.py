@@ -63,11 +63,16 @@ def load(device: str) -> tuple[Any, str]:
 
 
 def _import() -> Any | None:
+    """The module; None if it is not installed. Raises SessionError if it cannot be loaded."""
     os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime
-    except ImportError:
+    except ModuleNotFoundError:
         return None
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):  # a signal while it was loaded
+            raise error.__cause__ from None
+        raise SessionError(f"onnxruntime cannot be loaded: {first_line(error)}; install it again") from error
     return onnxruntime
 
 
@@ -82,8 +87,10 @@ def provider_of(ort: Any, device: str) -> str | None:
 
 
 def version_and_devices() -> tuple[str, list[str]] | None:
-    """The version of the installed onnxruntime and the devices it can use; None if it is not installed."""
-    ort = _import()
+    """The version of the installed onnxruntime and the devices it can use; None if it cannot be used."""
+    ort = None
+    with suppress(SessionError):
+        ort = _import()
     if ort is None:
         return None
     return ort.__version__, [device for device in PROVIDERS if provider_of(ort, device) is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,39 @@ from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.device.name import DeviceName
-from mars_export.runtime.device.ort.library import LEVEL, split_options
+from mars_export.runtime.device.ort.library import LEVEL, load, split_options, version_and_devices
 
 SPINNING = "session.intra_op.allow_spinning"
 AFFINITIES = "session.intra_op_thread_affinities"
+
+
+@pytest.mark.parametrize(
+    ("cause", "raised", "words"),
+    [
+        (ModuleNotFoundError(), SessionError, "onnxruntime is not installed"),
+        (OSError(), SessionError, "onnxruntime cannot be loaded: libcudart.so.13: no such file"),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (SystemExit(143), SystemExit, "143"),
+    ],
+)
+def test_a_library_that_is_not_loaded(
+    cause: BaseException, raised: type[BaseException], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not there, or is damaged, or a signal arrives while it is loaded, which pybind11 hides."""
+
+    def refuse(name: str, *_: Any) -> None:
+        if name != "onnxruntime":
+            return
+        if isinstance(cause, ModuleNotFoundError):
+            raise cause
+        raise ImportError("libcudart.so.13: no such file") from cause
+
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=refuse), *sys.meta_path])
+    with pytest.raises(raised, match=words):
+        load("cpu")
+    if raised is SessionError:
+        assert version_and_devices() is None
 
 
 def test_names_with_a_dot_are_the_sessions() -> None:
