@@ -71,6 +71,11 @@ def enter(unpacked: Path) -> None:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mars-export\nVersion: {found[1]}\n")
     if not adapter.exists() and (unpacked / "base" / adapter.name).exists():
         adapter.symlink_to(unpacked / "base" / adapter.name)
+    spec = find_spec("nvidia")  # CUDA's libraries in wheels, for programs that do not look there
+    roots = (spec.submodule_search_locations or ()) if spec is not None else ()
+    libraries = [str(folder) for root in roots for folder in Path(root).glob("*/lib")]
+    given = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *([given] if given else [])])
     paths = [unpacked / "site", link.parent, ROOT / "benchmarks", ROOT / "tests"]
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
     if (unpacked / "base").exists():
