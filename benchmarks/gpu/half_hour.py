@@ -314,7 +314,7 @@ def torch_steps(shape: str, device: str) -> Iterator[Row]:
     with torch.device(device), torch.inference_mode():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         for rows, slots in ((1, 1), (1, 8), (1, 16), (8, 1), (8, 8)):
-            cache = transformers.StaticCache(config=config, max_cache_len=512)
+            cache = transformers.StaticCache(config=config, max_cache_len=1024)
             model(torch.full((rows, PROMPT), 5), past_key_values=cache)
             ids, at = torch.full((rows, slots), 5), torch.arange(PROMPT, PROMPT + slots)
 

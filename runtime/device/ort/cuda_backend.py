@@ -35,7 +35,6 @@ SETTINGS = {
     "arena_extend_strategy": "kSameAsRequested",
     "use_tf32": "0",
     "enable_skip_layer_norm_strict_mode": "1",
-    library.GRAPHS: "1",
 }
 """Options of the provider."""
 # Outside of layers: operators on shapes, positions and masks. All others process hidden states or logits.
@@ -74,7 +73,8 @@ class CudaBackend:
     """An ONNX variant that writes its KV entries in place, on a GPU.
 
     Every decode step has the same number of slots, so that it is captured once for each number of rows; the
-    padding comes after the real slots, and its entries are overwritten. `block` is the model's.
+    padding comes after the real slots, and its entries are overwritten. Only graphs in the layout "cuda" are
+    captured. `block` is the model's.
     """
 
     def __init__(
@@ -92,7 +92,11 @@ class CudaBackend:
     ) -> None:
         self._ort, provider = library.load("cuda")
         entries, options = library.split_options(settings or {}, name)
-        options = SETTINGS | options | {"user_compute_stream": str(int(device.stream))}
+        self._is_flat = variant.kv_layout == "cuda"
+        # Other graphs have a Split whose sizes ONNX Runtime copies from host memory that it frees after the
+        # run: a replay would read what is there later.
+        default = SETTINGS | {library.GRAPHS: str(int(self._is_flat))}
+        options = default | options | {"user_compute_stream": str(int(device.stream))}
         entries |= {library.LEVEL: str(accuracy_level), "session.record_ep_graph_assignment_info": "1"}
         self._device, self._number = device, int(options.get("device_id", 0))
         try:
@@ -125,7 +129,7 @@ class CudaBackend:
         self.reproducible_slots: int | None = None
         self._sizes = {self.decode_slots, *(n for n in CHUNKS if n > self.decode_slots)}
         self._suffixes, self._mtp_drafts = model.kv_suffixes, model.mtp_drafts
-        self._dtype, self._is_flat = KV_TYPES[variant.kv_dtype], variant.kv_layout == "cuda"
+        self._dtype = KV_TYPES[variant.kv_dtype]
         heads, width = model.entry_shape(variant.kv_dtype, variant.kv_layout)
         empty = KvMemory(0, len(self._suffixes), 0, heads, MIN_CAPACITY, width * self._dtype.itemsize)
         self._pool = KvPool(device, empty, self._capacity_for, self._forget, self._dtype)

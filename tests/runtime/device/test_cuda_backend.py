@@ -52,9 +52,12 @@ def test_answers_are_the_cpus(
             total += len(prompts)
     assert same >= share * total
     kinds = [kind for kind, _ in fake.sessions[0].runs]
-    assert kinds.count("replay") > 2 * kinds.count("capture") > 0
-    width = backend(gpu).decode_slots
-    assert {slots for kind, slots in fake.sessions[0].runs if kind != "eager"} == {width}
+    if variant == "model":  # what it splits cannot be captured
+        assert set(kinds) == {"eager"}
+    else:
+        assert kinds.count("replay") > 2 * kinds.count("capture") > 0
+        width = backend(gpu).decode_slots
+        assert {slots for kind, slots in fake.sessions[0].runs if kind != "eager"} == {width}
 
 
 def test_requests_one_after_the_other_replay_what_the_first_captured(graphs: Graphs, fake: FakeCuda) -> None:

@@ -41,19 +41,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU is not None, reason=f"{
 
 @pytest.fixture(scope="module")
 def opened(exported: Exported) -> Opened:
-    """Sessions of one bundle on the GPU and on the CPU, by precision and KV layout."""
+    """Sessions of one bundle on the GPU, by precision and variant, and on the CPU."""
 
-    def both(precision: str, layout: str) -> tuple[Session, Session]:
-        bundle = exported("a2d-qwen2", precision=precision, kv_layout=layout, logits=True)
-        return Session.open(bundle, "cuda"), Session.open(bundle, "cpu", threads=1)
+    def both(precision: str, variant: str) -> tuple[Session, Session]:
+        bundle = exported("a2d-qwen2", precision=precision, logits=True)
+        return Session.open(bundle, "cuda", variant=variant), Session.open(bundle, "cpu", threads=1)
 
     return cache(both)
 
 
-@pytest.mark.parametrize("layout", ["in-place", "appended"])
+@pytest.mark.parametrize("variant", ["model", "fp32-cuda"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_fp32_tokens_are_the_cpus(loop: str, layout: str, opened: Opened) -> None:
-    gpu, cpu = opened("fp32", layout)
+def test_fp32_tokens_are_the_cpus(loop: str, variant: str, opened: Opened) -> None:
+    gpu, cpu = opened("fp32", variant)
     for tau in (1.0, 0.3):
         one, other = (
             s.generate_batch([*PROMPTS, LONG], config(tau), cache_block=LOOPS[loop]) for s in (gpu, cpu)
@@ -62,18 +62,18 @@ def test_fp32_tokens_are_the_cpus(loop: str, layout: str, opened: Opened) -> Non
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("layout", ["in-place", "appended"])
+@pytest.mark.parametrize("variant", ["model", "cuda"])
 def test_kv_rows_stay_on_the_gpu_and_nothing_heavy_runs_elsewhere(
-    layout: str, precision: str, opened: Opened
+    variant: str, precision: str, opened: Opened
 ) -> None:
-    backend = opened(precision, layout)[0].backend
+    backend = opened(precision, "model" if variant == "model" else f"{precision}-cuda")[0].backend
     assert isinstance(backend, CudaBackend)
     assert not backend.on_cpu.keys() & HEAVY, backend.on_cpu
     assert backend.on_cpu.get("Concat", 0) <= 1, "a shape; KV entries are two in each layer"
 
 
 def test_fp16_sampling_and_continuous_batching_run(opened: Opened) -> None:
-    gpu, _ = opened("fp16", "in-place")
+    gpu, _ = opened("fp16", "fp16-cuda")
     settings = config(0.3, temperature=0.8, seed=3)
     alone = [gpu.generate(prompt, settings).token_ids for prompt in PROMPTS]
     again = [c.token_ids for c in gpu.generate_each(PROMPTS, settings, batch=2)]
@@ -83,7 +83,7 @@ def test_fp16_sampling_and_continuous_batching_run(opened: Opened) -> None:
 
 
 def test_a_batcher_and_the_prefix_store_give_the_cpus_answers(opened: Opened) -> None:
-    gpu, cpu = opened("fp32", "in-place")
+    gpu, cpu = opened("fp32", "fp32-cuda")
     stored = Session.open(gpu.bundle.path, "cuda", cache_bytes=64 << 20)
     with Batcher(stored, Limits(max_rows=3)) as service:
         answers = [service.submit(prompt, config(None)) for prompt in (*PROMPTS, LONG) * 3]
