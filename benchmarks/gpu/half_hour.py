@@ -3,8 +3,8 @@
     python benchmarks/gpu/half_hour.py capture steps --seconds 240 [--unpacked /tmp] [--device cpu]
 
 build    llama.cpp with its CUDA kernels; this and `random` are made to run in the background
-random   the models of `large`
 prepare  bundles of the default checkpoint and onnxruntime-genai's models, side by side
+random   the models of `large`
 torch    transformers with a static cache and PyTorch's captured step: 135M and 8B of random weights
 capture  the card; captured steps against eager ones, bit by bit
 steps    milliseconds by slots, rows and KV capacity, of each graph, eager and captured
@@ -74,8 +74,8 @@ def enter(unpacked: Path) -> None:
     spec = find_spec("nvidia")  # CUDA's libraries in wheels, for programs that do not look there
     roots = (spec.submodule_search_locations or ()) if spec is not None else ()
     libraries = [str(folder) for root in roots for folder in Path(root).glob("*/lib")]
-    given = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *([given] if given else [])])
+    if libraries:
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")])
     paths = [unpacked / "site", link.parent, ROOT / "benchmarks", ROOT / "tests"]
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
     if (unpacked / "base").exists():
