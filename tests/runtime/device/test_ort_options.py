@@ -40,7 +40,7 @@ def test_a_library_that_is_not_loaded(
 
     monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
     monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=refuse), *sys.meta_path])
-    with pytest.raises(raised, match=words):
+    with pytest.raises(raised, match=words or None):
         load("cpu")
     if raised is SessionError:
         assert version_and_devices() is None
