@@ -94,7 +94,7 @@ class CudaBackend:
         entries, options = library.split_options(settings or {}, name)
         self._is_flat = variant.kv_layout == "cuda"
         # Other graphs have a Split whose sizes ONNX Runtime copies from host memory that it frees after the
-        # run: a replay would read what is there later.
+        # run: a replay would read other bytes.
         default = SETTINGS | {library.GRAPHS: str(int(self._is_flat))}
         options = default | options | {"user_compute_stream": str(int(device.stream))}
         entries |= {library.LEVEL: str(accuracy_level), "session.record_ep_graph_assignment_info": "1"}
