@@ -51,7 +51,7 @@ import mars_export.calibration, mars_export.cli, mars_export.runtime
 
 for package in (mars_export.calibration, mars_export.runtime):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith((".lm_eval", ".ray.application")):  # need their libraries
+        if not module.name.endswith(".ray.application"):  # needs its library
             importlib.import_module(module.name)
             print(module.name)
 """
