@@ -17,9 +17,10 @@ from typing import Any
 
 from ...runtime.errors import CheckpointError, MarsWarning
 from ...runtime.rules import is_integer
-from . import adapter, autogptq, compressed, default
+from . import adapter, default
 from .dims import Dims, check_shapes, dims_from_config, expected_shapes
 from .names import EMBEDDING, HEAD
+from .packed import PackedTensors, read_form
 from .tensors import Tensors, open_tensors, read_json, read_text, reading, same_numbers, shown
 from .vocabulary import VOCABULARIES, Vocabulary, read_vocabulary
 
@@ -204,11 +205,8 @@ def _refuse_draft_adapter(directory: Path, mark: str) -> None:
 
 def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
     """The tensors of a quantized checkpoint as weights, or those of any other unchanged."""
-    raw = autogptq.read_config(model, config)
-    if (form := autogptq.read_form(raw)) is not None:
-        return autogptq.unpacked(tensors, form, dict(expected_shapes(dims)))
-    codec = compressed.read_scheme(raw)
-    return tensors if codec is None else compressed.unpacked(tensors, codec)
+    form = read_form(model, config)
+    return tensors if form is None else PackedTensors(tensors, form, dict(expected_shapes(dims)))
 
 
 def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:

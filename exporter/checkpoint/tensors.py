@@ -28,7 +28,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Only the parts of a quantized checkpoint (compressed.py) are integers.
+# Only the parts of a quantized checkpoint (packed.py) are integers.
 INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx", ".qweight", ".qzeros", ".g_idx")
 

@@ -174,7 +174,7 @@ def test_a_form_that_is_not_read(
     [
         ("qzeros", None, "qzeros: missing"),
         ("scales", np.ones((2, 48), np.float16),
-         r"scales is \[2, 48\], 48 x 48 in groups of 16 need \[3, 48\]"),
+         r"scales is \[2, 48\], int4 codes of 48 x 48 in groups of 16 need \[3, 48\]"),
         ("qweight", np.zeros((6, 48), np.float16), "has dtype F16|32-bit integers are expected"),
         ("g_idx", np.full(48, 3, np.int32),
          r"g_idx: the groups are in the order of activations \(desc_act\)"),

@@ -20,8 +20,8 @@ from support.exports import export
 from support.fixtures import Named
 
 from mars_export import CheckpointError, ExportError
-from mars_export.exporter.checkpoint.compressed import read_scheme
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.packed import read_form
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 
@@ -233,19 +233,18 @@ def test_a_symmetric_checkpoint_has_no_zero_points_and_a_packed_one_has_codes(
 
 BAD_SCHEMES = [
     (
-        {"quant_method": "gptq", "bits": 4},
-        "already quantized, in an unsupported form: gptq; export the original checkpoint, or quantize it"
-        " with",
+        {"quant_method": "hqq", "bits": 4},
+        "quantized in an unsupported form: hqq; export the original checkpoint, or quantize it with",
     ),
     (
         {"quant_method": "compressed-tensors", "format": "int-quantized"},
         "unsupported form: compressed-tensors int-quantized",
     ),
     ([1], "must be an object"),
-    (config(4, True) | {"config_groups": {}}, "must have one group"),
-    (config(4, True) | {"config_groups": {"a": 1}}, "must have one group"),
-    (config(4, True) | {"config_groups": {"a": {}, "b": {}}}, "must have one group"),
-    (config(4, True) | {"config_groups": {"a": {"weights": None}}}, "must have one group"),
+    (config(4, True) | {"config_groups": {}}, "must have one group with"),
+    (config(4, True) | {"config_groups": {"a": 1}}, "must have one group with"),
+    (config(4, True) | {"config_groups": {"a": {}, "b": {}}}, "must have one group with"),
+    (config(4, True) | {"config_groups": {"a": {"weights": None}}}, "must have one group with"),
     (
         config(3, True, 20),
         r"weights of 3 bits of type 'int' \(known: int of 4 or 8\);"
@@ -266,9 +265,10 @@ BAD_SCHEMES = [
 
 
 @pytest.mark.parametrize(("raw", "message"), BAD_SCHEMES, ids=str)
-def test_other_forms_are_refused(raw: object, message: str | None) -> None:
+def test_other_forms_are_refused(raw: object, message: str | None, tmp_path: Path) -> None:
+    settings = {"quantization_config": raw}
     if message is None:
-        assert read_scheme(raw) is None
+        assert read_form(tmp_path, settings) is None
         return
     with pytest.raises(CheckpointError, match=message):
-        read_scheme(raw)
+        read_form(tmp_path, settings)
