@@ -1,11 +1,11 @@
 """Runs generation tasks of lm-evaluation-harness on a bundle, with the harness's own arguments.
 
     pip install 'mars-export[cpu,lm-eval]'
-    python mars_lm.py --model mars_export --model_args bundle=mars.bundle --tasks gsm8k             # exact mode
+    python mars_lm.py --model mars_export --model_args bundle=mars.bundle --tasks gsm8k  # exact mode
     python mars_lm.py --model mars_export --model_args bundle=mars.bundle,tau=0.95 --tasks gsm8k
 
-Also in --model_args: profile, metric, threads, max_gen_toks and run_on (cpu or cuda; the harness always passes
-a `device`, by default a GPU, so it is ignored).
+Also in --model_args: profile, metric, threads, max_gen_toks and run_on (cpu or cuda; the harness always
+passes a `device`, by default a GPU, so it is ignored).
 """
 
 import sys
@@ -72,7 +72,8 @@ class MarsLM(LM):
             raise CalibrationError(f"unknown generation settings: {', '.join(unknown)}")
         until = values.get("until") or ()
         changes: dict[str, Any] = {"stop": (until,) if isinstance(until, str) else tuple(filter(None, until))}
-        changes |= {"max_new_tokens": values[name] for name in LIMITS if name in values}
+        if limit := next((values[name] for name in LIMITS if name in values), None):
+            changes["max_new_tokens"] = limit
         if values.get("do_sample", values.get("temperature", 0) > 0):
             changes["temperature"] = values.get("temperature", 1.0)
             changes |= {name: values[name] for name in SAMPLING if name in values}
