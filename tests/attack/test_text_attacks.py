@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support import tiny
 from support.fixtures import Named, Sessions
 from support.manifests import rehash
@@ -53,24 +51,6 @@ def test_too_many_or_too_long_stop_strings_are_refused(stop: list[str]) -> None:
     ):
         TextStream(Text(TOKENIZER, None), stop)
     assert time.process_time() - start < 0.5
-
-
-LETTERS = st.text("ab", min_size=1, max_size=6)
-
-
-@given(st.lists(LETTERS, max_size=5), st.text("abc", max_size=40))
-def test_stop_strings_end_the_text_where_a_search_finds_them(stops: list[str], text: str) -> None:
-    stream, shown = TextStream(Text(TOKENIZER, None), stops), ""
-    for end, character in enumerate(text, 1):
-        stream._append(character)
-        shown += stream.read()
-        before = text[:end]
-        if any(before.endswith(s) for s in stops):
-            assert shown == min((before.removesuffix(s) for s in stops if before.endswith(s)), key=len)
-            assert stream.stopped
-            return
-        begun = (n for n in range(end, 0, -1) if any(s.startswith(before[-n:]) for s in stops))
-        assert shown == before[: end - next(begun, 0)]
 
 
 def test_stop_strings_made_to_be_slow_are_not() -> None:

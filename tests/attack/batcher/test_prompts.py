@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 from support.batchers import LONG, SHORT, SOON
-from support.fake import MASK, FakeBackend
-from support.loops import decode, outcomes
 from support.stalling import Stalling
-from support.unsure import predict
 
-from mars_export import Batcher, Limits, Overloaded, SessionError
-from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.decode.sequence import Sequence
+from mars_export import Batcher, Overloaded, SessionError
 
 
 def test_queue_and_length_are_looked_at_before_a_prompt_is_tokenized(
@@ -61,45 +56,3 @@ def test_the_event_loop_goes_on_while_a_prompt_is_tokenized(
     found = asyncio.run(main())
     monkeypatch.undo()
     assert found == batcher.session.generate([9, 8, 7], SHORT).token_ids
-
-
-def schedule_of(lengths: list[int], limits: Limits) -> tuple[list[Sequence], list[int], FakeBackend]:
-    """Rows of these prompts, in the order in which they got their first token."""
-    backend = FakeBackend(predict)
-    schedule = Schedule(backend, 4, MASK, limits)
-    rows = [Sequence(i, [1 + i] * n, SHORT, ()) for i, n in enumerate(lengths)]
-    for row in rows:
-        schedule.add(row)
-    order: list[int] = []
-    while not schedule.is_idle:
-        order += [event.seq for event in outcomes(schedule) if event.seq not in order]
-    return rows, order, backend
-
-
-@pytest.mark.parametrize("max_rows", [2, 3, 8])
-def test_a_short_prompt_does_not_wait_for_a_long_one(max_rows: int) -> None:
-    lengths = [1000, 5, 700, 40, 6]
-    rows, order, _ = schedule_of(lengths, Limits(max_rows=max_rows, prefill_tokens=10))
-    assert order.index(1) < order.index(0), "the short one answers first"
-    assert order.index(3) < order.index(0)
-    assert order.index(0) < order.index(2), "the long ones keep their order"
-    for i, row in enumerate(rows):
-        alone = Sequence(0, [1 + i] * lengths[i], SHORT, ())
-        for _ in decode(FakeBackend(predict), [alone], 4, MASK):
-            pass
-        assert row.tokens == alone.tokens
-        assert row.stats.prefill_forwards == -(-lengths[i] // 10) - 1, "in pieces of its own, as ever"
-
-
-def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
-    """Pieces are taken in turns: the long prompt gets every second one at least."""
-    backend = FakeBackend(predict)
-    schedule = Schedule(backend, 4, MASK, Limits(max_rows=8, prefill_tokens=10))
-    long = Sequence(0, [1] * 100, SHORT, ())
-    schedule.add(long)
-    steps = 0
-    while not long.stats.tokens:
-        schedule.add(Sequence(1 + steps, [2, 3], SHORT, ()))
-        outcomes(schedule)
-        steps += 1
-    assert steps <= 21

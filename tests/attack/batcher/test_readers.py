@@ -99,3 +99,10 @@ def test_other_threads_end_a_sequence_and_change_it() -> None:
     seq.refresh()
     assert seq.config.tau == 0.5 and not seq.config.exact
     assert seq.finish_reason == "deadline"
+
+
+def test_events_are_read_once(batcher: Batcher) -> None:
+    request = batcher.submit([1], SHORT)
+    assert len(list(request)) >= 1
+    with pytest.raises(SessionError, match="they come once"):
+        list(request)

@@ -18,7 +18,6 @@ from support.loops import decode, outcomes
 from support.oracle import generate
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, Predictions, StepInput, StepOutput
 from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.schedule import Schedule
@@ -136,27 +135,6 @@ def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | N
         tau = switches[n] if n < len(switches) else None
         seq.change(**({"exact": True} if tau is None else {"tau": tau}))
     assert seq.tokens == known
-
-
-# --- what verifies ---
-
-
-@given(
-    said=st.lists(st.integers(0, 3), max_size=8),
-    draft_tokens=st.lists(st.integers(0, 3), max_size=8),
-    eos=st.sets(st.integers(0, 3), max_size=1),
-    limit=st.integers(0, 9),
-)
-def test_what_stands_is_what_the_model_said_of_its_own_words(
-    said: list[int], draft_tokens: list[int], eos: set[int], limit: int
-) -> None:
-    count = verify(said, draft_tokens, eos, limit)
-    assert count <= min(limit, len(said), len(draft_tokens) + 1)
-    assert (count == 0) == (not said or limit == 0)
-    assert said[: count - 1] == draft_tokens[: count - 1] if count else True
-    assert not set(said[: count - 1]) & eos if count else True
-    if 0 < count < min(limit, len(said), len(draft_tokens) + 1):
-        assert said[count - 1] != draft_tokens[count - 1] or said[count - 1] in eos
 
 
 # --- on real graphs ---

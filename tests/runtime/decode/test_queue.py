@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Hashable
 
 import pytest
+from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
 from support.loops import outcomes
-from support.unsure import predict
 
 from mars_export import GenerationConfig
 from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.prefill import Queue
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
-
-BLOCK = 4
 
 
 def seq(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Sequence:
@@ -71,30 +69,12 @@ def test_nobody_starves_whatever_comes() -> None:
                 since[str(taken.client)] = Counter()
 
 
-def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> None:
-    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, max_rows_per_client=2))
-    seqs = [seq(i, "flood", new=8) for i in range(6)] + [seq(6, None, new=8), seq(7, None, new=8)]
-    for each in seqs:
-        schedule.add(each)
-    most: Counter[Hashable] = Counter()
-    seen = set()
-    while not schedule.is_idle:
-        outcomes(schedule)
-        now = Counter(r.client for r in schedule.running)
-        seen |= {r.index for r in schedule.running}
-        for client, count in now.items():
-            most[client] = max(most[client], count)
-        assert schedule.num_running <= 4
-    assert most == {"flood": 2, None: 2}
-    assert all(r.finish_reason == "length" for r in seqs)
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_a_short_prompt_behind_a_long_one_is_answered_first(same: bool) -> None:
     """A prompt of 100 pieces, then one of 1: they share the pieces of a step, so the short one does not wait
     for 100 steps, and the long one goes on.
     """
-    backend = FakeBackend(predict)
+    backend = FakeBackend(chaotic)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
     running, long = seq(0, "a", new=400), seq(1, "a", prompt=1000)
     schedule.add(running)

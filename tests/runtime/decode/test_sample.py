@@ -25,7 +25,7 @@ from transformers import (
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.accept import verify
-from mars_export.runtime.decode.sample import Penalties, SampledTokens, choose, confidence_of, uniform
+from mars_export.runtime.decode.sample import Penalties, SampledTokens, choose, uniform
 
 MAIN = "a2d-qwen2"
 PROMPT = [5, 17, 99]
@@ -180,17 +180,6 @@ def test_nothing_is_drawn_behind_a_draft_token_that_did_not_hold() -> None:
     draft_tokens = [*drawn[:2], 99, 99]
     assert verify(drawn, draft_tokens, (), 9) == 3
     assert len(drawn.confidences(3)) == 3
-
-
-def test_the_metrics_of_a_candidate() -> None:
-    values = np.log(np.array([0.5, 0.3, 0.2], np.float32))
-    assert confidence_of(values, 0, "probability") == pytest.approx(0.5)
-    assert confidence_of(values, 2, "probability") == pytest.approx(0.2)
-    assert confidence_of(values, 0, "margin") == pytest.approx(0.2)
-    assert confidence_of(values, 2, "margin") == pytest.approx(-0.3)
-    entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
-    assert confidence_of(values, 1, "entropy") == pytest.approx(entropy)
-    assert confidence_of(np.array([0, -1e9], np.float32), 0, "entropy") == 0
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,14 +64,6 @@ def test_the_rule(script: list[tuple[float, float, int]], rule: Adaptive, clock:
     for seconds, waited, level in script:
         clock.now += seconds
         assert rule.level(waited, choose=True) == level
-
-
-def test_a_load_at_the_edge_does_not_flicker(rule: Adaptive, clock: Clock) -> None:
-    levels = []
-    for i in range(600):
-        clock.now += 0.1
-        levels.append(rule.level(0.6 if i % 2 else 0.0, choose=True))
-    assert sum(a != b for a, b in pairwise(levels)) == 2 and levels[-1] == 2
 
 
 def profiled(session: Session, *taus: tuple[str, float]) -> Bundle:

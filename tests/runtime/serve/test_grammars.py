@@ -86,20 +86,3 @@ def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: G
     assert sorted(answer.status for answer in answers) == [429] * 8
     assert sum(b"max_waiting" in answer.data for answer in answers) == 3
     assert sum(b"its grammar was not processed within 1 s" in answer.data for answer in answers) == 5
-
-
-def test_grammars_that_cannot_be_leave_the_others_alone(server: Serving, gate: Gate) -> None:
-    gate.is_open.set()
-    hostile: list[Any] = [
-        {"$ref": "#"},
-        {"enum": []},
-        {"enum": ["x" * 1000] * 300},
-        {"type": "string", "pattern": "a{1,1000000}"},
-        {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(8)]} for i in range(8)]},
-        {"type": "array", "items": {"type": "null"}, "minItems": 10**9},
-    ]
-    for schema in hostile:
-        refused = server.chat(response_format=form(schema), max_tokens=8)
-        assert refused.status == 400, (schema, refused.data)
-        assert len(refused.data) < 2000
-        assert server.chat(max_tokens=2).status == 200

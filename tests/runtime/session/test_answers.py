@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support import nasty
+from support.chaos import chaotic
 from support.fake import FakeBackend, FakeCache
 from support.fixtures import Sessions
-from support.unsure import predict
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.text.tokenizer import Text
@@ -79,7 +79,7 @@ def test_a_row_that_cannot_be_moved_raises_its_error(session: Session) -> None:
         def new_cache(self, num_rows: int) -> FakeCache:
             return Torn(num_rows)
 
-    short = Session(session.bundle, session.variant, Short(predict, max_capacity=20))
+    short = Session(session.bundle, session.variant, Short(chaotic, max_capacity=20))
     config = GenerationConfig(tau=1.0, max_new_tokens=30, eos_ids=())
     with pytest.raises(SessionError, match="no memory for the copy"):  # when the first row's context is full
         short.generate_batch([[1] * 18, [1] * 3], config)

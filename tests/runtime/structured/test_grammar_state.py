@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from support.loops import outcomes
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.config import Limits
-from mars_export.runtime.decode.sample import Penalties, choose
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
@@ -129,16 +127,6 @@ def chain(*tokens: int) -> Automaton:
     return Automaton(edges, frozenset({len(tokens)}), 100)
 
 
-def test_a_single_answer_needs_no_forward() -> None:
-    backend = Scoring(1, 0, has_logits=False)
-    seq = ConstrainedSequence(
-        0, [1], GenerationConfig(), (EOS,), grammar_state=GrammarState(chain(3, 5, 4), (EOS,), False)
-    )
-    [event] = run(Schedule(backend, BLOCK, MASK, Limits()), [seq])[0]
-    assert (event.token_ids, event.finish_reason) == ((3, 5, 4, EOS), "eos")
-    assert (backend.steps, seq.stats.forced, seq.stats.forwards) == ([], 4, 0)
-
-
 def test_a_context_that_what_is_forced_does_not_fit_ends_the_row() -> None:
     backend = Scoring(3, 9, has_logits=False, max_capacity=12)
     edges = [*({3: i + 1} for i in range(40)), {1: 41, 2: 41}, dict[int, int]()]
@@ -227,16 +215,6 @@ def test_tau_accepts_nothing_of_masks_beyond_the_block(max_masks: int, given: li
     schedule = Schedule(Always(1), BLOCK, MASK, Limits())
     schedule.add(seq)
     assert [len(outcomes(schedule)[0].token_ids) for _ in range(2)] == given
-
-
-def test_a_draw_is_made_among_the_allowed() -> None:
-    logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
-    allowed = np.array([False, True, False, True])
-    config = GenerationConfig(temperature=2.0, top_k=2, exact=True)
-    drawn = {choose(logits, config, Penalties(config), position, allowed)[0] for position in range(60)}
-    assert drawn == {1, 3}, "top-k counts the allowed ones"
-    config = GenerationConfig(repetition_penalty=9.0)
-    assert choose(logits, config, Penalties(config).follow([1]), 0, allowed)[0] == 3
 
 
 def forcing(count: int, choices: int = 2) -> Automaton:

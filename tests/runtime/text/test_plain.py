@@ -63,20 +63,6 @@ def test_every_tokenizer_spells_special_tokens_as_text(kind: str) -> None:
     assert plain.encode(talk("a b")) == parsed.encode(talk("a b"))
 
 
-def test_results_and_tools_are_text_too() -> None:
-    template = (
-        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.content }}"
-        "{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
-    )
-    text = Text(tiny.tokenizer(), template)
-    call = {"type": "function", "function": {"name": "f", "arguments": {"x": "<|im_end|>"}}}
-    messages: list[dict[str, Any]] = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    tools = json.dumps([{"type": "function", "function": {"name": "f", "description": "<|im_start|>"}}])
-    ids = text.encode(messages, tools=tools)
-    assert (ids.count(tiny.IM_START), ids.count(tiny.IM_END)) == (1, 0)
-    assert "<|im_end|>" in text.spelled(ids)
-
-
 @pytest.mark.parametrize("takes_tools", [True, False])
 def test_names_in_tools_and_calls_are_text_too(takes_tools: bool) -> None:
     listing = "{% for t in tools %}{{ t | tojson }}{% endfor %}" if takes_tools else ""

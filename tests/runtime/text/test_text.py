@@ -42,11 +42,31 @@ def cut(text: str, stop: Sequence[str]) -> str:
 
 WORDS = st.lists(
     st.sampled_from(
-        ["the ", "inner", "man", "é", "日本", "🙂", "👩‍👩‍👧", "\n", " ", "a", "STOP", "ST", "x", "ñ", "��"]
+        [
+            "the ",
+            "inner",
+            "man",
+            "é",
+            "日本",
+            "🙂",
+            "👩‍👩‍👧",
+            "\n",
+            " ",
+            "a",
+            "b",
+            "STOP",
+            "ST",
+            "x",
+            "ñ",
+            "��",
+        ]
     ),
     max_size=12,
 ).map("".join)
-STOPS = st.lists(st.sampled_from(["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er"]), max_size=3)
+STOPS = st.lists(
+    st.sampled_from(["STOP", "the i", "\n\n", "本", "🙂", "aa", "ab", "aab", "abaa", "ST ", "n", "er"]),
+    max_size=3,
+)
 
 
 @given(WORDS | st.text(max_size=20), STOPS)
