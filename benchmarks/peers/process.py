@@ -60,10 +60,6 @@ class Process:
             self.close()
             raise
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     def answer(self, request: Request, timeout: float = ANSWER_SECONDS) -> Reply:
         try:
             return Reply(**self._ask(vars(request), timeout))

@@ -56,13 +56,7 @@ class Outsiders:
                 seq.end("cancelled")
             else:
                 self.steered.add(seq.index)
-                changes: list[dict[str, Any]] = [
-                    {"tau": 0.5},
-                    {"exact": True},
-                    {"masks": 1},
-                    {"masks": "full"},
-                ]
-                seq.change(**self.draw.choice(changes))
+                seq.change(**self.draw.choice(CHANGES))
         return self._line
 
 

@@ -42,24 +42,7 @@ def cut(text: str, stop: Sequence[str]) -> str:
 
 WORDS = st.lists(
     st.sampled_from(
-        [
-            "the ",
-            "inner",
-            "man",
-            "é",
-            "日本",
-            "🙂",
-            "👩‍👩‍👧",
-            "\n",
-            " ",
-            "a",
-            "b",
-            "STOP",
-            "ST",
-            "x",
-            "ñ",
-            "��",
-        ]
+        ["the ", "inner", "man", "é", "日本", "🙂", "👩‍👩‍👧", "\n", " ", "a", "b", "STOP", "ST", "ñ", "��"]
     ),
     max_size=12,
 ).map("".join)
