@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "memory.hpp"
 #include "ort.hpp"
 
 namespace mars::kernels {
@@ -23,10 +24,9 @@ Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part, size
     const auto inputs = static_cast<size_t>(shape[0]), outputs = static_cast<size_t>(shape[1]), columns = outputs / parts;
     const auto* codes = weight.GetTensorData<int8_t>() + part * columns;
     const auto* scales = scale.GetTensorData<float>() + part * columns;
-    if (parts == 1) return {chosen(), codes, scales, inputs, outputs};
-    std::vector<int8_t> copy(inputs * columns);
-    for (size_t i = 0; i < inputs; ++i) std::copy_n(codes + i * outputs, columns, copy.data() + i * columns);
-    return {chosen(), copy.data(), scales, inputs, columns};
+    Packed packed(chosen(), codes, outputs, scales, inputs, columns);
+    drop_file_pages(weight.GetTensorData<int8_t>(), inputs * outputs);
+    return packed;
 }
 
 namespace {

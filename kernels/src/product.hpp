@@ -50,8 +50,8 @@ extern const InstructionSet i8mm, dotprod;
 const InstructionSet& choose(const char* name);
 
 struct Packed {
-    // weights [inputs, outputs], one scale for each output
-    Packed(const InstructionSet& set, const int8_t* weights, const float* scales, size_t inputs, size_t outputs);
+    // weights [inputs, outputs] with rows `stride` apart, one scale for each output
+    Packed(const InstructionSet& set, const int8_t* weights, size_t stride, const float* scales, size_t inputs, size_t outputs);
 
     size_t num_panels() const { return (outputs + set.columns - 1) / set.columns; }
     size_t padded_inputs() const { return (inputs + set.inputs - 1) / set.inputs * set.inputs; }

@@ -69,15 +69,16 @@ int main(int, char** arguments) {
     std::mt19937 draw(0);
     std::uniform_int_distribution<int> weight(-127, 127);
     std::normal_distribution<float> number;
-    const std::vector<std::pair<size_t, size_t>> shapes{{1, 1}, {3, 5}, {8, 8}, {17, 33}, {64, 48}, {130, 100}, {576, 65}};
+    const std::vector<std::pair<size_t, size_t>> shapes{{1, 1},     {3, 5},    {8, 8},      {17, 33}, {64, 48},
+                                                        {130, 100}, {576, 65}, {1100, 2000}}; // the last is packed by several threads
     for (const auto& [inputs, outputs] : shapes) {
         std::vector<int8_t> weights(inputs * outputs);
         for (int8_t& w : weights) w = static_cast<int8_t>(weight(draw));
         std::vector<float> scales(outputs);
         for (float& scale : scales) scale = 0.01f + std::fabs(number(draw));
-        const Packed fast(set, weights.data(), scales.data(), inputs, outputs),
-            slow(portable, weights.data(), scales.data(), inputs, outputs);
-        for (size_t rows = 1; rows <= 40; ++rows) {
+        const Packed fast(set, weights.data(), outputs, scales.data(), inputs, outputs),
+            slow(portable, weights.data(), outputs, scales.data(), inputs, outputs);
+        for (size_t rows = 1; rows <= (outputs == 2000 ? 2 : 40); ++rows) {
             std::vector<float> x(rows * inputs);
             for (float& value : x) value = number(draw);
             for (size_t i = 0; i < inputs; ++i) x[rows / 2 * inputs + i] *= rows % 2 ? 0 : 1e-37f;

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,21 @@ def test_a_product_is_that_of_the_standard_nodes(
         y = run(graph, x, instructions.library, threads=1 + rows % 2)
         np.testing.assert_array_equal(y, slow_product(x, weight, scale))
         np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
+
+
+def test_the_pages_of_a_file_that_was_packed_are_given_back(
+    instructions: kernels.Kernels, tmp_path: Path
+) -> None:
+    weight = np.random.default_rng(0).integers(-127, 128, (1000, 3000)).astype(np.int8)
+    graph = write_product(tmp_path / "product.onnx", weight, np.ones(3000, np.float32))
+    onnx.save(onnx.load(graph), graph, save_as_external_data=True, location="weights.bin")
+    session = open_session(onnxruntime, graph, ["CPUExecutionProvider"], {}, operators=instructions.library)
+    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split("VmFlags")
+    here = [entry for entry in maps if str(tmp_path / "weights.bin") in entry]
+    assert here
+    assert sum(int(kilobytes) for entry in here for kilobytes in re.findall(r"Rss: +(\d+)", entry)) < 100
+    x = np.ones((1, 1, 1000), np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0][0, 0], weight.sum(0, dtype=np.int32) * 1.0)
 
 
 def test_numbers_between_two_codes_are_rounded_as_by_a_division(
