@@ -27,10 +27,6 @@ def checkpoint(checkpoints: Named) -> Checkpoint:
     return open_checkpoint(str(checkpoints("llama")))
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in directory.iterdir()}
-
-
 def test_progress_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     export_onnx(checkpoint, tmp_path / "bundle", OPTIONS, progress=lambda *told: seen.append(told))
@@ -53,18 +49,6 @@ def test_an_interrupted_export_leaves_nothing(
     with pytest.raises(error):
         export_onnx(checkpoint, tmp_path / "bundle", OPTIONS, progress=interrupt)
     assert not list(tmp_path.iterdir())
-
-
-def test_with_force_the_old_bundle_survives_a_failing_export(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    export_onnx(checkpoint, tmp_path / "bundle", OPTIONS)
-    before = contents(tmp_path / "bundle")
-    with pytest.raises(KeyboardInterrupt):
-        export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2), force=True, progress=interrupt)
-    assert contents(tmp_path / "bundle") == before
-    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

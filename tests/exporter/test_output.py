@@ -82,14 +82,6 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.bundle"]
 
 
-def test_a_bundle_that_a_killed_run_moved_is_put_back(tmp_path: Path) -> None:
-    (tmp_path / ".a.bundle.partial").mkdir()
-    bundle(tmp_path / ".a.bundle.partial" / "old", "old")
-    with pytest.raises(ExportError, match="exists"), writing(tmp_path / "a.bundle", 0, force=False):
-        pass
-    assert (tmp_path / "a.bundle" / MANIFEST_FILE).read_text() == "old"
-
-
 def interrupted_after(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C arrives during the rename of this number: its handler runs when the call returns."""
     owner = os if name == "rename" else files

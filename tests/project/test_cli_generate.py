@@ -108,15 +108,6 @@ def test_full_context_keeps_the_text(plain: Path) -> None:
     assert "the context of 512 tokens is full" in done.stderr
 
 
-def test_short_forms_that_hands_know(plain: Path) -> None:
-    arguments = ("generate", plain, "-p", "hello", "--json")
-    long = ("--max-new-tokens", "5", "--temperature", "0.7", "--threads", "1", "--seed", "3")
-    short = ("-n", "5", "--temp", "0.7", "-t", "1", "--seed", "3")
-    answers = [json.loads(run(*arguments, *options).stdout)["token_ids"] for options in (long, short)]
-    assert answers[0] == answers[1]
-    assert len(json.loads(run(*arguments, "--max-tokens", "3").stdout)["token_ids"]) <= 3
-
-
 def test_several_answers(plain: Path) -> None:
     drawn = ("generate", plain, "-p", "hello", "-n", "8", "--temp", "1.5", "--seed", "5", "--json")
     done = succeed(*drawn, "--n", "3")

@@ -27,30 +27,6 @@ def test_what_one_request_may_ask_for(session: Session) -> None:
         assert batcher.counts.refused == 3
 
 
-def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows join by the memory that each needs, and nobody waits for ever."""
-    entry = session.kv_budget(1, None).entry_bytes
-    budget = 4 * 384 * entry
-    lengths = [5, 200, 5, 5, 330, 5, 90, 5, 300, 5, 5]
-    most = 0
-    with Batcher(session, Limits(max_rows=4, kv_bytes=budget)) as batcher:
-        steps = batcher._schedule.step
-
-        def watched() -> Any:
-            nonlocal most
-            for accepted in steps():
-                running = batcher._schedule.running
-                most = max(most, sum(batcher._budget.entries(seq) * entry for seq in running))
-                yield accepted
-
-        monkeypatch.setattr(batcher._schedule, "step", watched)
-        config = GenerationConfig(max_new_tokens=30, eos_ids=())
-        requests = [batcher.submit([7] * n, config) for n in lengths]
-        for request, n in zip(requests, lengths, strict=True):
-            assert request.result(60).token_ids == session.generate([7] * n, config).token_ids
-    assert 0 < most <= budget
-
-
 def test_a_request_that_never_fits_is_refused(session: Session) -> None:
     entry = session.kv_budget(1, None).entry_bytes
     with Batcher(session, Limits(kv_bytes=200 * entry)) as batcher:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from support import tiny
-from support.agreement import LOOPS, MAIN, follow
+from support.agreement import follow
 from support.exports import export
 from support.fixtures import Exported, Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
@@ -34,21 +34,7 @@ def appended_sessions(appended_bundles: Named) -> Callable[[str], Session]:
     return cache(lambda name: Session.open(appended_bundles(name), threads=1))
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize(
-    ("metric", "tau"), [("probability", 1.0), ("probability", 0.7), ("probability", 0.3), ("entropy", 0.8)]
-)
-def test_tokens_are_the_oracles(
-    metric: str,
-    tau: float,
-    loop: str,
-    appended_sessions: Callable[[str], Session],
-    oracles: Callable[[str], Oracle],
-) -> None:
-    follow(appended_sessions(MAIN), oracles(MAIN), tau, metric, LOOPS[loop])
-
-
-@pytest.mark.parametrize("name", [name for name in tiny.TINIES if name != MAIN])
+@pytest.mark.parametrize("name", tiny.TINIES)
 def test_every_family(
     name: str, appended_sessions: Callable[[str], Session], oracles: Callable[[str], Oracle]
 ) -> None:
@@ -59,7 +45,9 @@ def test_every_family(
     )
 
 
+@pytest.mark.parametrize("cache_block", [1, 8])
 def test_prompts_and_answers_over_chunks_and_buckets(
+    cache_block: int,
     appended_sessions: Callable[[str], Session],
     oracles: Callable[[str], Oracle],
     monkeypatch: pytest.MonkeyPatch,
@@ -67,7 +55,7 @@ def test_prompts_and_answers_over_chunks_and_buckets(
     monkeypatch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 15, 50)]
-    follow(appended_sessions("mistral"), oracles("mistral"), 0.6, prompts=prompts)
+    follow(appended_sessions("mistral"), oracles("mistral"), 0.6, cache_block=cache_block, prompts=prompts)
 
 
 def test_the_contract(appended_bundles: Named) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from support.conversations import talk_of
-from support.shell import succeed
 from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError
@@ -122,13 +121,6 @@ def test_drawn_texts_at_a_tau_get_all_masks(
         talk = talk_of(config, has_masks=has_masks)
         talk.obey("/tau 0.9")
         assert talk.config.masks == "full"
-
-
-def test_a_talk_in_the_shell(bundles: Named) -> None:
-    lines = "/system be kind\nhello \\\nworld\nthree\n/undo\nfour\n/dance\n/quit\nnot read\n"
-    done = succeed("chat", bundles("qwen2"), "-n", "4", stdin=lines)
-    assert "unknown command /dance" in done.stderr
-    assert done.stderr.count("tokens/forward") == 3
 
 
 class Terminal:

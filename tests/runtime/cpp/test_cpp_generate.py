@@ -16,7 +16,6 @@ from support.twins import PROMPT, SAMPLINGS
 
 from mars_export import GenerationConfig
 
-BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)
 
 
@@ -37,17 +36,6 @@ def test_tokens_are_those_of_python(
             wanted.stats.prefill_forwards,
         )
         assert {k: n for k, n in enumerate(made.accepted) if n} == wanted.stats.accepted
-
-
-@pytest.mark.parametrize("masks", [0, 1, 4, 5, 99, "full"])
-def test_masks(masks: int | str, twin: CSession, sessions: Sessions) -> None:
-    number = BLOCK - 1 if masks == "full" else int(masks)
-    wanted = sessions("llama").generate(
-        PROMPT, GenerationConfig(tau=0.0, max_new_tokens=24, eos_ids=(), masks=number)
-    )
-    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=24, eos_ids=(), masks=masks)
-    assert (made.token_ids, made.forwards) == (wanted.token_ids, wanted.stats.forwards)
-    assert max(k for k, n in enumerate(made.accepted) if n) == min(number + 1, BLOCK)
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3-mixed"])

@@ -106,6 +106,10 @@ def test_what_it_lacks_is_refused_by_name(service: Service) -> None:
         ({"grammar": "none"}, "grammar", "invalid_grammar"),
         ({"min_p": 2}, "min_p", "invalid_value"),
         ({"stop": ["x" * 2000]}, "stop", "invalid_value"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
+        ({"exact": 1}, "exact", "invalid_value"),
+        ({"masks": ["full"]}, "masks", "invalid_value"),
         ({"messages": [{"role": "robot", "content": "hi"}]}, "messages", "invalid_value"),
         ({"messages": HELLO * 999}, "messages", "context_length_exceeded"),
     ):
@@ -209,13 +213,6 @@ def test_several_answers_are_several_seeds(client: Any, sessions: Sessions) -> N
     assert texts == wanted
     one, other = (chat(client, temperature=2.0).mars["seed"] for _ in range(2))
     assert one != other  # a fresh one where none is given
-
-
-def test_text_completions(client: Any, sessions: Sessions) -> None:
-    config = GenerationConfig(max_new_tokens=12)
-    wanted = [sessions(MAIN).generate(prompt, config).text for prompt in ("hi", "the onion")]
-    made = client.completions.create(model=MAIN, prompt=["hi", "the onion"], max_tokens=12)
-    assert [choice.text for choice in made.choices] == wanted
 
 
 def test_keys_are_needed_where_there_is_a_file_of_them(bundles: Named, tmp_path: Path) -> None:

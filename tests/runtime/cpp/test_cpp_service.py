@@ -6,9 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import pytest
 from support.cabi import build
 from support.cpp_service import ASK, post, raw, read_all, text_of
 from support.fixtures import Named
@@ -34,34 +32,6 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(ask, [0.3, 1.0, None] * 4))
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b"\xff\xfe", 400, "the body must be a JSON object"),
-        ({"prompt": 1}, 400, "prompt must be a text"),
-        ({"prompt": ""}, 400, "the prompt is empty"),
-        ({"prompt": "a", "tau": "high"}, 400, "tau must be a number"),
-        ({"prompt": "a", "exact": 1}, 400, "exact must be true or false"),
-        ({"prompt": "a", "max_tokens": 10**6}, 400, "max_tokens must be an integer of 1 to 4096"),
-        ({"prompt": "a" * 5000}, 400, "this bundle's context holds"),
-        ({"messages": [{"role": "user"}]}, 400, "messages[0].content must be a text"),
-        ({"prompt": "a", "masks": ["full"]}, 400, "not a list"),
-        ({"prompt": "a", "stop": ["x"] * 17}, 400, "a list of at most 16 texts"),
-        ({"prompt": "a", "stop": ["x" * 1_000_000]}, 400, "16 stop strings of at most 256 characters"),
-        ({"prompt": "a", "max_tokens": 2**63}, 400, "max_tokens must be an integer, not 9223372036854775808"),
-        ({"prompt": "a" * 2_000_000}, 413, "larger than 1048576 bytes"),
-    ],
-)
-def test_mistakes_of_a_client(port: int, body: Any, status: int, message: str) -> None:
-    try:
-        made, text = post(port, body)
-    except (BrokenPipeError, ConnectionResetError):
-        assert status == 413  # it hung up before the whole body was sent
-        return
-    assert made == status
-    assert message in text
 
 
 def test_a_port_in_use_is_named(port: int, bundles: Named) -> None:

@@ -46,6 +46,7 @@ def test_deeply_nested_bodies(port: int, body: bytes) -> None:
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + b"x" * 2**20 + b"\r\n") * 64, 411),
         (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 9\r\n\r\n" + b"x" * 9, 415),
         (HEAD + b"Content-Length: 99999999999999999999\r\n\r\n", 413),
+        (HEAD + b"Content-Length: 2000000\r\n\r\n" + b"a" * 2_000_000, 413),
         (HEAD + b"Content-Length: -1\r\n\r\n", 400),
         (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", 400),
         (HEAD + b"A: b\r\n" * 101 + b"\r\n", 431),

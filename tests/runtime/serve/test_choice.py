@@ -142,14 +142,6 @@ def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
     assert sorted(set(numbers)) == list(range(numbers[-1] + 1))
 
 
-def test_a_step_is_told_with_its_text() -> None:
-    source = Text(tiny.tokenizer(), None)
-    stream, tokens = TextStream(source), TokenStream(source)
-    for number, token in enumerate(source.encode("plain")):
-        stream.push(token)
-        assert [each.step for each in tokens.push(grown(stream, [token], is_over=False))] == [number]
-
-
 @pytest.mark.parametrize("tau", [1.0, 0.0])
 def test_a_step_waits_for_one_other_at_most(sessions: Sessions, tau: float) -> None:
     """The tiny model babbles half characters; a step behind one must not wait for the answer's end."""

@@ -135,13 +135,6 @@ def test_a_model_in_use_is_not_closed(shelf: Shelf) -> None:
         assert states(server) == {"a": "unloaded", "b": "loaded"}
 
 
-def test_a_client_that_goes_away_lets_the_model_go(shelf: Shelf) -> None:
-    with serving(shelf.both, ServeOptions(max_models=1)) as server:
-        with talking(server, model="a", tau=1.0, ignore_eos=True, max_tokens=400) as stream:
-            stream.read(100)
-        assert answer(server, "b").status == 200
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -322,14 +322,6 @@ def test_null_and_objects_in_the_history(arguments: Any, client: openai.OpenAI) 
     assert answers[0] == answers[1]
 
 
-def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny", "twin"]
-    assert client.models.retrieve("twin").mars["block"] == 6
-    assert chat(client, model="twin").model == "twin"
-    with pytest.raises(openai.NotFoundError, match="there are: tiny, twin"):
-        client.models.retrieve("other")
-
-
 def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         chat(client, model="gpt-4")

@@ -16,7 +16,7 @@ need("prometheus_client", "serve")
 from mars_export.runtime.serve import app  # noqa: E402
 from mars_export.runtime.serve.middleware import CLIENT  # noqa: E402
 from mars_export.runtime.serve.responses.api_response import Service  # noqa: E402
-from mars_export.runtime.serve.routes import SharedRoutes, steered  # noqa: E402
+from mars_export.runtime.serve.routes import SharedRoutes  # noqa: E402
 
 
 @pytest.fixture
@@ -59,8 +59,3 @@ def test_the_replica_that_has_the_stream_answers(service: Service, answers: list
     answer = asyncio.run(routes.steer(Steering()))  # type: ignore[arg-type]
     assert answer.status_code == status
     assert json.loads(bytes(answer.body)) == next(body for code, body in answers if code == status)
-
-
-def test_a_replica_without_the_stream_says_so(service: Service) -> None:
-    status, body = steered(service, "x", None, {"tau": 1})
-    assert status == 404 and body["error"]["code"] == "stream_not_found"

@@ -202,45 +202,30 @@ def test_what_templates_of_real_models_use(template: str, expected: str) -> None
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "said"),
     [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{{ raise_exception.__globals__['os'] }}",
-        "{{ strftime_now.__globals__['os'].system('true') }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update({'role': 'x'}) }}",
+        # What cannot reach out:
+        ("{{ messages.__class__.__mro__ }}", ""),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", ""),
+        ("{{ cycler.__init__.__globals__ }}", ""),
+        ("{{ raise_exception.__globals__['os'] }}", ""),
+        ("{{ strftime_now.__globals__['os'].system('true') }}", ""),
+        ("{{ messages.append(1) }}", ""),
+        ("{{ messages[0].update({'role': 'x'}) }}", ""),
+        # What fails:
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.missing.deeper }}", ""),
+        ("{{ 1 / 0 }}", ""),
+        ("{{ messages[9].role }}", ""),
+        ("{% for i in range(1000000000) %}{% endfor %}", ""),
+        ("{{ messages[0].content + 1 }}", ""),
+        ("{% include 'x' %}", ""),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
     ],
 )
-def test_a_template_cannot_reach_out(template: str) -> None:
-    with pytest.raises(SessionError, match="the chat template refuses these messages"):
+def test_a_template_that_fails_or_reaches_out_is_a_session_error(template: str, said: str) -> None:
+    with pytest.raises(SessionError, match=f"the chat template refuses these messages.*{said}"):
         Text(TOKENIZER, template).render([{"role": "user", "content": "hi"}])
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ messages[0].content.missing.deeper }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[9].role }}",
-        "{% for i in range(1000000000) %}{% endfor %}",
-        "{{ messages[0].content + 1 }}",
-        "{% include 'x' %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    ],
-)
-def test_a_template_that_fails_is_a_session_error(template: str) -> None:
-    with pytest.raises(SessionError, match="the chat template refuses these messages"):
-        Text(TOKENIZER, template).render([{"role": "user", "content": "hi"}])
-
-
-def test_the_template_s_own_words_reach_the_user() -> None:
-    with pytest.raises(SessionError, match="roles must alternate"):
-        Text(TOKENIZER, "{{ raise_exception('roles must alternate') }}").render(
-            [{"role": "user", "content": "hi"}]
-        )
 
 
 def test_a_template_of_real_size_is_parsed_for_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
