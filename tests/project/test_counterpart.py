@@ -23,7 +23,6 @@ RENAMED = {
     "device/lost": "has one kind of failure",
     "device/ort/open": "is a part of library.py",
     "device/ort/rows": "has rows of ONNX Runtime only",
-    "device/trt/kv_pool": "all units share one namespace and include path",
     "session/answers": "has all answers of a call",
     "session/opened": "is the part of session.py that sessions and streams share",
     "structured/automaton": "has the automaton and its file",

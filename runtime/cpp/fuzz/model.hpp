@@ -59,7 +59,7 @@ class Backend : public mars::Backend {
 
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool want_logits, mars::StepOutput& output) override {
         auto& entries = dynamic_cast<Cache&>(cache).entries;
-        output = {input.outputs, vocab_size, input.want_topk ? top_k : 0, 0, {}, {}, {}, {}, {}, {}, {}};
+        output = {input.outputs, vocab_size, input.want_topk ? top_k : 0, 0, true, {}, {}, {}, {}, {}, {}, {}};
         for (std::int64_t i = 0; i < input.rows; ++i) {
             const std::int64_t start = input.kv_length[static_cast<std::size_t>(i)];
             if (start < 0 || start + input.slots > cache.capacity()) throw std::logic_error("the loop must reserve what a step writes");

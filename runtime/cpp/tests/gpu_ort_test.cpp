@@ -1,17 +1,20 @@
-// What only a GPU can show of ONNX Runtime's CUDA provider in libmars: the CPU's tokens, with KV rows in the GPU's memory.
+// What only a GPU can show of ONNX Runtime's CUDA provider in libmars: the CPU's tokens in both KV layouts,
+// and captured steps with the bits of eager ones.
 // Exit code 77, with the reason: there is nothing to run it on.
-//   MARS_GPU_BUNDLE      a bundle in fp32 with a graph
+//   MARS_GPU_BUNDLE      a bundle in fp32
 //   MARS_GPU_REHEARSAL   anything: the same with the CPU as the device
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include <mars/batcher.hpp>
 #include <mars/session.hpp>
 
 #include "device/ort/backend.hpp"
+#include "device/ort/cuda_backend.hpp"
 #include "session/answers.hpp"
 
 namespace {
@@ -29,10 +32,13 @@ struct Checks {
     }
 };
 
-const mars::Variant& graph_of(const mars::Bundle& bundle) {
+/// The graph of a KV layout; the first one if there is none.
+const mars::Variant& graph_of(const mars::Bundle& bundle, const std::string& layout) {
+    const mars::Variant* found = nullptr;
     for (const mars::Variant& variant : bundle.manifest.variants)
-        if (!variant.is_engine()) return variant;
-    throw mars::SessionError("the bundle has no graph");
+        if (!variant.is_engine() && (found == nullptr || variant.kv_layout == layout)) found = &variant;
+    if (found == nullptr) throw mars::SessionError("the bundle has no graph");
+    return *found;
 }
 
 std::vector<std::int64_t> prompt_of(std::int64_t length, std::int64_t vocab) {
@@ -67,15 +73,44 @@ void compare(const mars::Session& gpu, const mars::Session& cpu, Checks& checks)
 
 void print(mars::LogLevel, std::string_view words) { std::cout << words << "\n"; }
 
+std::unique_ptr<mars::Backend> on_gpu(const mars::Bundle& bundle, const mars::Variant& graph, bool is_rehearsal, const char* captures) {
+    if (is_rehearsal) return std::make_unique<mars::OrtBackend>(bundle, graph, "cpu", mars::OrtSettings{{}, {}, print});
+    return std::make_unique<mars::CudaBackend>(bundle, graph, "cuda", mars::OrtSettings{{}, {{"enable_cuda_graph", captures}}, print});
+}
+
+/// Replayed steps must have the bits of the same graph's eager ones: 50 steps of other ids and lengths.
+void compare_captured(mars::Backend& captured, mars::Backend& eager, std::int64_t vocab, Checks& checks) {
+    const auto one = captured.new_cache(1), other = eager.new_cache(1);
+    for (std::int64_t i = 0, length = 0; i < 50; ++i) {
+        const std::int64_t slots = 1 + i % 7;
+        mars::StepInput input{1, slots, 1, prompt_of(slots + i, vocab), {length}, {slots - 1}};
+        input.input_ids.resize(static_cast<std::size_t>(slots));
+        mars::StepOutput a, b;
+        for (const auto& [backend, cache, output] : {std::tuple{&captured, one.get(), &a}, std::tuple{&eager, other.get(), &b}}) {
+            cache->reserve(length + slots, {length});
+            backend->step(*cache, 0, input, false, *output);
+        }
+        length += slots;
+        checks.check(a.token_ids[0] == b.token_ids[0] && a.confidence[0] == b.confidence[0], "a captured step has the eager step's bits");
+    }
+}
+
 int run(const char* path, bool is_rehearsal) {
     const mars::Bundle bundle = mars::open_bundle(path);
-    auto backend =
-        std::make_unique<mars::OrtBackend>(bundle, graph_of(bundle), is_rehearsal ? "cpu" : "cuda", mars::OrtSettings{{}, {}, print});
     Checks checks;
-    const mars::Session cpu =
-        mars::Opened::over(mars::open_bundle(path), std::make_unique<mars::OrtBackend>(bundle, graph_of(bundle), "cpu"), std::nullopt, 0);
-    const mars::Session gpu = mars::Opened::over(mars::open_bundle(path), std::move(backend), std::nullopt, 256 << 20);
-    compare(gpu, cpu, checks);
+    const mars::Session cpu = mars::Opened::over(
+        mars::open_bundle(path), std::make_unique<mars::OrtBackend>(bundle, graph_of(bundle, "in-place"), "cpu"), std::nullopt, 0);
+    for (const char* layout : {"in-place", "cuda"}) {
+        const mars::Variant& graph = graph_of(bundle, layout);
+        const char* captures = graph.kv_layout == "cuda" ? "1" : "0"; // other graphs cannot be captured
+        const mars::Session gpu =
+            mars::Opened::over(mars::open_bundle(path), on_gpu(bundle, graph, is_rehearsal, captures), std::nullopt, 256 << 20);
+        compare(gpu, cpu, checks);
+        const auto captured = on_gpu(bundle, graph, is_rehearsal, captures), eager = on_gpu(bundle, graph, is_rehearsal, "0");
+        compare_captured(*captured, *eager, cpu.info().vocab_size, checks);
+        const auto* cuda = dynamic_cast<const mars::CudaBackend*>(captured.get());
+        std::cout << graph.name << ": " << (cuda != nullptr ? cuda->num_graphs() : 0) << " captured\n";
+    }
     std::cout << "ONNX Runtime " << mars::OrtBackend::version() << (is_rehearsal ? " on the CPU as a device: " : " on CUDA: ")
               << checks.made - checks.wrong << " of " << checks.made << " checks hold\n";
     return checks.wrong == 0 ? 0 : 1;

@@ -69,11 +69,11 @@ inline mars::StepInput input(std::int64_t rows, std::int64_t slots, std::int64_t
     return {rows, slots, 1, Tokens(count * static_cast<std::size_t>(slots), token), Tokens(count, 0), Tokens(count, 0)};
 }
 
-inline const float* kv(mars::TrtCache& cache, std::size_t tensor) {
+inline const float* kv(mars::GpuCache& cache, std::size_t tensor) {
     return reinterpret_cast<const float*>(cache.memory().addresses[tensor]);
 }
 
-inline const mars::KvMemory& memory(mars::Cache& cache) { return dynamic_cast<mars::TrtCache&>(cache).memory(); }
+inline const mars::KvMemory& memory(mars::Cache& cache) { return dynamic_cast<mars::GpuCache&>(cache).memory(); }
 
 /// The message that a call is refused with.
 inline std::string refused(const std::function<void()>& call) {

@@ -33,7 +33,7 @@ TEST_CASE("properties of the device") {
     CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
     stub::state().driver = 12020;
     CHECK(look_around().no_gpu ==
-          "libmars was built with CUDA 12.6, this driver is for CUDA 12.2: update the driver, or build libmars here");
+          "the CUDA runtime here is 12.6, this driver is for CUDA 12.2: update the driver, or use libraries of its CUDA");
     stub::state().driver = 0;
     CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
 }

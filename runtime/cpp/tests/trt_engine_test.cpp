@@ -86,7 +86,7 @@ TEST_CASE("impossibly large shapes are refused") {
     nlohmann::json engine = nlohmann::json::parse(stub_engine(shape));
     engine["kv_heads"] = engine["head_dim"] = made.bundle.manifest.model.num_kv_heads = made.bundle.manifest.model.head_dim = 65536;
     std::ofstream(made.bundle.path / "rtx.engine") << engine;
-    CHECK(refused(opened) == "the engine's shapes are beyond any memory; build it again");
+    CHECK(refused(opened) == "the shapes of a step are beyond any memory; export or build again");
     CHECK(stub::state().memory.empty());
     shape.capacity = 3;
     shape.fixed = true;

@@ -144,7 +144,7 @@ TEST_CASE("a row is moved with all its heads") {
     cache->move(2, 0, 2);
     cache->move(2, 1, 0);
     backend.step(*cache, 2, window, false, output);
-    auto& moved = dynamic_cast<mars::TrtCache&>(*cache);
+    auto& moved = dynamic_cast<mars::GpuCache&>(*cache);
     for (const std::size_t head : {0U, 1U}) {
         const float* entries = kv(moved, 3) + head * 64 * 4;
         CHECK(entries[0] == 8);
@@ -171,7 +171,7 @@ TEST_CASE("a copy between rows is one call, and new entries take one call a row"
         const Made made(shape);
         mars::TrtBackend backend = made.open();
         const auto cache = backend.new_cache(3);
-        auto& rows = dynamic_cast<mars::TrtCache&>(*cache);
+        auto& rows = dynamic_cast<mars::GpuCache&>(*cache);
         mars::StepOutput output;
         std::int64_t length = 0;
         for (const std::int64_t slots : {1, 3, 4}) // sizes whose tensors would not begin where they may without a gap

@@ -102,7 +102,7 @@ TEST_CASE("padding of an engine with fixed sizes does not change entries") {
     window.output_index = {1};
     backend.step(*cache, 1, window, false, output);
     CHECK(output.token_ids == Tokens{fake::hashed({8, 9}, 0).first});
-    const float* keys = kv(dynamic_cast<mars::TrtCache&>(*cache), 0);
+    const float* keys = kv(dynamic_cast<mars::GpuCache&>(*cache), 0);
     const std::int64_t row = 2 * 64 * 4;
     CHECK(keys[row] == 8);
     CHECK(keys[row + 4] == 9);

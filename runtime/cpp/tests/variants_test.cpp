@@ -39,8 +39,6 @@ TEST_CASE("session and provider options of ONNX Runtime are distinguished by the
     CHECK(parts.of_provider == mars::OrtOptions{{"device_id", "1"}});
     CHECK_THROWS_WITH_AS(mars::parted({{"device_id", "1"}}, true), doctest::Contains("the CPU has no option device_id"),
                          mars::SessionError);
-    CHECK_THROWS_WITH_AS(mars::parted({{"enable_cuda_graph", "1"}}, false), doctest::Contains("it would replay the first step"),
-                         mars::SessionError);
     CHECK_THROWS_WITH_AS(mars::parted({{"session.qdq_matmulnbits_accuracy_level", "0"}}, false),
                          doctest::Contains("the variant determines it"), mars::SessionError);
 }
@@ -155,15 +153,23 @@ TEST_CASE("an engine that does not fit is an error; the graph does not replace i
     CHECK_THROWS_AS(mars::choose_named(from, "missing", "cpu", &here), mars::BundleError);
 }
 
-TEST_CASE("a graph for CUDA is read, and the one beside it runs") {
+TEST_CASE("a graph for CUDA is chosen on CUDA, and graphs of CPUs and of TensorRT are refused there") {
     nlohmann::json whole = valid(), graph = whole["variants"][0];
     const std::string plain = graph["name"];
     graph["name"] = "fp16-cuda";
     graph["kv_layout"] = "cuda";
     whole["variants"].insert(whole["variants"].begin(), graph);
     const mars::Bundle from{"b", mars::parse_manifest(whole.dump())};
-    for (const char* device : {"cpu", "cuda"}) CHECK(mars::choose(from, device).name == plain);
-    CHECK_THROWS_WITH_AS(mars::choose_named(from, "fp16-cuda", "cpu"), doctest::Contains("its KV layout is for Python"), mars::SessionError);
+    CHECK(mars::choose(from, "cpu").name == plain);
+    CHECK(mars::choose(from, "cuda:1").name == "fp16-cuda");
+    CHECK(mars::choose_named(from, "fp16-cuda", "cpu").name == "fp16-cuda");
+    mars::Variant odd = from.variant(plain);
+    odd.kv_layout = "appended";
+    CHECK(mars::why_not(odd, "cuda", nullptr) == "its KV layout is for TensorRT; export with --kv-layout in-place");
+    CHECK(!mars::why_not(odd, "cpu", nullptr));
+    odd.kv_layout = "in-place";
+    odd.kv_dtype = "int8";
+    CHECK(mars::why_not(odd, "cuda", nullptr) == "its int8 KV entries are for CPUs; export with --kv float");
 }
 
 TEST_CASE("an engine without a description of its device is refused") {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <mars/config.hpp>
@@ -19,6 +20,20 @@ struct ModelInfo {
     std::int64_t vocab_size = 0, num_layers = 0, num_kv_heads = 0, head_dim = 0, context_length = 0, mtp_drafts = 0;
 
     std::int64_t num_kv_layers() const { return num_layers + (mtp_drafts > 0 ? 1 : 0); }
+
+    /// The heads of a row of KV entries (one in the layout "cuda") and the numbers of each in an entry, with its float16 scale.
+    std::pair<std::int64_t, std::int64_t> entry_shape(const std::string& kv_dtype, const std::string& kv_layout) const {
+        const std::int64_t width = head_dim + (kv_dtype == "int8" ? 2 : 0);
+        return kv_layout == "cuda" ? std::pair{std::int64_t{1}, num_kv_heads * width} : std::pair{num_kv_heads, width};
+    }
+
+    /// `0.key`, `0.value`, `1.key`, ...
+    std::vector<std::string> kv_suffixes() const {
+        std::vector<std::string> suffixes;
+        for (std::int64_t i = 0; i < num_kv_layers(); ++i)
+            for (const char* kind : {".key", ".value"}) suffixes.push_back(std::to_string(i) + kind);
+        return suffixes;
+    }
 };
 
 /// Special token ids. A model without a mask token may predict every token.

@@ -121,6 +121,7 @@ void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
     const auto begun = std::chrono::steady_clock::now();
     backend.step(*cache_, static_cast<std::int64_t>(first), input_, want_logits, output_);
     step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    is_prepared = output_.is_prepared;
 }
 
 /// Make room for a step of `slots` slots. If memory is short, sequences that fit in the present room take their next step.

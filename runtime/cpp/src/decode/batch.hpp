@@ -74,6 +74,7 @@ class Batch {
 
     Backend& backend;
     const std::int64_t num_rows;
+    bool is_prepared = true;   ///< StepOutput::is_prepared of the last forward
     double step_seconds = 0.0; ///< of the last forward; its shape:
     std::int64_t step_rows() const { return input_.rows; }
     std::int64_t step_slots() const { return input_.slots; }

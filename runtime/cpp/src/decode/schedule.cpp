@@ -90,7 +90,7 @@ void Schedule::decode(std::vector<Accepted>& accepted) {
         error_boundary(seqs, accepted, [&] {
             const std::vector<StepPlan> plans = plans_of(seqs);
             const std::vector<Predictions> predictions = batch_.forward(seqs, plans);
-            if (planner_) planner_->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
+            if (planner_ && batch_.is_prepared) planner_->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
             for (std::size_t i = 0; i < seqs.size(); ++i)
                 error_boundary({seqs[i]}, accepted, [&] { take(*seqs[i], predictions[i], plans[i], accepted); });
         });

@@ -10,12 +10,6 @@ namespace {
 
 constexpr std::int64_t least_piece = 16; // slots of the smallest step of a prompt that is wider than any decode step
 
-/// The smallest size that holds `wanted`; `wanted` itself if there is none up to `most`.
-std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
-    const auto at = sizes.lower_bound(wanted);
-    return at != sizes.end() && *at <= most ? *at : wanted;
-}
-
 /// Rows of `width` numbers, extended to `all` by zeros.
 std::vector<std::int64_t> widened(const std::vector<std::int64_t>& values, std::int64_t rows, std::int64_t width, std::int64_t all_rows,
                                   std::int64_t all) {
@@ -25,6 +19,11 @@ std::vector<std::int64_t> widened(const std::vector<std::int64_t>& values, std::
 }
 
 } // namespace
+
+std::int64_t smallest_fit(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
+    const auto at = sizes.lower_bound(wanted);
+    return at != sizes.end() && *at <= most ? *at : wanted;
+}
 
 ShapeBucket::ShapeBucket(const EngineInfo& info, std::int64_t capacity, bool is_fixed)
     : rows_(info.max_rows()), capacity_(capacity), is_fixed_(is_fixed), slots_{info.max_slots()}, outputs_{info.max_outputs()} {
@@ -47,8 +46,8 @@ std::optional<StepInput> ShapeBucket::filled(const StepInput& input) const {
                                " slots; this engine is for exactly " + std::to_string(rows_) + " x " + std::to_string(slots));
         rows = rows_;
     } else {
-        slots = least_of(slots_, input.slots, capacity_ - *std::max_element(input.kv_length.begin(), input.kv_length.end()));
-        outputs = least_of(outputs_, input.outputs, *outputs_.rbegin());
+        slots = smallest_fit(slots_, input.slots, capacity_ - *std::max_element(input.kv_length.begin(), input.kv_length.end()));
+        outputs = smallest_fit(outputs_, input.outputs, *outputs_.rbegin());
         if (slots == input.slots && outputs == input.outputs) return std::nullopt;
     }
     return padded(input, rows, slots, outputs, capacity_ - slots);

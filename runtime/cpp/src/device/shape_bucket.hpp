@@ -29,6 +29,9 @@ class ShapeBucket {
     std::set<std::int64_t> slots_, outputs_;
 };
 
+/// The smallest size that holds `wanted`; `wanted` itself if there is none up to `most`.
+std::int64_t smallest_fit(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most);
+
 /// A step with more rows, slots and predictions: zeros after the real ones; additional rows have the cursor `idle`.
 StepInput padded(const StepInput& input, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::int64_t idle);
 

@@ -7,6 +7,7 @@
 #include <mars/errors.hpp>
 
 #include "device/name.hpp"
+#include "device/ort/backend.hpp"
 #include "joined.hpp"
 
 namespace mars {
@@ -68,7 +69,11 @@ bool runs_engines(const std::string& device) { return DeviceName::of(device).kin
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here) {
     if (!variant.is_engine()) {
         if (variant.is_static()) return "its fixed shapes are for compilers; the session runs the dynamic graph";
-        if (variant.kv_layout == "cuda") return "its KV layout is for Python; this libmars runs the graph beside it";
+        const bool is_on_cpu = DeviceName::of(device).kind == "cpu";
+        if (variant.kv_dtype == "int8" && !is_on_cpu) return "its int8 KV entries are for CPUs; export with --kv float";
+        if (variant.kv_layout == "appended" && !is_on_cpu) return "its KV layout is for TensorRT; export with --kv-layout in-place";
+        if (variant.kv_layout == "cuda" && !is_at_least(OrtBackend::version(), 28))
+            return "its attention needs ONNX Runtime 1.28 or newer, " + OrtBackend::version() + " is installed";
         return std::nullopt;
     }
     if (!runs_engines(device)) return "made for " + variant.backend + ": an engine runs on a GPU; give the device cuda";
@@ -78,17 +83,19 @@ std::optional<std::string> why_not(const Variant& variant, const std::string& de
 }
 
 const Variant& choose(const Bundle& bundle, const std::string& device, const Here* here) {
-    const auto& variants = bundle.manifest.variants;
-    const bool engines =
-        runs_engines(device) && std::any_of(variants.begin(), variants.end(), [](const Variant& v) { return v.is_engine(); });
+    const bool on_gpu = runs_engines(device);
+    std::vector<const Variant*> variants;
+    for (const Variant& variant : bundle.manifest.variants) variants.push_back(&variant);
+    std::stable_partition(variants.begin(), variants.end(), [](const Variant* v) { return v->kv_layout == "cuda"; });
+    const bool engines = on_gpu && std::any_of(variants.begin(), variants.end(), [](const Variant* v) { return v->is_engine(); });
     std::optional<Here> machine;
     if (engines && here == nullptr) here = &machine.emplace(look_around(DeviceName::of(device).ordinal()));
     std::string wanted, others;
-    for (const Variant& variant : variants) {
-        const bool is_wanted = variant.is_engine() == engines;
-        const auto reason = is_wanted ? why_not(variant, device, here) : other(variant, device);
-        if (!reason) return variant;
-        (is_wanted ? wanted : others) += "\n  " + variant.name + ": " + *reason;
+    for (const Variant* variant : variants) {
+        const bool is_wanted = variant->is_engine() == engines && (on_gpu || variant->kv_layout != "cuda");
+        const auto reason = is_wanted ? why_not(*variant, device, here) : other(*variant, device);
+        if (!reason) return *variant;
+        (is_wanted ? wanted : others) += "\n  " + variant->name + ": " + *reason;
     }
     throw SessionError(bundle.path.string() + ": no variant runs here on " + device.substr(0, 60) + ":" + wanted + others);
 }

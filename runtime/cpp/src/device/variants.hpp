@@ -15,7 +15,7 @@ bool runs_engines(const std::string& device);
 /// Why `variant` does not run on `device`; no value if no reason is known. `here` is needed for engines only.
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here);
 
-/// The variant to open on `device`: on a GPU engines come before graphs, otherwise the manifest's order decides. If
+/// The variant to open on `device`: on a GPU engines come before graphs, and a graph for CUDA before others; then the manifest's order decides. If
 /// `here` is null, the machine is examined.
 ///
 /// Throws SessionError with the reason for each variant. A bundle with engines that all do not fit is an error; it never

@@ -8,6 +8,7 @@
 #include "bundle/files.hpp"
 #include "device/name.hpp"
 #include "device/ort/backend.hpp"
+#include "device/ort/cuda_backend.hpp"
 #include "device/variants.hpp"
 #include "joined.hpp"
 #include "log.hpp"
@@ -64,12 +65,14 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
         throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
     if (device.kind != "cuda" && options.cuda_stream != nullptr)
         throw SessionError("a CUDA stream is for the device cuda, not " + options.device.substr(0, 60));
+    const OrtSettings settings{options.threads, options.options, options.on_log, options.cuda_stream};
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
         backend = open_engine(bundle, chosen, {device.ordinal(), options.cuda_stream, options.on_log});
+    else if (device.kind == "cuda")
+        backend = std::make_unique<CudaBackend>(bundle, chosen, options.device, settings);
     else
-        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device,
-                                               OrtSettings{options.threads, options.options, options.on_log, options.cuda_stream});
+        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, settings);
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
     opened.prefixes = std::make_unique<PrefixCache>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend),
                                                     opened.backend->reproducible_slots());

@@ -148,10 +148,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
     return stub::state().num_devices < 0 ? cudaErrorNoDevice : cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    const auto other = stub::state().others.find(device);
-    const int capability = other == stub::state().others.end() ? stub::state().capability : other->second;
-    *properties = {"Stub GPU", capability / 10, capability % 10};
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {"Stub GPU"};
     return cudaSuccess;
 }
 
@@ -165,8 +163,12 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-    *value = attribute == cudaDevAttrIntegrated && stub::state().is_integrated ? 1 : 0;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    const auto other = stub::state().others.find(device);
+    const int capability = other == stub::state().others.end() ? stub::state().capability : other->second;
+    *value = attribute == cudaDevAttrIntegrated               ? stub::state().is_integrated
+             : attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10
+                                                              : capability % 10;
     return cudaSuccess;
 }
 

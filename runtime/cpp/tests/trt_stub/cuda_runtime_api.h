@@ -1,4 +1,4 @@
-// Stand-in for the CUDA runtime's header: the few declarations that src/device/trt/cuda.cpp uses, with this project's own text.
+// Stand-in for the CUDA runtime's header: the few declarations that src/device/cuda.cpp stands on, with this project's own text.
 // cuda.cpp beside it implements them on host memory.
 #pragma once
 
@@ -6,17 +6,17 @@
 
 enum cudaError_t {
     cudaSuccess,
-    cudaErrorMemoryAllocation,
-    cudaErrorInsufficientDriver,
-    cudaErrorNoDevice,
-    cudaErrorStreamCaptureUnsupported,
     cudaErrorInvalidValue,
-    cudaErrorInvalidPitchValue,
-    cudaErrorInvalidResourceHandle,
-    cudaErrorIllegalAddress
+    cudaErrorMemoryAllocation,
+    cudaErrorInvalidPitchValue = 12,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorStreamCaptureUnsupported = 900
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 
 struct cudaPitchedPtr {
     void* ptr;
@@ -25,8 +25,16 @@ struct cudaPitchedPtr {
 struct cudaExtent {
     std::size_t width, height, depth;
 };
+struct cudaPos {
+    std::size_t x, y, z;
+};
 struct cudaMemcpy3DParms {
-    cudaPitchedPtr srcPtr, dstPtr;
+    void* srcArray;
+    cudaPos srcPos;
+    cudaPitchedPtr srcPtr;
+    void* dstArray;
+    cudaPos dstPos;
+    cudaPitchedPtr dstPtr;
     cudaExtent extent;
     cudaMemcpyKind kind;
 };
@@ -39,9 +47,9 @@ using cudaGraphExec_t = StubGraph*;
 
 struct cudaDeviceProp {
     char name[256];
-    int major, minor;
 };
 
+extern "C" {
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
 cudaError_t cudaGetLastError();
@@ -53,7 +61,7 @@ cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
 constexpr unsigned cudaStreamNonBlocking = 1;
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
-enum cudaDeviceAttr { cudaDevAttrIntegrated = 18 };
+enum cudaDeviceAttr { cudaDevAttrIntegrated = 18, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76 };
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
@@ -72,3 +80,4 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* launchable, cudaGraph
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t launchable);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t launchable, cudaStream_t stream);
+}

@@ -1,4 +1,4 @@
-// runtime/device/ort/backend.py: ONNX Runtime, with IO binding by address and KV written in place.
+// runtime/device/ort/backend.py: ONNX Runtime with KV rows in host memory, bound by address and written in place.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,9 @@
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
 #include "device/ort/api.hpp"
-#include "device/ort/memory.hpp"
 #include "device/ort/open.hpp"
 #include "device/ort/rows.hpp"
+#include "machine.hpp"
 
 namespace mars {
 
@@ -22,20 +22,17 @@ namespace mars {
 class OrtBackend : public Backend {
   public:
     /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without
-    /// "ExecutionProvider", in any case, optionally with a number ("cpu", "CUDA", "cuda:1").
-    ///
-    /// KV rows are in `memory`; by default in the GPU's for CUDA, otherwise in the host's.
+    /// "ExecutionProvider", in any case, optionally with a number ("cpu", "openvino"). CUDA has a CudaBackend.
     ///
     /// Throws SessionError if this ONNX Runtime lacks the provider or the graph does not load, and BundleError if graph
     /// and manifest disagree. Never falls back to another device.
-    OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings = {},
-               std::shared_ptr<RowMemory> memory = nullptr);
+    OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings = {});
 
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
     std::int64_t max_capacity() const override { return model_.context_length; }
     std::optional<std::int64_t> reproducible_slots() const override { return is_firm_ ? std::optional<std::int64_t>(2) : std::nullopt; }
-    std::optional<std::int64_t> free_memory() const override { return memory_->available(); }
+    std::optional<std::int64_t> free_memory() const override { return available_memory(); }
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
 
@@ -52,26 +49,20 @@ class OrtBackend : public Backend {
   private:
     void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output);
     void bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const;
-    /// The numbers of one entry of a head, with its scale.
-    std::int64_t entry_width() const;
     void bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const;
 
     template <typename T>
     Ort::Value tensor(const std::vector<T>& values, const std::vector<std::int64_t>& shape) const;
 
-    /// Throws BundleError if the loaded graph and the manifest disagree about names and sizes. Sets `top_k_`.
-    void check_signature(const std::filesystem::path& file);
-
-    std::vector<std::string> outputs_, past_names_, present_names_;
+    const std::vector<std::string> outputs_, suffixes_;
     const ModelInfo model_;
-    ONNXTensorElementDataType kv_type_;
+    const KvTensor kv_;
     std::int64_t top_k_ = 0; // likeliest tokens that the graph gives for each prediction
     bool is_firm_ = false;
     bool are_rows_bound_once_ = true; // if false, the graph runs elsewhere and binding copies the rows, so they are bound at every step
     std::atomic<std::chrono::steady_clock::rep> run_time_{0};
     OrtGraph graph_;
-    std::shared_ptr<RowMemory> memory_;
-    Ort::MemoryInfo host_{nullptr}, rows_info_{nullptr};
+    Ort::MemoryInfo host_{nullptr}, rows_info_{nullptr}; // of inputs and results, and of KV rows
 };
 
 } // namespace mars

@@ -25,7 +25,8 @@ void disable_telemetry() {
     static_cast<void>(once);
 }
 
-constexpr int least_cuda_minor = 27; // of ONNX Runtime 1
+constexpr int least_cuda_minor = 27;      // of ONNX Runtime 1
+constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 constexpr const char* kernels_variable = "MARS_EXPORT_KERNELS";
 constexpr const char* accuracy_entry = "session.qdq_matmulnbits_accuracy_level"; // profiles are checked against it
 
@@ -38,21 +39,28 @@ void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*
     note(*static_cast<const OnLog*>(user), level, message == nullptr ? "" : message);
 }
 
-/// Add a provider to the options. Throws Ort::Exception.
-void add_provider(Ort::SessionOptions& options, const std::string& provider, const OrtOptions& all, void* cuda_stream) {
+using CudaOptions = std::unique_ptr<OrtCUDAProviderOptionsV2, void (*)(OrtCUDAProviderOptionsV2*)>;
+
+/// Setting options loads the provider. Throws Ort::Exception.
+CudaOptions made(const OrtOptions& all) {
     const OrtApi& api = Ort::GetApi();
     std::vector<const char*> names, values;
     for (const auto& [name, value] : all) {
         names.push_back(name.c_str());
         values.push_back(value.c_str());
     }
+    OrtCUDAProviderOptionsV2* settings = nullptr;
+    Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
+    CudaOptions owner(settings, api.ReleaseCUDAProviderOptions);
+    Ort::ThrowOnError(api.UpdateCUDAProviderOptions(settings, names.data(), values.data(), names.size()));
+    return owner;
+}
+
+/// Add a provider to the options. Throws Ort::Exception.
+void add_provider(Ort::SessionOptions& options, const std::string& provider, const OrtOptions& all, void* cuda_stream) {
     if (provider == cuda_provider) {
-        OrtCUDAProviderOptionsV2* settings = nullptr;
-        Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
-        const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
-                                                                                                        api.ReleaseCUDAProviderOptions);
-        Ort::ThrowOnError(api.UpdateCUDAProviderOptions(settings, names.data(), values.data(), names.size()));
-        if (cuda_stream != nullptr) Ort::ThrowOnError(api.UpdateCUDAProviderOptionsWithValue(settings, "user_compute_stream", cuda_stream));
+        const CudaOptions settings = made(all);
+        Ort::ThrowOnError(Ort::GetApi().UpdateCUDAProviderOptionsWithValue(settings.get(), "user_compute_stream", cuda_stream));
         options.AppendExecutionProvider_CUDA_V2(*settings);
     } else if (provider != cpu_provider) {
         options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")), {all.begin(), all.end()});
@@ -66,9 +74,6 @@ OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> numbe
     std::string odd;
     for (const auto& [name, value] : options) {
         if (name == accuracy_entry) throw SessionError(name + " cannot be set: the variant determines it");
-        if (!on_cpu && name == "enable_cuda_graph")
-            throw SessionError(name +
-                               " cannot be set: it would replay the first step for all others; use a TensorRT engine to capture steps");
         const bool is_entry = name.find('.') != std::string::npos;
         (is_entry ? parts.entries : parts.of_provider)[name] = value;
         if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;
@@ -92,18 +97,25 @@ std::string provider_of(const std::string& device) {
                        "` (it has: " + joined(providers) + "); use one of these, or an ONNX Runtime built with the one you want");
 }
 
-OrtOptions provider_options(const std::string& provider, OrtOptions own) {
-    if (provider != cuda_provider) return own;
-    // Allocate GPU memory as needed, not in powers of two, so that more is left for KV rows.
-    own.emplace("arena_extend_strategy", "kSameAsRequested");
-    // TF32, the default, computes float32 products with fewer bits; confidences would differ from other devices.
-    own.emplace("use_tf32", "0");
+OrtOptions cuda_options(OrtOptions own, bool is_captured) {
+    // GPU memory is allocated as needed, not in powers of two, so that more is left for KV rows. TF32, the default, computes float32
+    // products with fewer bits than the CPU. Norms of sums add squares up in float32, not in half precision.
+    own.insert({{"arena_extend_strategy", "kSameAsRequested"},
+                {"use_tf32", "0"},
+                {"enable_skip_layer_norm_strict_mode", "1"},
+                {"enable_cuda_graph", is_captured ? "1" : "0"}});
     return own;
 }
 
-void check_cuda_version(const std::string& version) {
+void load_cuda(const OrtOptions& options) { made(options); }
+
+bool is_at_least(const std::string& version, int least) {
     int major = 0, minor = 0;
-    if (std::sscanf(version.c_str(), "%d.%d", &major, &minor) == 2 && (major > 1 || (major == 1 && minor >= least_cuda_minor))) return;
+    return std::sscanf(version.c_str(), "%d.%d", &major, &minor) == 2 && (major > 1 || (major == 1 && minor >= least));
+}
+
+void check_cuda_version(const std::string& version) {
+    if (is_at_least(version, least_cuda_minor)) return;
     throw SessionError("ONNX Runtime " + version + " leaves operators of every layer to the CPU (opset 24); install onnxruntime-gpu 1." +
                        std::to_string(least_cuda_minor) + " or newer");
 }
@@ -124,7 +136,7 @@ std::string kernel_instructions() {
 }
 
 void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
-                const OrtSettings& settings, std::int64_t accuracy_level) {
+                const OrtSettings& settings, const Variant& variant) {
     disable_telemetry();
     graph.on_log = settings.on_log;
     graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars"); // the process has one: that of the host program, if it was first
@@ -132,10 +144,10 @@ void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::s
     all.SetLogSeverityLevel(graph.on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
     if (graph.on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(all, pass_message, &graph.on_log));
     if (const std::optional<int> threads = settings.threads ? settings.threads : default_threads()) all.SetIntraOpNumThreads(*threads);
-    all.AddConfigEntry(accuracy_entry, std::to_string(accuracy_level).c_str());
+    all.AddConfigEntry(accuracy_entry, std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
     for (const auto& [name, value] : options.entries) all.AddConfigEntry(name.c_str(), value.c_str());
     if (options.has_own_operators) kernels::add_operators(all);
-    add_provider(all, provider, provider_options(provider, options.of_provider), settings.cuda_stream);
+    add_provider(all, provider, options.of_provider, settings.cuda_stream);
     graph.session = Ort::Session(graph.env, file.c_str(), all);
 }
 

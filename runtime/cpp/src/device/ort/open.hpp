@@ -6,9 +6,14 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <mars/config.hpp>
+#include <mars/errors.hpp>
 
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
+#include "device/lost.hpp"
 #include "device/ort/api.hpp"
 
 namespace mars {
@@ -34,15 +39,21 @@ struct OrtParts {
 };
 
 /// Split options by their names. `number`: the device's, which providers call device_id. Throws SessionError for
-/// provider options on the CPU, for the accuracy level (the variant has its own), for CUDA graphs, and for a device_id
-/// that contradicts the device.
+/// provider options on the CPU, for the accuracy level (the variant has its own), and for a device_id that contradicts the
+/// device.
 OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number = std::nullopt);
 
 /// The execution provider of a device kind (DeviceName). Throws SessionError that lists the existing ones.
 std::string provider_of(const std::string& device);
 
-/// A provider's options: the caller's, with defaults for CUDA (fp32 without TF32, GPU memory allocated as needed).
-OrtOptions provider_options(const std::string& provider, OrtOptions own);
+/// The CUDA provider's options: the caller's, with defaults. `is_captured`: steps are captured as CUDA graphs.
+OrtOptions cuda_options(OrtOptions own, bool is_captured);
+
+/// Load the CUDA provider and the libraries that it needs. Throws Ort::Exception, also for unknown options.
+void load_cuda(const OrtOptions& options);
+
+/// Whether a version is 1.`least` or newer.
+bool is_at_least(const std::string& version, int least);
 
 /// Throws SessionError if this version's CUDA provider lacks kernels for the step graph's opset 24: hidden states would
 /// be copied to the CPU in every layer.
@@ -53,6 +64,39 @@ std::string kernel_instructions();
 
 /// Load a graph. Throws Ort::Exception.
 void open_graph(OrtGraph& graph, const std::filesystem::path& file, const std::string& provider, const OrtParts& options,
-                const OrtSettings& settings, std::int64_t accuracy_level);
+                const OrtSettings& settings, const Variant& variant);
+
+/// A layer's keys or values: [rows, heads, capacity, width], or [rows, capacity, width] if `is_flat`. `item`: bytes of a number.
+/// Throws SessionError for variants that ONNX Runtime does not run.
+struct KvTensor {
+    KvTensor(const ModelInfo& model, const Variant& variant);
+    std::vector<std::int64_t> shape(std::int64_t rows, std::int64_t capacity) const;
+
+    std::int64_t heads, width, item = 4;
+    bool is_flat;
+    ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+};
+
+/// The number of values of each output for one prediction. Throws BundleError if graph and manifest disagree about names and
+/// sizes.
+std::map<std::string, std::int64_t> check_signature(const Ort::Session& session, const std::filesystem::path& file, const Variant& variant,
+                                                    const ModelInfo& model);
+
+/// Throw `error` as DeviceLost, MemoryError or else as `Other`. `what` failed; `advice` is for a lack of memory.
+template <typename Other>
+[[noreturn]] void rethrow(const Ort::Exception& error, const std::string& what, const char* advice) {
+    const std::string words = what + ": " + first_line(error);
+    if (is_lasting(error.what())) throw DeviceLost(words + lost_advice);
+    if (is_shortage(error)) throw MemoryError(words + advice);
+    throw Other(words);
+}
+
+constexpr const char* open_advice = "; not enough memory: use a model of fewer or smaller weights, or free memory";
+constexpr const char* step_advice = "; not enough memory: run fewer rows at once, shorten the prompt, or free memory";
+
+/// What failed, of a step.
+inline std::string failed_step(const StepInput& input) {
+    return "ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) + " slots";
+}
 
 } // namespace mars

@@ -1,11 +1,17 @@
 #include "device/ort/rows.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <new>
 #include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 
 #include <mars/errors.hpp>
+
+#include "machine.hpp"
 
 namespace mars {
 
@@ -20,8 +26,15 @@ struct OrtSaved : Saved {
     const RowBlock block;
 };
 
-RowBlock allocate(const std::shared_ptr<RowMemory>& memory, std::int64_t num_bytes) {
-    return {memory->allocate(static_cast<std::size_t>(num_bytes)), [memory](unsigned char* address) { memory->release(address); }};
+RowBlock allocate(std::int64_t num_bytes) {
+    void* address = std::calloc(static_cast<std::size_t>(num_bytes), 1);
+    if (address == nullptr) throw std::bad_alloc();
+    return {static_cast<unsigned char*>(address), std::free};
+}
+
+/// Copy `count` runs of `width` bytes, `to` and `from` bytes apart.
+void copy(unsigned char* target, std::int64_t to, const unsigned char* source, std::int64_t from, std::int64_t width, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) std::memcpy(target + i * to, source + i * from, static_cast<std::size_t>(width));
 }
 
 } // namespace
@@ -31,14 +44,19 @@ void OrtRows::reserve(std::int64_t capacity, const std::vector<std::int64_t>& le
 }
 
 void OrtRows::release(std::int64_t row) {
-    for (std::size_t i = 0; i < buffers_.size(); ++i) memory_->discard(at(i, row), row_bytes());
+    const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+        const std::int64_t before = -reinterpret_cast<std::intptr_t>(at(i, row)) & (page - 1);
+        const std::int64_t whole = (row_bytes() - before) / page * page; // pages are zero when they are next used
+        if (whole > 0) ::madvise(at(i, row) + before, static_cast<std::size_t>(whole), MADV_DONTNEED);
+    }
 }
 
 void OrtRows::resize(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
-    const std::int64_t num_rows = memory_->is_host() ? std::max<std::int64_t>(1, static_cast<std::int64_t>(lengths.size())) : num_rows_;
+    const std::int64_t num_rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(lengths.size()));
     const double product = static_cast<double>(num_rows) * static_cast<double>(capacity) * static_cast<double>(entry_bytes());
     const auto num_bytes = static_cast<std::int64_t>(std::min(product, 1e18));
-    const auto free = num_bytes < large ? std::nullopt : memory_->available();
+    const auto free = num_bytes < large ? std::nullopt : available_memory();
     try {
         if (free && num_bytes > *free) throw std::bad_alloc();
         widen(capacity, lengths);
@@ -54,12 +72,11 @@ void OrtRows::widen(std::int64_t capacity, const std::vector<std::int64_t>& leng
     const std::int64_t fresh_pitch = capacity * entry_bytes_;
     std::vector<RowBlock> fresh;
     for (std::size_t i = 0; i < num_buffers_; ++i) {
-        fresh.push_back(allocate(memory_, num_rows_ * kv_heads_ * fresh_pitch));
+        fresh.push_back(allocate(num_rows_ * kv_heads_ * fresh_pitch));
         for (std::size_t row = 0; row < lengths.size(); ++row) {
             unsigned char* const target = fresh[i].get() + static_cast<std::int64_t>(row) * kv_heads_ * fresh_pitch;
             if (lengths[row] > 0)
-                memory_->copy({target, fresh_pitch}, {at(i, static_cast<std::int64_t>(row)), pitch()}, lengths[row] * entry_bytes_,
-                              kv_heads_);
+                copy(target, fresh_pitch, at(i, static_cast<std::int64_t>(row)), pitch(), lengths[row] * entry_bytes_, kv_heads_);
         }
     }
     bound.clear();
@@ -70,23 +87,22 @@ void OrtRows::widen(std::int64_t capacity, const std::vector<std::int64_t>& leng
 
 void OrtRows::move(std::int64_t source, std::int64_t target, std::int64_t length) {
     if (length == 0 || source == target) return;
-    for (std::size_t i = 0; i < num_buffers_; ++i)
-        memory_->copy({at(i, target), pitch()}, {at(i, source), pitch()}, length * entry_bytes_, kv_heads_);
+    for (std::size_t i = 0; i < num_buffers_; ++i) copy(at(i, target), pitch(), at(i, source), pitch(), length * entry_bytes_, kv_heads_);
 }
 
 std::shared_ptr<const Saved> OrtRows::save(std::int64_t row, std::int64_t length) {
     const std::int64_t run = length * entry_bytes_, part = kv_heads_ * run;
-    auto saved = std::make_shared<OrtSaved>(length, allocate(memory_, static_cast<std::int64_t>(num_buffers_) * part));
+    auto saved = std::make_shared<OrtSaved>(length, allocate(static_cast<std::int64_t>(num_buffers_) * part));
     for (std::size_t i = 0; i < num_buffers_; ++i)
-        memory_->copy({saved->block.get() + static_cast<std::int64_t>(i) * part, run}, {at(i, row), pitch()}, run, kv_heads_);
+        copy(saved->block.get() + static_cast<std::int64_t>(i) * part, run, at(i, row), pitch(), run, kv_heads_);
     return saved;
 }
 
 void OrtRows::load(std::int64_t row, const Saved& saved, std::int64_t length) {
     const std::int64_t run = saved.length * entry_bytes_, part = kv_heads_ * run;
-    unsigned char* source = dynamic_cast<const OrtSaved&>(saved).block.get();
+    const unsigned char* source = dynamic_cast<const OrtSaved&>(saved).block.get();
     for (std::size_t i = 0; i < num_buffers_; ++i)
-        memory_->copy({at(i, row), pitch()}, {source + static_cast<std::int64_t>(i) * part, run}, length * entry_bytes_, kv_heads_);
+        copy(at(i, row), pitch(), source + static_cast<std::int64_t>(i) * part, run, length * entry_bytes_, kv_heads_);
 }
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// runtime/device/kv.py: KV rows of an ONNX Runtime session, and their binding.
+// runtime/device/kv.py: KV rows in host memory, and their binding.
 #pragma once
 
 #include <cstddef>
@@ -8,20 +8,17 @@
 
 #include "decode/backend.hpp"
 #include "device/ort/api.hpp"
-#include "device/ort/memory.hpp"
 
 namespace mars {
 
-/// A block of one RowMemory.
+/// Zeroed bytes, because masked entries still enter the product 0 * value, and 0 * NaN is NaN.
 using RowBlock = std::shared_ptr<unsigned char>;
 
 /// One [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
 class OrtRows : public Cache {
   public:
-    OrtRows(std::shared_ptr<RowMemory> memory, Ort::Session& session, std::size_t num_buffers, std::int64_t num_rows, std::int64_t kv_heads,
-            std::int64_t entry_bytes)
-        : binding(session), memory_(std::move(memory)), num_buffers_(num_buffers), num_rows_(num_rows), kv_heads_(kv_heads),
-          entry_bytes_(entry_bytes) {}
+    OrtRows(Ort::Session& session, std::size_t num_buffers, std::int64_t num_rows, std::int64_t kv_heads, std::int64_t entry_bytes)
+        : binding(session), num_buffers_(num_buffers), num_rows_(num_rows), kv_heads_(kv_heads), entry_bytes_(entry_bytes) {}
 
     std::int64_t capacity() const override { return capacity_; }
     std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(num_buffers_) * kv_heads_ * entry_bytes_; }
@@ -51,7 +48,6 @@ class OrtRows : public Cache {
     void resize(std::int64_t capacity, const std::vector<std::int64_t>& lengths);
     void widen(std::int64_t capacity, const std::vector<std::int64_t>& lengths);
 
-    const std::shared_ptr<RowMemory> memory_;
     const std::size_t num_buffers_;
     const std::int64_t num_rows_, kv_heads_, entry_bytes_;
     std::int64_t capacity_ = 0;

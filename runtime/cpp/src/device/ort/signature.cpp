@@ -4,38 +4,59 @@
 
 #include <mars/errors.hpp>
 
-#include "device/ort/backend.hpp"
+#include "device/ort/open.hpp"
 #include "joined.hpp"
 
 namespace mars {
 
-void OrtBackend::check_signature(const std::filesystem::path& file) {
+KvTensor::KvTensor(const ModelInfo& model, const Variant& variant)
+    : heads(model.entry_shape(variant.kv_dtype, variant.kv_layout).first),
+      width(model.entry_shape(variant.kv_dtype, variant.kv_layout).second), is_flat(variant.kv_layout == "cuda") {
+    if (variant.kv_layout == "appended" || (variant.kv_dtype != "float32" && variant.kv_dtype != "float16" && variant.kv_dtype != "int8"))
+        throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
+                           " does not run on ONNX Runtime");
+    if (variant.kv_dtype == "int8") type = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, item = 1;
+    if (variant.kv_dtype == "float16") type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, item = 2;
+}
+
+std::vector<std::int64_t> KvTensor::shape(std::int64_t rows, std::int64_t capacity) const {
+    return is_flat ? std::vector{rows, capacity, width} : std::vector{rows, heads, capacity, width};
+}
+
+std::map<std::string, std::int64_t> check_signature(const Ort::Session& session, const std::filesystem::path& file, const Variant& variant,
+                                                    const ModelInfo& model) {
     using Shape = std::vector<std::int64_t>;
+    const KvTensor kv(model, variant);
     std::set<std::string> missing{"input_ids", "kv_length", "output_index"}, odd;
-    for (const auto* names : {&past_names_, &present_names_, &outputs_}) missing.insert(names->begin(), names->end());
+    missing.insert(variant.outputs.begin(), variant.outputs.end());
+    for (const std::string& suffix : model.kv_suffixes()) missing.insert({"past_key_values." + suffix, "present." + suffix});
+    std::map<std::string, std::int64_t> widths;
+    for (const std::string& name : variant.outputs) widths[name] = 1;
+    std::int64_t top_k = 0;
     Ort::AllocatorWithDefaultOptions allocator;
     const auto check = [&](const std::string& name, const Ort::TypeInfo& type) {
         if (missing.erase(name) == 0) odd.insert(name);
         const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
         const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
         if (begins_with(name, "past_key_values.") || begins_with(name, "present.")) {
-            if (shape.size() != 4 || shape[1] != model_.num_kv_heads || shape[3] != entry_width() ||
-                type.GetTensorTypeAndShapeInfo().GetElementType() != kv_type_)
+            const Shape wanted = kv.shape(-1, -1);
+            const auto fits = [](std::int64_t wants, std::int64_t has) { return wants < 0 || wants == has; };
+            if (!std::equal(wanted.begin(), wanted.end(), shape.begin(), shape.end(), fits) ||
+                type.GetTensorTypeAndShapeInfo().GetElementType() != kv.type)
                 odd.insert(name);
-        } else if (name == "logits" && (shape.size() != 3 || shape[2] != model_.vocab_size)) {
-            odd.insert(name);
-        } else if (name == "topk_ids" || name == "topk_logprobs") {
-            if (shape.size() != 3 || shape[2] < 1 || shape[2] > model_.vocab_size || (top_k_ != 0 && shape[2] != top_k_)) odd.insert(name);
-            top_k_ = shape.size() == 3 ? shape[2] : 0;
+        } else if (name == "logits" || name == "topk_ids" || name == "topk_logprobs") {
+            const std::int64_t width = shape.size() == 3 ? shape[2] : 0, most = model.vocab_size;
+            if (width < 1 || width > most || (name == "logits" ? width != most : top_k != 0 && width != top_k)) odd.insert(name);
+            if (name != "logits") top_k = width;
+            widths[name] = width;
         }
     };
-    const Ort::Session& session = graph_.session;
     for (std::size_t i = 0; i < session.GetInputCount(); ++i)
         check(session.GetInputNameAllocated(i, allocator).get(), session.GetInputTypeInfo(i));
     for (std::size_t i = 0; i < session.GetOutputCount(); ++i)
         check(session.GetOutputNameAllocated(i, allocator).get(), session.GetOutputTypeInfo(i));
     odd.insert(missing.begin(), missing.end());
-    if (odd.empty()) return;
+    if (odd.empty()) return widths;
     std::vector<std::string> names(odd.begin(), odd.end());
     names.resize(std::min(names.size(), std::size_t{6}));
     throw BundleError(file.string() + ": the graph and the manifest disagree about " + joined(names) + "; export again");

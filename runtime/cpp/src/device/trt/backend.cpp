@@ -26,9 +26,6 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
     values.resize(static_cast<std::size_t>(rows * wanted * inner));
 }
 
-/// Whether an output has several values for each prediction.
-bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
-
 std::string sizes_of(const ShapeRange& range) {
     const auto extent = [](const Extent& size) { return std::to_string(size.min) + "-" + std::to_string(size.max); };
     return range.name + ": " + extent(range.batch) + " x " + extent(range.slots);
@@ -43,7 +40,8 @@ std::string sizes_of(const ShapeRange& range) {
 
 TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const EngineOptions& options)
     : outputs_(variant.outputs), info_(variant.engine.value()), model_(bundle.manifest.model), capacity_(variant.capacity.value()),
-      in_place_(variant.kv_layout == "in-place"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>(options)) {
+      in_place_(variant.kv_layout == "in-place"), is_exact_(variant.is_static()),
+      pool_(std::make_shared<KvPool>(options.gpu, options.stream)) {
     const KvPool::Turn turn(*pool_);
     engine_.emplace(bundle, variant, options.on_log);
     const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
@@ -55,16 +53,21 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
             if (range.name == "decode") spare = std::max(spare, range.slots.max - 1);
     max_capacity_ = std::min(model_.context_length, capacity_ - spare);
     if (max_capacity_ < 1) throw SessionError("variant " + variant.name + ": its capacity is less than one step; build it again");
-    for (std::int64_t i = 0; i < model_.num_layers; ++i)
-        for (const char* kind : {".key", ".value"}) suffixes_.push_back(std::to_string(i) + kind);
+    suffixes_ = model_.kv_suffixes();
     const std::int64_t item = variant.kv_dtype == "float32" ? 4 : 2;
     check_signature(variant.kv_dtype);
     std::map<std::string, std::int64_t> widths;
     for (const std::string& name : outputs_) widths[name] = 1;
     for (const EngineTensor& tensor : engine_->tensors())
         if (is_wide(tensor.name)) widths[tensor.name] = tensor.shape.back();
+    pool_->layout = {suffixes_.size(), model_.num_kv_heads, model_.head_dim * item, [capacity = capacity_](std::int64_t wanted) {
+                         if (wanted > capacity)
+                             throw SessionError("a step would write entry " + std::to_string(wanted) + " of a row, this engine holds " +
+                                                std::to_string(capacity) + "; shorten the prompt, or build with a larger --capacity");
+                         return capacity;
+                     }};
     // As many rows as any request can have; padding rows come after the last.
-    pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
+    pool_->max_idle = pool_->laid_out(rows + (is_exact_ ? rows - 1 : 0), capacity_).num_bytes;
     pool_->forget = [this](Address memory) { forget(memory); };
     shape_bucket_.emplace(info_, capacity_, is_exact_);
     io_ = StepIO(pool_->device, rows, slots, outputs, std::move(widths));
@@ -155,11 +158,11 @@ std::unique_ptr<Cache> TrtBackend::new_cache(std::int64_t num_rows) {
                            " rows of this engine do not begin at multiples of " + std::to_string(alignment) +
                            " bytes; build it again with a --capacity that is a multiple of 64");
     // With fixed shapes, a step that begins at the last row touches all the engine's rows after it.
-    return std::make_unique<TrtCache>(pool_, is_exact_ ? num_rows - 1 + info_.max_rows() : num_rows);
+    return std::make_unique<GpuCache>(pool_, is_exact_ ? num_rows - 1 + info_.max_rows() : num_rows);
 }
 
 void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
-    const KvMemory& memory = dynamic_cast<TrtCache&>(cache).memory();
+    const KvMemory& memory = dynamic_cast<GpuCache&>(cache).memory();
     const std::optional<StepInput> filled = shape_bucket_->filled(input);
     const StepInput& fed = filled ? *filled : input;
     output.outputs = input.outputs;
@@ -170,6 +173,7 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         try {
             Step& step = step_for(memory, first, fed);
             io_.send(pool_->device, fed);
+            output.is_prepared = step.runs > (is_decode(step.shape.range) && !step.is_refused ? 1 : 0);
             run(step);
             if (!in_place_) place(memory, step.shape, input.kv_length);
             io_.fetch(pool_->device, fed.rows, fed.outputs, want_logits, input.want_topk, output);

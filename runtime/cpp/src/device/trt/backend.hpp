@@ -11,10 +11,10 @@
 
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
+#include "device/pool.hpp"
 #include "device/shape_bucket.hpp"
+#include "device/step_io.hpp"
 #include "device/trt/engine.hpp"
-#include "device/trt/kv_pool.hpp"
-#include "device/trt/step_io.hpp"
 
 namespace mars {
 

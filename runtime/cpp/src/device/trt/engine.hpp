@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
-#include "device/trt/cuda.hpp"
+#include "device/cuda.hpp"
 #include "joined.hpp"
 #include "log.hpp"
 

@@ -1,7 +1,7 @@
 // No Python file: the one function that libmars_tensorrt.so and libmars_tensorrt_rtx.so export.
+#include "device/cuda.hpp"
 #include "device/engines.hpp"
 #include "device/trt/backend.hpp"
-#include "device/trt/cuda.hpp"
 #include "device/trt/engine.hpp"
 #include "machine.hpp"
 

@@ -1,5 +1,6 @@
-#include "device/trt/kv_pool.hpp"
+#include "device/pool.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 #include <mars/errors.hpp>
@@ -9,8 +10,7 @@ namespace mars {
 std::size_t bytes(std::initializer_list<std::int64_t> sizes) {
     std::int64_t product = 1;
     for (const std::int64_t size : sizes)
-        if (__builtin_mul_overflow(product, size, &product))
-            throw SessionError("the engine's shapes are beyond any memory; build it again");
+        if (__builtin_mul_overflow(product, size, &product)) throw SessionError("the shapes of a step are beyond any memory; export or build again");
     return static_cast<std::size_t>(product);
 }
 
@@ -19,55 +19,52 @@ std::size_t per_slice(std::size_t runs, std::size_t pitch) {
     return (runs + whole - 1) / whole * whole;
 }
 
-KvMemory KvPool::laid_out(std::int64_t num_rows) const {
+KvMemory KvPool::laid_out(std::int64_t num_rows, std::int64_t capacity) const {
     KvMemory memory;
     memory.num_rows = num_rows;
+    memory.capacity = capacity;
     memory.kv_heads = bytes({layout.kv_heads});
     memory.entry_bytes = bytes({layout.entry_bytes});
-    memory.head_bytes = bytes({layout.capacity, layout.entry_bytes});
-    memory.row_bytes = bytes({layout.kv_heads, layout.capacity, layout.entry_bytes});
+    memory.head_bytes = bytes({capacity, layout.entry_bytes});
+    memory.row_bytes = bytes({layout.kv_heads, capacity, layout.entry_bytes});
     memory.heads_per_tensor = per_slice(bytes({num_rows, layout.kv_heads}), memory.head_bytes);
+    memory.num_bytes = bytes(
+        {static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), capacity, layout.entry_bytes});
     return memory;
 }
 
-KvMemory KvPool::acquire(std::int64_t num_rows) {
-    const auto num_bytes = [&](const KvMemory& memory) {
-        return bytes({static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), layout.capacity,
-                      layout.entry_bytes});
-    };
+KvMemory KvPool::acquire(std::int64_t num_rows, std::int64_t capacity) {
     auto best = idle_.end();
     for (auto at = idle_.begin(); at != idle_.end(); ++at)
-        if (at->num_rows >= num_rows && (best == idle_.end() || at->num_rows < best->num_rows)) best = at;
+        if (at->num_rows >= num_rows && at->capacity >= capacity && (best == idle_.end() || at->num_bytes < best->num_bytes)) best = at;
     if (best != idle_.end()) {
         // An earlier request may have left infinities, and 0 * infinity is NaN. If zeroing fails, the memory stays in
         // the pool.
-        device.zero(best->addresses.front(), num_bytes(*best));
+        device.zero(best->addresses.front(), best->num_bytes);
         KvMemory memory = std::move(*best);
         idle_.erase(best);
         return memory;
     }
-    KvMemory memory = laid_out(num_rows);
-    const auto rows_idle = [&] {
-        std::int64_t rows = 0;
-        for (const KvMemory& each : idle_) rows += each.num_rows;
-        return rows;
-    };
-    while (!idle_.empty() && rows_idle() + num_rows > layout.max_rows) release_oldest();
-    const Address first = allocate(memory, num_bytes(memory));
+    KvMemory memory = laid_out(num_rows, capacity);
+    largest_ = std::max(largest_, memory.num_bytes);
+    const std::size_t most = max_idle > 0 ? max_idle : 2 * largest_;
+    const auto add = [](std::size_t sum, const KvMemory& each) { return sum + each.num_bytes; };
+    while (!idle_.empty() && std::accumulate(idle_.begin(), idle_.end(), memory.num_bytes, add) > most) release_oldest();
+    const Address first = allocate(memory);
     for (std::size_t i = 0; i < layout.num_tensors; ++i)
         memory.addresses.push_back(first + i * memory.heads_per_tensor * memory.head_bytes);
     return memory;
 }
 
 /// Allocate; free idle memory if there is not enough.
-Address KvPool::allocate(const KvMemory& memory, std::size_t num_bytes) {
+Address KvPool::allocate(const KvMemory& memory) {
     while (true) {
         try {
-            return device.allocate(num_bytes);
+            return device.allocate(memory.num_bytes);
         } catch (const MemoryError& error) {
             if (idle_.empty())
                 throw MemoryError("not enough memory: the KV entries of " + std::to_string(memory.num_rows) + " row(s) of " +
-                                  std::to_string(layout.capacity) + " take " + std::to_string(num_bytes / 1000000) + " MB (" +
+                                  std::to_string(memory.capacity) + " take " + std::to_string(memory.num_bytes / 1000000) + " MB (" +
                                   error.what() + "); shorten the prompt or max_new_tokens, run fewer rows at once, or free memory");
             release_oldest();
         }
@@ -81,9 +78,9 @@ void KvPool::release_oldest() {
     device.release(address);
 }
 
-TrtCache::TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows) : pool_(std::move(pool)), num_rows_(num_rows) {}
+GpuCache::GpuCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows) : pool_(std::move(pool)), num_rows_(num_rows) {}
 
-TrtCache::~TrtCache() {
+GpuCache::~GpuCache() {
     if (!memory_) return;
     try {
         const KvPool::Turn turn(*pool_);
@@ -92,22 +89,32 @@ TrtCache::~TrtCache() {
     }
 }
 
-const KvMemory& TrtCache::memory() {
-    if (!memory_) {
-        const KvPool::Turn turn(*pool_);
-        memory_ = pool_->acquire(num_rows_);
-    }
+const KvMemory& GpuCache::memory() {
+    if (!memory_) take(0, {});
     return *memory_;
 }
 
-void TrtCache::reserve(std::int64_t capacity, const std::vector<std::int64_t>& /*lengths*/) {
-    if (capacity > pool_->layout.capacity)
-        throw SessionError("a step would write entry " + std::to_string(capacity) + " of a row, this engine holds " +
-                           std::to_string(pool_->layout.capacity) + "; shorten the prompt, or build with a larger --capacity");
-    memory();
+void GpuCache::reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
+    if (!memory_ || pool_->layout.capacity_for(capacity) > memory_->capacity) take(capacity, lengths);
 }
 
-void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
+void GpuCache::shrink(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
+    if (memory_ && pool_->layout.capacity_for(capacity) < memory_->capacity) take(capacity, lengths);
+}
+
+void GpuCache::take(std::int64_t capacity, const std::vector<std::int64_t>& lengths) {
+    const KvPool::Turn turn(*pool_);
+    KvMemory fresh = pool_->acquire(num_rows_, pool_->layout.capacity_for(capacity));
+    for (std::size_t row = 0; memory_ && row < lengths.size(); ++row) {
+        const auto at = static_cast<std::int64_t>(row);
+        const std::size_t run = static_cast<std::size_t>(lengths[row]) * fresh.entry_bytes;
+        if (run > 0) pool_->device.copy_runs(fresh.runs(at), memory_->runs(at), run, fresh.kv_heads, fresh.addresses.size());
+    }
+    if (memory_) pool_->release(std::move(*memory_));
+    memory_ = std::move(fresh);
+}
+
+void GpuCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
     if (length == 0 || source == target) return;
     const KvMemory& rows = memory();
     const KvPool::Turn turn(*pool_);
@@ -118,10 +125,10 @@ void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t lengt
 namespace {
 
 /// Device memory of [tensors, kv_heads, length, head_dim].
-struct TrtSaved : Saved {
-    TrtSaved(std::shared_ptr<KvPool> from, std::int64_t num_entries, std::size_t num_bytes)
+struct GpuSaved : Saved {
+    GpuSaved(std::shared_ptr<KvPool> from, std::int64_t num_entries, std::size_t num_bytes)
         : Saved(num_entries), pool(std::move(from)), address(pool->device.allocate(num_bytes)) {}
-    ~TrtSaved() override {
+    ~GpuSaved() override {
         try {
             const KvPool::Turn turn(*pool);
             pool->device.release(address);
@@ -135,21 +142,21 @@ struct TrtSaved : Saved {
 
 } // namespace
 
-std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t length) {
+std::shared_ptr<const Saved> GpuCache::save(std::int64_t row, std::int64_t length) {
     const KvMemory& rows = memory();
     const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes, part = rows.kv_heads * run;
-    std::unique_ptr<TrtSaved> saved; // outlives the turn, because its destructor takes one of its own
+    std::unique_ptr<GpuSaved> saved; // outlives the turn, because its destructor takes one of its own
     const KvPool::Turn turn(*pool_);
-    saved = std::make_unique<TrtSaved>(pool_, length, rows.addresses.size() * part);
+    saved = std::make_unique<GpuSaved>(pool_, length, rows.addresses.size() * part);
     pool_->device.copy_runs({saved->address, run, rows.kv_heads}, rows.runs(row), run, rows.kv_heads, rows.addresses.size());
     return saved;
 }
 
-void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
+void GpuCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
     const KvMemory& rows = memory();
     const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes;
     const std::size_t pitch = static_cast<std::size_t>(saved.length) * rows.entry_bytes;
-    const Address address = dynamic_cast<const TrtSaved&>(saved).address;
+    const Address address = dynamic_cast<const GpuSaved&>(saved).address;
     const KvPool::Turn turn(*pool_);
     pool_->device.copy_runs(rows.runs(row), {address, pitch, rows.kv_heads}, run, rows.kv_heads, rows.addresses.size());
 }

@@ -1,4 +1,4 @@
-// runtime/device/cuda.py: device memory, copies, one stream and captured graphs. Only cuda.cpp calls CUDA.
+// runtime/device/cuda.py: device memory, copies, one stream and captured graphs. Only cuda.cpp calls CUDA, whose library it loads.
 #pragma once
 
 #include <cstddef>
@@ -93,6 +93,7 @@ class Device {
     Graph capture(const std::function<bool()>& enqueue);
 
     void launch(const Graph& graph);
+    int number() const { return number_; }
     void* stream() const { return stream_; }
 
   private:

@@ -1,4 +1,4 @@
-// runtime/device/step_io.py: inputs and results of an engine's step, packed for one copy in each direction.
+// runtime/device/step_io.py: step inputs and results on a GPU, packed for one copy in each direction.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,13 @@
 #include <string>
 
 #include "decode/backend.hpp"
-#include "device/trt/cuda.hpp"
+#include "device/cuda.hpp"
 
 namespace mars {
+
+/// Whether an output is int64, and whether it has several values for each prediction.
+inline bool is_ids(const std::string& name) { return name == "token_ids" || name == "topk_ids"; }
+inline bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
 
 /// Inputs and results on the device, mirrored in page-locked host memory. A step's results are packed by its size, so
 /// that only they are copied. Logits are large and rarely needed: they have no mirror, and are copied separately.
@@ -27,7 +31,7 @@ class StepIO {
     /// synchronized.
     void send(Device& device, const StepInput& input);
 
-    /// Copy a step's results to `output`; waits for the stream. If the engine has top-k outputs, the lowest of equally
+    /// Copy a step's results to `output`; waits for the stream. If the graph has top-k outputs, the lowest of equally
     /// likely ids is predicted, because TensorRT's TopK has no order among equal values.
     void fetch(Device& device, std::int64_t rows, std::int64_t outputs, bool want_logits, bool want_topk, StepOutput& output);
 

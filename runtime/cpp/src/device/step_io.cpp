@@ -1,16 +1,14 @@
-#include "device/trt/step_io.hpp"
+#include "device/step_io.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "device/trt/kv_pool.hpp"
+#include "device/pool.hpp"
 
 namespace mars {
 
 namespace {
-
-bool is_ids(const std::string& name) { return name == "token_ids" || name == "topk_ids"; }
 
 template <typename T>
 std::size_t num_bytes(const std::vector<T>& values) {
