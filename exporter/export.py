@@ -85,12 +85,19 @@ def write_bundle(
     "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked.
     """
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
-    stored, quantizer = _stored(checkpoint, options, report)
+    stored, quantizer = checkpoint, None
+    chooser = quantizer_for(options, checkpoint)
+    if chooser is not None and options.quantization is not None:  # rotated, or codes of a calibration
+        stored, quantizer = chooser.prepared(
+            checkpoint, options.quantization, options.block, lambda done, all_: report("codes", done, all_)
+        )
     placed = _write_weights(directory, stored, options, report)
     (directory / TOKENIZER_FILE).write_text(with_plain_marks(checkpoint.vocabulary), encoding="utf-8")
 
     def written(name: str, options: ExportOptions) -> tuple[Variant, onnx.ModelProto]:
-        spec, file = _spec(stored, options), f"{name}.onnx"
+        mtp_drafts = options.block - 1 if stored.dims.mtp else 0
+        spec = GraphSpec(stored.dims, options, stored.vocabulary.mask_token_id, mtp_drafts)
+        file = f"{name}.onnx"
         model = graph.build(spec, placed, WEIGHTS_FILE, version("mars-export"))
         onnx.save(model, directory / file)
         onnx.checker.check_model(str(directory / file))
@@ -157,18 +164,6 @@ def producer() -> str:
     return f"mars-export {version('mars-export')}"
 
 
-def _stored(
-    checkpoint: Checkpoint, options: ExportOptions, report: Progress
-) -> tuple[Checkpoint, QuantizerInfo | None]:
-    """The checkpoint as it is written: rotated, or with codes that a calibration chooses."""
-    quantizer = quantizer_for(options, checkpoint)
-    if quantizer is None or options.quantization is None:
-        return checkpoint, None
-    return quantizer.prepared(
-        checkpoint, options.quantization, options.block, lambda done, layers: report("codes", done, layers)
-    )
-
-
 def _write_weights(
     directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> dict[str, Placed]:
@@ -182,11 +177,6 @@ def _write_weights(
 
     with (directory / WEIGHTS_FILE).open("wb") as file:
         return write_weights(file, tensors, dims, options.dtype, options.quantization, written)
-
-
-def _spec(checkpoint: Checkpoint, options: ExportOptions) -> GraphSpec:
-    mtp_drafts = options.block - 1 if checkpoint.dims.mtp else 0
-    return GraphSpec(checkpoint.dims, options, checkpoint.vocabulary.mask_token_id, mtp_drafts)
 
 
 def _self_check(
@@ -215,20 +205,6 @@ def _self_check(
     )
 
 
-def _model_info(dims: Dims, block: int) -> ModelInfo:
-    return ModelInfo(
-        dims.model_type,
-        dims.vocab_size,
-        dims.hidden_size,
-        dims.num_layers,
-        dims.num_heads,
-        dims.num_kv_heads,
-        dims.head_dim,
-        dims.context_length,
-        block - 1 if dims.mtp else 0,
-    )
-
-
 def _quantization_info(
     storage: Quantization | None, quantizer: QuantizerInfo | None
 ) -> QuantizationInfo | None:
@@ -241,13 +217,16 @@ def _quantization_info(
 
 
 def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Sequence[Variant]) -> Manifest:
-    vocabulary = checkpoint.vocabulary
+    vocabulary, dims = checkpoint.vocabulary, checkpoint.dims
     turns = derive_chat_turns(vocabulary)
     return Manifest(
         producer=producer(),
         source=checkpoint.source,
         revision=checkpoint.revision,
-        model=_model_info(checkpoint.dims, block),
+        model=ModelInfo(
+            *(dims.model_type, dims.vocab_size, dims.hidden_size, dims.num_layers, dims.num_heads),
+            *(dims.num_kv_heads, dims.head_dim, dims.context_length, block - 1 if dims.mtp else 0),
+        ),
         block=block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
         text=TextInfo(

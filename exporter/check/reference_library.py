@@ -34,7 +34,13 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
     None if they cannot read the form, if an adapter needs peft, or if the model in fp32 does not fit in
     memory. Raises ExportError if their logits differ.
     """
-    if not _can_read(checkpoint) or not _fits(checkpoint):
+    tensors = checkpoint.tensors.base if isinstance(checkpoint.tensors, MergedTensors) else checkpoint.tensors
+    if isinstance(tensors, PackedTensors):  # transformers needs another package for them
+        return None
+    if checkpoint.adapter is not None and find_spec("peft") is None:
+        return None
+    free, needed = machine.available(), BYTES_PER_WEIGHT * count_weights(checkpoint.tensors.shapes)
+    if free is not None and needed > SHARE_OF_MEMORY * free:
         return None
     try:
         libraries, theirs = _logits(checkpoint, sequence)
@@ -76,19 +82,6 @@ def _logits(checkpoint: Checkpoint, sequence: Sequence[int]) -> tuple[str, np.nd
             model = peft.PeftModel.from_pretrained(model, str(checkpoint.adapter)).eval()
         logits: np.ndarray = model(torch.tensor([list(sequence)])).logits[0].float().numpy()
         return libraries, logits
-
-
-def _can_read(checkpoint: Checkpoint) -> bool:
-    tensors = checkpoint.tensors.base if isinstance(checkpoint.tensors, MergedTensors) else checkpoint.tensors
-    if isinstance(tensors, PackedTensors):
-        return False  # transformers needs another package for them, and decodes them in bfloat16
-    return checkpoint.adapter is None or find_spec("peft") is not None
-
-
-def _fits(checkpoint: Checkpoint) -> bool:
-    free = machine.available()
-    needed = BYTES_PER_WEIGHT * count_weights(checkpoint.tensors.shapes)
-    return free is None or needed <= SHARE_OF_MEMORY * free
 
 
 def _load(checkpoint: Checkpoint, torch: Any) -> Any:

