@@ -107,7 +107,7 @@ def onnx(
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .option_rules import check_names, check_needs, choose_precision
+    from .option_rules import check_needs, choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -123,7 +123,6 @@ def onnx(
         options = replace(options, precision=precision)
     elif device != "cpu":
         raise ExportError("--device: only with --precision auto, which chooses for it")
-    check_names(options)
     check_needs(options, ExportOptions())
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)

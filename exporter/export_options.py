@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.rules import integer
+from ..runtime.rules import broken, integer, one_of
 
 if TYPE_CHECKING:
     from .codes import Quantization
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+PRECISIONS = (*FLOATS, "int4", "int8", "w8a8")
+TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
 AtLeastOne = typer.Option(min=1)
-DEFAULT_CAPACITY, DEFAULT_PREFILL, MAX_ROWS = 1024, 128, 1024
+DEFAULT_CAPACITY, DEFAULT_PREFILL, MAX_ROWS, MAX_BLOCK, MAX_TOP_K = 1024, 128, 1024, 64, 256
+
+
+def out_of_range(options: object) -> list[str]:
+    """What is wrong with the values of options, whatever the checkpoint."""
+    wrong = broken(options).items()
+    return [f"--{name.replace('_', '-')}{text.removeprefix(name)}" for name, text in wrong]
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,9 @@ class Shapes:
     prefill: Slots of the --fixed prefill graph, or maximum of an engine's prefill step: 128 by default.
     """
 
-    kv_layout: str | None = None
+    kv_layout: Annotated[str | None, one_of(("in-place", "appended"))] = None
     fixed: bool = False
-    batch: Annotated[int, AtLeastOne] = 1
+    batch: Annotated[int, integer(1, high=MAX_ROWS)] = 1
     capacity: Annotated[int | None, AtLeastOne] = None
     prefill: Annotated[int | None, AtLeastOne] = None
 
@@ -54,8 +62,6 @@ class Shapes:
             )
         if not 1 <= prefill <= capacity:
             problems.append(f"--prefill must be 1 to the capacity, not {prefill}")
-        if not 1 <= self.batch <= MAX_ROWS:
-            problems.append(f"--batch must be 1 to {MAX_ROWS}, not {self.batch}")
         return problems
 
 
@@ -74,7 +80,7 @@ class EngineOptions(Shapes):
 
     target: str = "rtx"
     tf32: bool = False
-    workspace: Annotated[int | None, integer(1 << 20, metavar="SIZE")] = None
+    workspace: Annotated[int | None, integer(1 << 20, "at least 1M", metavar="SIZE")] = None
     build: bool = True
 
 
@@ -106,15 +112,15 @@ class GraphOptions:
     """
 
     block: int = 8
-    precision: str = "fp32"
-    activations: str = "fp32"
+    precision: Annotated[str, one_of(PRECISIONS)] = "fp32"
+    activations: Annotated[str, one_of(FLOATS)] = "fp32"
     group: int = 32
-    head: str = "int8"
+    head: Annotated[str, one_of(TABLES)] = "int8"
     quantizer: str = "auto"
     calibration_text: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     metrics: bool = False
     logits: bool = True
-    top_k: Annotated[int, typer.Option(min=0, metavar="K")] = 0
+    top_k: Annotated[int, integer(0, high=MAX_TOP_K, metavar="K")] = 0
     allow_drift: bool = False
     reference: bool = True
 
@@ -136,8 +142,8 @@ class ExportOptions(Shapes, GraphOptions):
     """
 
     asymmetric: bool = False
-    embedding: str = "int8"
-    kv: str = "float"
+    embedding: Annotated[str, one_of(TABLES[:2])] = "int8"
+    kv: Annotated[str, one_of(TABLES[:2])] = "float"
     accuracy_level: int = 4
 
     @property

@@ -9,12 +9,9 @@ from ..runtime.machine import byte_products
 from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
 from .codes import SCHEMES
-from .export_options import FLOATS, ExportOptions
+from .export_options import MAX_BLOCK, ExportOptions, out_of_range
 from .quantize.quantizer import Quantizer, choose_quantizer
 
-PRECISIONS = (*FLOATS, *SCHEMES)
-MAX_BLOCK, MAX_TOP_K = 64, 256
-KV = ("float", "int8")
 MAX_INT8_HEAD = 512  # sums of byte products are exact
 MAX_MTP_BLOCK = 4
 OF_CODES = "activations", "group", "asymmetric", "head", "embedding", "quantizer", "calibration_text"
@@ -37,14 +34,12 @@ def quantizer_for(options: ExportOptions, checkpoint: Checkpoint) -> Quantizer |
     return choose_quantizer(checkpoint, options.quantization, options.quantizer, options.calibration_text)
 
 
-def check_names(options: ExportOptions) -> None:
-    """Raise ExportError that lists unknown names of precisions, KV types and layouts; needs no checkpoint."""
-    if problems := _unknown_names(options):
-        raise ExportError("; ".join(problems))
-
-
 def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
-    """Raise ExportError for options that differ from `defaults` and would do nothing, with what they need."""
+    """Raise ExportError for values out of range, and for options that differ from `defaults` and would do
+    nothing, with what they need.
+    """
+    if problems := out_of_range(options):
+        raise ExportError("; ".join(problems))
     given = {name for name in (*OF_CODES, *OF_FIXED) if getattr(options, name) != getattr(defaults, name)}
     without_codes = options.precision not in SCHEMES
     without_groups = options.precision == "w8a8" and options.head != "int4"
@@ -64,7 +59,7 @@ def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
 
 def check_options(options: ExportOptions, dims: Dims) -> None:
     """Raise ExportError that lists every option out of range."""
-    problems, context_length = _unknown_names(options), dims.context_length
+    problems, context_length = out_of_range(options), dims.context_length
     if options.kv == "int8":
         problems += _problems_of_int8_kv(options, dims)
     if options.quantization is not None:
@@ -74,8 +69,6 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             "down": dims.intermediate_size,
         }
         problems += options.quantization.problems(inputs)
-        if options.activations not in FLOATS:
-            problems.append(f"--activations must be one of {', '.join(FLOATS)}, not {options.activations}")
         if options.precision == "w8a8" and options.activations != "fp32":
             problems.append("--precision w8a8 is computed with --activations fp32 only")
     if not 1 <= options.block <= min(MAX_BLOCK, context_length // 2):
@@ -85,25 +78,12 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
         )
     if dims.mtp:
         problems += _mtp_problems(options)
-    if not 0 <= options.top_k <= min(MAX_TOP_K, dims.vocab_size):
-        problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {options.top_k}")
+    if options.top_k > dims.vocab_size:
+        problems.append(f"--top-k must be at most {dims.vocab_size}, not {options.top_k}")
     if options.fixed:
         problems += options.problems(options.block, context_length)
     if problems:
         raise ExportError("; ".join(problems))
-
-
-def _unknown_names(options: ExportOptions) -> list[str]:
-    choices = {
-        "--precision": (options.precision, PRECISIONS),
-        "--kv-layout": (options.kv_layout or "in-place", ("in-place", "appended")),
-        "--kv": (options.kv, KV),
-    }
-    return [
-        f"{option} must be one of {', '.join(known)}, not {name}"
-        for option, (name, known) in choices.items()
-        if name not in known
-    ]
 
 
 def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:

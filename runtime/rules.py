@@ -43,8 +43,12 @@ def broken(value: Any) -> dict[str, str]:
 @cache
 def _rules(kind: Any) -> dict[str, tuple[Rule, bool]]:
     hints = get_type_hints(kind, include_extras=True).items()
-    ruled = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
-    return {name: (rule, NoneType in get_args(inner)) for name, (inner, rule) in ruled.items()}
+    annotated = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
+    return {
+        name: (rule, NoneType in get_args(inner))
+        for name, (inner, rule) in annotated.items()
+        if isinstance(rule, Rule)
+    }
 
 
 def is_integer(value: object, low: float = -inf) -> TypeGuard[int]:

@@ -19,9 +19,9 @@ from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..codes import Quantization
 from ..export import Progress, reopen, weight_bytes, write_bundle, writing
-from ..export_options import FLOATS, EngineOptions, ExportOptions
+from ..export_options import FLOATS, PRECISIONS, EngineOptions, ExportOptions
 from ..graph.nodes import fixed
-from ..option_rules import PRECISIONS, check_options
+from ..option_rules import check_options
 from . import build as tensorrt
 from .plan import FULL, RECIPE_FILE, EnginePlan, make_plan, recipe
 

@@ -12,7 +12,7 @@ from ...runtime.bundle.variant_info import PORTABLE, Extent, ShapeRange
 from ...runtime.device.cuda import find_gpu
 from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
-from ..export_options import EngineOptions
+from ..export_options import EngineOptions, out_of_range
 
 RTX, FULL = "tensorrt_rtx", "tensorrt"  # backends, as manifests name them
 # TensorRT-RTX 1.7 compiles for desktop GPUs only, not for Jetson or a data centre's H100.
@@ -160,8 +160,6 @@ def _reason(target: Target) -> str | None:
 
 
 def _layouts(layout: str | None, target: Target, reason: str | None) -> tuple[str, ...]:
-    if layout not in (None, *LAYOUTS):
-        raise ExportError(f"--kv-layout must be in-place or appended, not {layout}")
     version = installed_version(FULL) if target.backend == FULL and reason is None else None
     best = layout_for(version) if version is not None else "in-place"
     if layout == "in-place" and best == "appended":
@@ -178,11 +176,9 @@ def _sizes(options: EngineOptions, block: int, context_length: int) -> tuple[int
     """Capacity and prefill slots."""
     unit = ROW_CAPACITY if options.batch > 1 else 1
     capacity, prefill = options.sizes(context_length // unit * unit)
-    problems = options.problems(2 * block, context_length)
+    problems = out_of_range(options) + options.problems(2 * block, context_length)
     if not problems and capacity % unit:
         problems.append(f"--capacity must be a multiple of {unit} with --batch above 1, not {capacity}")
-    if options.workspace is not None and options.workspace < 1 << 20:
-        problems.append(f"--workspace must be at least 1M, not {options.workspace} bytes")
     if problems:
         raise ExportError("; ".join(problems))
     return capacity, prefill

@@ -92,8 +92,8 @@ def test_in_place_writes_came_with_10_15() -> None:
             {"target": "pi5"},
             r"unknown target `pi5` \(known: host, rtx, portable, sm75, .*jetson-thor, h100, h200\)",
         ),
-        ({"kv_layout": "cuda"}, "--kv-layout must be in-place or appended, not cuda"),
-        ({"workspace": 512}, "--workspace must be at least 1M, not 512 bytes"),
+        ({"kv_layout": "cuda"}, "--kv-layout must be one of in-place, appended, not 'cuda'"),
+        ({"workspace": 512}, "--workspace must be at least 1M, not 512"),
         ({"capacity": 15}, r"--capacity must be 16 to 4096"),
         (
             {"capacity": 1000, "batch": 2},
@@ -101,7 +101,7 @@ def test_in_place_writes_came_with_10_15() -> None:
         ),
         (
             {"capacity": 5000, "prefill": 6000, "batch": 0},
-            "--capacity must be.*--prefill must be 1 to the capacity.*--batch must be 1 to 1024, not 0",
+            "--batch must be an integer of 1 to 1024, not 0.*--capacity must be.*--prefill must be 1 to",
         ),
         (
             {"target": "host"},
