@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError, MarsError
@@ -121,20 +121,10 @@ class TaskRequest:
         form = read_schema(built_in if built_in.is_file() else Path(self.schema))
         return [task if task.form else replace(task, form=form) for task in tasks]
 
-    def check_writable(self, remedy: str) -> None:
-        """Raise CalibrationError if no profile can be stored in the bundle."""
-        if not os.access(self.bundle, os.W_OK):
-            raise CalibrationError(
-                f"{self.bundle}: the profile cannot be stored, because the bundle is read-only; {remedy}"
-            )
-
     def open(self) -> Session:
-        threads, variant, level, cache = self.threads, self.variant, self.accuracy_level, self.cache_bytes
-        return Session.open(
-            self.bundle,
-            self.device,
-            threads=threads,
-            variant=variant,
-            accuracy_level=level,
-            cache_bytes=cache,
-        )
+        settings: dict[str, Any] = {
+            "threads": self.threads,
+            "variant": self.variant,
+            "accuracy_level": self.accuracy_level,
+        }
+        return Session.open(self.bundle, self.device, cache_bytes=self.cache_bytes, **settings)

@@ -70,8 +70,8 @@ def number(words: str, low: float = 0, high: float = inf, *, above: bool = False
     return Rule(words, lambda v: is_number(v) and low <= v <= high and not (above and v == low), metavar)
 
 
-def num_bytes(low: int = 1) -> Rule:
-    return integer(low, "a number of bytes above 0" if low else "a number of bytes", metavar="SIZE")
+def num_bytes() -> Rule:
+    return integer(1, "a number of bytes above 0", metavar="SIZE")
 
 
 def seconds(*, above: bool = True) -> Rule:

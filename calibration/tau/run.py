@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -122,8 +123,11 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
             " needed. Use more rows, a larger --max-drop, or --no-guarantee, which goes by the mean drop of"
             " these rows"
         )
-    if request.store:
-        request.check_writable("--no-store leaves it unchanged")
+    if request.store and not os.access(request.bundle, os.W_OK):
+        raise CalibrationError(
+            f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; --no-store"
+            " leaves it unchanged"
+        )
     journal = request.journal(session, conditions(request, session, plan))
     try:
         result = calibrate(Calibrator(session, journal, options, progress), plan)
@@ -137,17 +141,12 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
         profile=_profile(request, session, result, plan),
         load=busy,
     )
-    write(report, request.folder)
+    text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
+    (request.folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
+    (request.folder / PAGE_FILE).write_text(markdown(report), encoding="utf-8")
     if request.store:
         profiles.store(request.bundle, report.profile)
     return report
-
-
-def write(report: CalibrationReport, folder: Path) -> None:
-    """Write report.json and report.md."""
-    text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
-    (folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
-    (folder / PAGE_FILE).write_text(markdown(report), encoding="utf-8")
 
 
 def _profile(request: CalibrationRequest, session: Session, result: Calibration, plan: Plan) -> Profile:

@@ -68,7 +68,6 @@ PROMPTS = (
 )
 PROMPT_TOKENS = 24  # at most, of each prompt
 OUTPUTS = ("token_ids", "confidence", "logits")
-FLIP_TAUS = (0.9, 0.95, 0.99)
 # The bounds by the graph's precision: (largest logit error, largest confidence error, smallest share of
 # argmax matches). Logit errors are relative to the largest logit, or to 1 if all are smaller.
 BOUNDS = {
@@ -145,7 +144,6 @@ def _drift(
     """The drift and the size of the largest logit, without the first `skipped` predictions of each text."""
     logit_error = confidence_error = size = 0.0
     positions = matches = 0
-    flips = dict.fromkeys(FLIP_TAUS, 0)
     for result, exact in zip(results, expected, strict=True):
         first = min(skipped, len(exact) - 1)
         exact = exact[first:]
@@ -160,10 +158,7 @@ def _drift(
         probabilities = weights / weights.sum(-1, keepdims=True)
         exact_confidence = np.take_along_axis(probabilities, token_ids[:, None], 1)[:, 0]
         confidence_error = max(confidence_error, float(np.abs(confidence - exact_confidence).max()))
-        for tau in FLIP_TAUS:
-            flips[tau] += int(((confidence >= tau) != (probabilities.max(-1) >= tau)).sum())
-    by_tau = {str(tau): count for tau, count in flips.items()}
-    return ParityReport(positions, matches, logit_error, confidence_error, by_tau, library), size
+    return ParityReport(positions, matches, logit_error, confidence_error, library), size
 
 
 def _require_numbers(
@@ -197,7 +192,7 @@ def require(drift: ParityReport, precision: str, size: float) -> None:
 
 
 def _token_ids(checkpoint: Checkpoint, texts: Sequence[str], max_tokens: int, block: int) -> list[list[int]]:
-    """At most `most` tokens of each text that has any, with room for a block after them."""
+    """At most `max_tokens` tokens of each text that has any, with room for a block after them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(checkpoint.vocabulary.tokenizer_json)

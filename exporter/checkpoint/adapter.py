@@ -72,7 +72,6 @@ class AdapterConfig:
 
     base: str | None  # None: not known, so --base is needed
     revision: str | None
-    rank: int  # by default
     alpha: float
     rslora: bool
     alpha_pattern: Patterns[float]
@@ -107,7 +106,6 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         return AdapterConfig(
             base=str(base) if base else None,
             revision=str(revision) if revision else None,
-            rank=rank,
             alpha=float(raw.get("lora_alpha", rank)),
             rslora=bool(raw.get("use_rslora")),
             alpha_pattern=_compiled({k: float(v) for k, v in dict(raw.get("alpha_pattern") or {}).items()}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,7 +16,7 @@ from ...runtime.errors import PrecisionError
 from ...runtime.machine import cores
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
-from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, first_of, largest
+from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, largest
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor separately
@@ -146,8 +146,7 @@ def write_weights(
     """Stream every weight to `file`. `progress` is called with the number of bytes after each.
 
     Memory is about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the
-    checkpoint, and PrecisionError, which names every such tensor, for weights beyond the range of
-    `precision`.
+    checkpoint, and PrecisionError for weights beyond the range of `precision`.
     """
     placed = {}
     for recipe in weight_recipes(dims, precision, quantization):
@@ -157,9 +156,10 @@ def write_weights(
                 if recipe.codec is None
                 else _write_coded(file, recipe, recipe.codec, tensors)
             )
-        except OverflowError:
+        except OverflowError as error:
             raise PrecisionError(
-                _beyond_range(tensors, weight_recipes(dims, precision, quantization), precision)
+                f"`{error}` has numbers beyond {precision}'s range of {_limit(NUMPY_DTYPES[precision]):.5g};"
+                " export with --precision bf16 or fp32"
             ) from None
         for entry in entries:
             placed[entry.name] = entry
@@ -297,19 +297,3 @@ def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], 
 
 def _limit(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).max)
-
-
-def _beyond_range(tensors: Tensors, weights: Iterable[WeightRecipe], precision: str) -> str:
-    """The error for weights that overflow: all of them, and what to do."""
-    sizes: dict[str, float] = {}
-    for recipe in weights:
-        limit = _limit(NUMPY_DTYPES[recipe.dtype])
-        sizes |= {
-            source: size for source in recipe.sources if (size := largest(tensors.read(source))) > limit
-        }
-    lines = [f"`{name}` reaches {size:.3g}" for name, size in sizes.items()]
-    limit = _limit(NUMPY_DTYPES[precision])
-    return (
-        f"{len(lines)} tensors exceed {precision}'s range of {limit:.5g}; export with --precision bf16 or"
-        " fp32:\n  " + first_of(lines, "\n  ")
-    )

@@ -60,13 +60,6 @@ def layout_for(version: str) -> str:
     return "in-place" if tuple(int(n) for n in version.split(".")[:2]) >= IN_PLACE_SINCE else "appended"
 
 
-def target_named(name: str) -> Target:
-    """A target of the table, which does not include `host`. Raises ExportError for an unknown one."""
-    if name not in TARGETS:
-        raise ExportError(f"unknown target `{name}` (known: {HOST}, {', '.join(TARGETS)})")
-    return TARGETS[name]
-
-
 ROW_CAPACITY = 64  # the unit of capacities with several rows: TensorRT aligns tensors to 256 bytes
 PREFIXES = {RTX: "rtx", FULL: "tensorrt"}  # of an engine's name
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -115,7 +108,9 @@ class EnginePlan:
 
 def make_plan(options: EngineOptions, block: int, context_length: int) -> EnginePlan:
     """Plan an engine. Raises ExportError for unknown or contradictory options or a host without a GPU."""
-    target = _host() if options.target == HOST else target_named(options.target)
+    if options.target not in (HOST, *TARGETS):
+        raise ExportError(f"unknown target `{options.target}` (known: {HOST}, {', '.join(TARGETS)})")
+    target = _host() if options.target == HOST else TARGETS[options.target]
     reason = _reason(target) or (None if options.build else "--no-build was given")
     capacity, prefill = _sizes(options, block, context_length)
     name = target.name if target.name == "rtx" else f"{PREFIXES[target.backend]}-{target.name}"

@@ -127,7 +127,6 @@ class ParityReport:
     """How far a variant is from its checkpoint, as the export's self-check measured it over `positions`
     predictions.
 
-    `acceptance_flips`: for some taus, how many predictions pass in one of the two and not in the other.
     `reference_library`: the library that the checkpoint's logits were compared with, such as "transformers
     5.23.0"; None if the exporter's own forward is the only reference.
     `text`: the same comparison on a page of text.
@@ -137,7 +136,6 @@ class ParityReport:
     argmax_matches: int
     max_logit_error: float
     max_confidence_error: float
-    acceptance_flips: Mapping[str, int] | None = None
     reference_library: str | None = None
     text: TextDrift | None = None
 

@@ -168,16 +168,12 @@ def test_weights_that_are_not_numbers(value: float, copied: Named, tmp_path: Pat
 
 def test_weights_beyond_fp16(copied: Named, tmp_path: Path) -> None:
     def change(tensors: dict[str, np.ndarray]) -> None:
-        tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = 70000
         tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = -80000
 
     directory = copied("llama")
     change_weights(directory, change)
-    both = (
-        r"(?s)2 tensors exceed float16's range of 65504; export with --precision bf16 or fp32:"
-        r".*0.mlp.up_proj.weight` reaches 8e\+04.*1.mlp.down_proj"
-    )
-    with pytest.raises(ExportError, match=both):
+    message = r"0.mlp.up_proj.weight` has numbers beyond float16's range of 65504; export with --prec"
+    with pytest.raises(ExportError, match=message):
         export(directory, tmp_path / "bundle", precision="fp16")
 
 

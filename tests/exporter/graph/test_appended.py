@@ -82,7 +82,6 @@ def test_bf16_is_judged_here_and_runs_elsewhere(
     assert 0.1 < drift.max_logit_error <= logit * size, "coarser than fp16"
     assert drift.max_confidence_error <= confidence
     assert drift.argmax_matches >= share * drift.positions
-    assert set(drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
     model = onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False)
     kinds = {i.name: i.type.tensor_type.elem_type for i in [*model.graph.input, *model.graph.output]}
     assert kinds["past_key_values.0.key"] == kinds["present.1.value"] == onnx.TensorProto.BFLOAT16

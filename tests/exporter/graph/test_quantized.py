@@ -205,8 +205,6 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
         "int8",
     )
     assert variant.drift is not None
-    assert variant.drift.acceptance_flips is not None
-    assert set(variant.drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
     w8a8 = open_bundle(quantized("llama", "w8a8")).manifest.variants[0]
     assert w8a8.accuracy_level is None
     assert w8a8.is_batch_invariant and not variant.is_batch_invariant

@@ -96,8 +96,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ],
     ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
     ("profiles.0.tau", float("nan"), "tau: a finite number is expected"),
-    ("variants.0.drift.acceptance_flips", {"0.9": -1}, "acceptance_flips.0.9: an integer of 0 to"),
-    ("variants.0.drift.acceptance_flips", [1], "acceptance_flips: an object is expected"),
     ("text.tokenizer", ..., "text.tokenizer: a non-empty string"),
     ("text.tokenizer", "other.json", "text uses `other.json`, which `files` does not list"),
     ("text.chat_template", 5, "text.chat_template: a non-empty string"),
