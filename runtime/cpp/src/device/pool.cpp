@@ -10,7 +10,8 @@ namespace mars {
 std::size_t bytes(std::initializer_list<std::int64_t> sizes) {
     std::int64_t product = 1;
     for (const std::int64_t size : sizes)
-        if (__builtin_mul_overflow(product, size, &product)) throw SessionError("the shapes of a step are beyond any memory; export or build again");
+        if (__builtin_mul_overflow(product, size, &product))
+            throw SessionError("the shapes of a step are beyond any memory; export or build again");
     return static_cast<std::size_t>(product);
 }
 
