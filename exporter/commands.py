@@ -107,7 +107,7 @@ def onnx(
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
     from .export import export_onnx
-    from .option_rules import check_needs, choose_precision
+    from .option_rules import check_needs, choose_kv, choose_precision
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
@@ -130,6 +130,10 @@ def onnx(
         if is_auto and opened.dims.mtp and options.precision == "w8a8":
             err.print("precision: int8 (w8a8 does not support the checkpoint's MTP layer)")
             options = replace(options, precision="int8")
+        asked = options
+        if is_auto and choose_kv(options, opened.dims) != options.kv:
+            err.print("KV entries: int8 (a quarter of the memory; --kv float for those of the activations)")
+            options = replace(options, kv="int8")
         _print_quantizer(options, opened)
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
@@ -137,7 +141,7 @@ def onnx(
             if not is_auto:
                 raise
             err.print(f"precision: fp32 ({str(error).partition(';')[0]})", markup=False)
-            options = replace(options, precision="fp32", quantizer="auto", calibration_text=None)
+            options = replace(asked, precision="fp32", quantizer="auto", calibration_text=None)
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})

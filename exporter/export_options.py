@@ -135,7 +135,7 @@ class ExportOptions(Shapes, GraphOptions):
 
     Shapes:
     kv: Type of KV entries: float (that of activations), or int8, of w8a8 on a CPU only: a quarter of the
-        memory.
+        memory. By default int8 where --precision auto chooses w8a8 and the model allows it, else float.
 
     Python only:
     accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.
@@ -143,7 +143,7 @@ class ExportOptions(Shapes, GraphOptions):
 
     asymmetric: bool = False
     embedding: Annotated[str, one_of(TABLES[:2])] = "int8"
-    kv: Annotated[str, one_of(TABLES[:2])] = "float"
+    kv: Annotated[str | None, one_of(TABLES[:2])] = None
     accuracy_level: int = 4
 
     @property

@@ -29,6 +29,12 @@ def choose_precision(device: str = "cpu") -> tuple[str, str]:
     return "w8a8", f"the fastest on a CPU, byte products here: {byte_products()}; {SMALLER}"
 
 
+def choose_kv(options: ExportOptions, dims: Dims) -> str | None:
+    """The type of KV entries beside a precision that `auto` chose, if none was asked for."""
+    is_possible = options.kv is None and not any(_problems_of_int8_kv(options, dims))
+    return "int8" if is_possible else options.kv
+
+
 def quantizer_for(options: ExportOptions, checkpoint: Checkpoint) -> Quantizer | None:
     """The quantizer of an export; None if the weights are not quantized."""
     return choose_quantizer(checkpoint, options.quantization, options.quantizer, options.calibration_text)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny
+from support import families, tiny
 from support.tiny import Named
 from tokenizers import Tokenizer
 from torch.nn import functional as F
@@ -49,6 +49,18 @@ def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) 
 def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
     words = ("--precision", "auto", "--device", "cuda", "--no-reference")
     assert exported(checkpoints("llama"), tmp_path / "a", *words).variants[0].precision == "float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kv"),
+    [("qwen2", (), "int8"), ("qwen2", ("--kv", "float"), "float32"), ("gemma2", (), "float32")],
+)
+def test_the_kv_entries_of_a_cpu(name: str, words: tuple[str, ...], kv: str, tmp_path: Path) -> None:
+    """In 8 bits where `auto` chooses w8a8, unless they are asked for or the model caps attention scores."""
+    settings = ("--precision", "auto", "--no-reference", "--allow-drift", "--quantizer", "round")
+    source = tiny.write(families.ALL[name], tmp_path / "c")
+    variant = exported(source, tmp_path / "b", *settings, *words).variants[0]
+    assert (variant.precision, variant.kv_dtype) == ("w8a8", kv)
 
 
 def test_fixed_graphs_and_groups(checkpoints: Named, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from ... import machine
 from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
-from ...errors import SessionError
+from ...errors import MarsWarning, SessionError
 from ..failures import require
 from ..kv import KV_TYPES, KvRows
 from ..step_io import IDS
@@ -29,6 +30,10 @@ INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 REPRODUCIBLE = ("float32", "w8a8")
 # Rotary angles are computed in groups of this size; a remainder would be computed in another way.
 REPRODUCIBLE_ANGLES = 16
+WITHOUT_KERNELS = (
+    "without mars-export-kernels its int8 KV entries are slow, and prompts are read several times slower:"
+    " `pip install mars-export-kernels`, or export with --kv float"
+)
 
 
 class OrtBackend:
@@ -86,6 +91,8 @@ class OrtBackend:
         sizes = {entry.path: entry.size for entry in bundle.manifest.files}
         weights = sizes.get(variant.weights or variant.file, 0)
         require(weights, "opening this model", "use a smaller model or narrower weights")
+        if variant.kv_dtype == "int8" and kernels.used(variant.precision, "cpu") is None:
+            warnings.warn(f"{graph}: {WITHOUT_KERNELS}", MarsWarning, stacklevel=2)
         backend = cls(graph, variant, model, threads, level, settings)
         if variant.precision in REPRODUCIBLE and model.head_dim % (2 * REPRODUCIBLE_ANGLES) == 0:
             backend.reproducible_slots = 2

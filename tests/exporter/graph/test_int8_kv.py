@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from support import shell
 from support.attention import Heads, Step, float_attention, run, write_graph
-from support.fixtures import Named
+from support.fixtures import Exported, Named
 
+from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import int8_kv
 from mars_export.exporter.option_rules import check_options
-from mars_export.runtime.errors import ExportError
+from mars_export.runtime.device.ort import kernels
+from mars_export.runtime.errors import ExportError, MarsWarning
 
 SIZES = (Heads(9, 3, 64), Heads(4, 4, 16, window=5), Heads(4, 1, 80), Heads(2, 1, 8))
 
@@ -108,3 +110,12 @@ def test_an_unknown_kv_type_is_refused_before_the_checkpoint_is_read() -> None:
     done = shell.run("onnx", "no-such-checkpoint", "--precision", "w8a8", "--kv", "int4")
     assert done.returncode == 1
     assert done.stderr == "error: --kv must be one of float, int8, not 'int4'\n"
+
+
+def test_a_bundle_without_the_kernels_says_what_it_costs(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, kernels.OFF)
+    bundle = exported("qwen2", precision="w8a8", kv="int8")
+    with pytest.warns(MarsWarning, match="pip install mars-export-kernels"):
+        Session.open(bundle, threads=1)

@@ -71,7 +71,7 @@ struct StepInput {
 /// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size]; topk_ids and topk_logprobs [rows,
 /// outputs, top_k], best first. What was not requested or not exported is empty; `top_k` is then 0. The last `mtp_drafts`
 /// outputs belong to no slot: they are the MTP layer's predictions of the tokens after the last one that greedy decoding
-/// accepts. `is_prepared` is false if the step first prepared its shape, so that its time is no measure of later ones.
+/// accepts. `is_prepared` is false if the step first prepared its shape, so that its time says nothing about later ones.
 struct StepOutput {
     std::int64_t outputs = 0, vocab_size = 0, top_k = 0, mtp_drafts = 0;
     bool is_prepared = true;

@@ -19,7 +19,7 @@ namespace mars {
 std::size_t bytes(std::initializer_list<std::int64_t> sizes);
 
 /// Tensors of [rows, kv_heads, capacity, head_dim]; an entry has `entry_bytes` in each head. A graph with entries first has
-/// one head, which is all heads of the model in turn. `capacity_for` chooses the capacity of a row with so many entries.
+/// one head, which is all heads of the model in turn. `capacity_for` chooses the capacity of a row with that many entries.
 struct KvLayout {
     std::size_t num_tensors = 0;
     std::int64_t kv_heads = 0, entry_bytes = 0;
@@ -71,7 +71,7 @@ class KvPool {
     /// its turn.
     std::function<void(Address)> forget = [](Address) {};
 
-    /// Where memory of so many rows and entries has its parts.
+    /// Where memory of that many rows and entries has its parts.
     KvMemory laid_out(std::int64_t num_rows, std::int64_t capacity) const;
 
     /// Zeroed memory of at least `num_rows` rows and `capacity` entries; reuses returned memory if it fits, so that captured

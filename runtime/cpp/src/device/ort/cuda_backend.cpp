@@ -178,7 +178,7 @@ CudaBackend::BoundShape& CudaBackend::bound_for(const Shape& shape, const KvMemo
     return shapes_.front();
 }
 
-/// Inputs and results of steps of so many rows.
+/// Inputs and results of steps of that many rows.
 StepIO& CudaBackend::io_for(std::int64_t rows) {
     const std::int64_t most = power_of_two(rows);
     const auto at = ios_.find(most);
