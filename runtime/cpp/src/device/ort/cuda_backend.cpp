@@ -55,8 +55,8 @@ CudaBackend::CudaBackend(const Bundle& bundle, const Variant& variant, const std
     provider_of(name.kind); // throws if there is none
     check_cuda_version(OrtBackend::version());
     OrtParts options = parted(settings.options, false, name.number);
-    // Other graphs have a Split whose sizes ONNX Runtime copies from host memory that it frees after the run: a replay would read
-    // what is there later.
+    // Other graphs have a Split whose sizes ONNX Runtime copies from host memory that it frees after the run: a replay would
+    // read other bytes.
     options.of_provider = cuda_options(std::move(options.of_provider), kv_.is_flat);
     try {
         load_cuda(options.of_provider);
