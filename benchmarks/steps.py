@@ -1,9 +1,11 @@
 """Measures the cost of decode steps and the effect of settings. Rounds are interleaved over all settings.
 
     python benchmarks/steps.py cost BUNDLE...        a step by its slots, opening a bundle
+    python benchmarks/steps.py contexts BUNDLE...    prompts and steps by the length of their context
     python benchmarks/steps.py host BUNDLE           a step outside ONNX Runtime: Python, C++ (make cpp)
 
-Each takes --threads, --rounds and --json FILE. Times are milliseconds, median (smallest); on a
+`BUNDLE@SET` opens a bundle with an instruction set of mars-export-kernels, such as avx2; `@0` without the
+package. Each takes --threads, --rounds and --json FILE. Times are milliseconds, median (smallest); on a
 busy machine read the CPU time of `--threads 1`, which other processes hardly change, and not the wall clock.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,11 +29,13 @@ import onnxruntime
 
 from mars_export import GenerationConfig, Session
 from mars_export.runtime.decode.backend import Backend, StepInput
+from mars_export.runtime.device.ort import kernels
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
 SLOTS = (1, 2, 4, 8, 15)
 CURSOR = 128
+PROMPTS, CURSORS, WIDTHS, PIECE = (128, 1000, 4000), (1000, 4000, 7500), (1, 8), 256  # of `contexts`
 PROMPT = [100 + i % 200 for i in range(CURSOR)]  # without special tokens, which have low ids
 
 Work = Callable[[], object]
@@ -67,11 +72,33 @@ def one_round(works: Mapping[Any, Work], times: Mapping[Any, Times]) -> None:
             times[name].measure(work)
 
 
-def step_of(backend: Backend, slots: int, rows: int = 1, capacity: int = 0) -> Work:
+def opened(name: str, threads: int) -> Session:
+    path, _, instructions = name.partition("@")
+    os.environ.pop(kernels.VARIABLE, None)
+    if instructions:
+        os.environ[kernels.VARIABLE] = instructions
+    return Session.open(Path(path), threads=threads, cache_bytes=0)
+
+
+def step_of(backend: Backend, slots: int, rows: int = 1, capacity: int = 0, cursor: int = CURSOR) -> Work:
     cache = backend.new_cache(rows)
-    cache.reserve(max(CURSOR + slots, capacity))
+    cache.reserve(max(cursor + slots, capacity))
     ids, index = np.full((rows, slots), 5), np.tile(np.arange(slots), (rows, 1))
-    return lambda: backend.step(cache, 0, StepInput(ids, np.full(rows, CURSOR), index), False)
+    return lambda: backend.step(cache, 0, StepInput(ids, np.full(rows, cursor), index), False)
+
+
+def prompt_of(backend: Backend, length: int) -> Work:
+    """Reads a prompt of so many tokens in pieces."""
+    cache, ids = backend.new_cache(1), 100 + np.arange(length)[None] % 200
+    cache.reserve(length)
+
+    def read() -> None:
+        for start in range(0, length, PIECE):
+            piece = ids[:, start : start + PIECE]
+            last = np.array([[piece.shape[1] - 1]])
+            backend.step(cache, 0, StepInput(piece, np.array([start]), last), False)
+
+    return read
 
 
 @contextmanager
@@ -106,14 +133,12 @@ def steps_of_an_answer(session: Session, tokens: int) -> Steps:
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
     """One row at cursor 128."""
-    opened, sessions = {path.name: Times() for path in args.bundles}, {}
+    opening, sessions = dict[str, Times](), dict[str, Session]()
     for path in args.bundles:
-        Session.open(path, threads=args.threads, cache_bytes=0)  # the first one may hash the files
-        opened[path.name].measure(
-            lambda path=path: sessions.update(
-                {path.name: Session.open(path, threads=args.threads, cache_bytes=0)}
-            )
-        )
+        opened(path, args.threads)  # the first one may hash the files
+        name, times = Path(path).name, Times()
+        times.measure(lambda name=name, path=path: sessions.update({name: opened(path, args.threads)}))
+        opening[name] = times
     works = {
         (name, slots): step_of(session.backend, slots)
         for name, session in sessions.items()
@@ -126,12 +151,31 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
     for name in sessions:
         ran = {str(slots): steps[name, slots] for slots in SLOTS}
         shown = "  ".join(f"{slots}: {times}" for slots, times in ran.items())
-        print(f"{name:24} {shown}  open {opened[name].wall[0] / 1000:.2f} s")
+        print(f"{name:24} {shown}  open {opening[name].wall[0] / 1000:.2f} s")
         result[name] = {
             "step": {slots: times.summary() for slots, times in ran.items()},
-            "open": opened[name].summary(),
+            "open": opening[name].summary(),
         }
     return {"cursor": CURSOR, "ms": result}
+
+
+def contexts(args: argparse.Namespace) -> dict[str, Any]:
+    """One row: prompts in pieces of 256 tokens, and steps after a context."""
+    backends = {Path(path).name: opened(path, args.threads).backend for path in args.bundles}
+    whats = {f"prompt {n}": lambda b, n=n: prompt_of(b, n) for n in PROMPTS}
+    whats |= {
+        f"{n} after {at}": lambda b, n=n, at=at: step_of(b, n, cursor=at) for at in CURSORS for n in WIDTHS
+    }
+    result: dict[str, Any] = {}
+    for what, work_of in whats.items():
+        works = {name: work_of(backend) for name, backend in backends.items()}
+        times = {name: Times() for name in works}
+        for _ in range(args.rounds):
+            one_round(works, times)
+        for name, found in times.items():
+            print(f"{what}: {found} {name}", flush=True)
+        result[what] = {name: found.summary() for name, found in times.items()}
+    return {"ms": result}
 
 
 def host(args: argparse.Namespace) -> dict[str, Any]:
@@ -167,16 +211,16 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
         name = measure.__name__
         made = commands.add_parser(name, description=measure.__doc__, formatter_class=form)
         made.set_defaults(measure=measure)
-        many = measure is cost
-        made.add_argument(
-            "bundles" if many else "bundle", metavar="BUNDLE", type=Path, nargs="+" if many else None
-        )
+        many = measure is not host
+        name, kind = ("bundles", str) if many else ("bundle", Path)
+        made.add_argument(name, metavar="BUNDLE", type=kind, nargs="+" if many else None)
         for option, default in counts.items():
             made.add_argument(f"--{option}", type=int, default=default, metavar="N")
         made.add_argument("--json", type=Path, metavar="FILE")
         return made
 
     command(cost, threads=2, rounds=20)
+    command(contexts, threads=2, rounds=1)
     command(host, threads=2, tokens=64, rounds=5).add_argument("--program", type=Path, default=PROGRAM)
     args = parser.parse_args(words)
     if args.measure is host and not args.program.is_file():

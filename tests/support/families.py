@@ -46,128 +46,43 @@ BY_KIND = {
 FAMILIES = {
     made.name: made
     for made in (
-        Tiny(
-            "gemma2",
-            "gemma2",
-            {
-                "head_dim": 16,
-                "num_hidden_layers": 3,
-                "query_pre_attn_scalar": 20,
-                "sliding_window": 6,
-                "attn_logit_softcapping": 3.0,
-                "final_logit_softcapping": 25.0,
-            },
-            tied=True,
-        ),
-        Tiny(
-            "gemma2-mha",
-            "gemma2",
-            {
-                "head_dim": 12,
-                "num_key_value_heads": 4,
-                "query_pre_attn_scalar": 12,
-                "attention_bias": True,
-                "attn_logit_softcapping": 2.0,
-                "final_logit_softcapping": None,
-                "layer_types": [FULL, SLIDING],
-                "sliding_window": 9,
-            },
-        ),
+        Tiny("gemma2", "gemma2", {"head_dim": 16, "num_hidden_layers": 3, "query_pre_attn_scalar": 20,
+         "sliding_window": 6, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 25.0}, tied=True),
+        Tiny("gemma2-mha", "gemma2", {"head_dim": 12, "num_key_value_heads": 4, "query_pre_attn_scalar": 12,
+         "attention_bias": True, "attn_logit_softcapping": 2.0, "final_logit_softcapping": None,
+         "layer_types": [FULL, SLIDING], "sliding_window": 9}),
         Tiny("gemma3", "gemma3_text", GEMMA3 | {"rope_parameters": BY_KIND}, tied=True),
-        Tiny(
-            "gemma3-v4",
-            "gemma3_text",
-            GEMMA3
-            | {
-                "final_logit_softcapping": 30.0,
-                "rope_parameters": {
-                    FULL: BY_KIND[FULL] | {"rope_theta": 5e5},
-                    SLIDING: BY_KIND[SLIDING] | {"rope_theta": 2e3},
-                },
-            },
-            rewritten={
-                "rope_parameters": None,
-                "layer_types": None,
-                "rope_theta": 5e5,
-                "rope_local_base_freq": 2e3,
-                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-                "sliding_window_pattern": 3,
-            },
-        ),
-        Tiny(
-            "gemma3-sliding",
-            "gemma3_text",
-            GEMMA3 | {"layer_types": [SLIDING] * 3, "rope_parameters": {SLIDING: BY_KIND[SLIDING]}},
-            tied=True,
-        ),
+        Tiny("gemma3-v4", "gemma3_text", GEMMA3 | {"final_logit_softcapping": 30.0,
+         "rope_parameters": {FULL: BY_KIND[FULL] | {"rope_theta": 5e5},
+         SLIDING: BY_KIND[SLIDING] | {"rope_theta": 2e3}}}, rewritten={"rope_parameters": None,
+         "layer_types": None, "rope_theta": 5e5, "rope_local_base_freq": 2e3,
+         "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 3}),
+        Tiny("gemma3-sliding", "gemma3_text", GEMMA3 | {"layer_types": [SLIDING] * 3,
+         "rope_parameters": {SLIDING: BY_KIND[SLIDING]}}, tied=True),
         Tiny("smollm3", "smollm3", {"num_hidden_layers": 3, "no_rope_layer_interval": 3}, tied=True),
-        Tiny(
-            "smollm3-windows",
-            "smollm3",
-            {
-                "no_rope_layers": [1, 0],
-                "use_sliding_window": True,
-                "sliding_window": 7,
-                "attention_bias": True,
-                "mlp_bias": True,
-            },
-        ),
+        Tiny("smollm3-windows", "smollm3", {"no_rope_layers": [1, 0], "use_sliding_window": True,
+         "sliding_window": 7, "attention_bias": True, "mlp_bias": True}),
         Tiny("phi3", "phi3", {"sliding_window": 11}, sharded=True),
-        Tiny(
-            "phi4-mini",
-            "phi3",
-            {
-                "hidden_size": 64,
-                "max_position_embeddings": 512,
-                "original_max_position_embeddings": 128,
-                "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
-            },
-            tied=True,
-            seed=1,
-        ),
-        Tiny(
-            "granite",
-            "granite",
-            {
-                "attention_multiplier": 0.15,
-                "embedding_multiplier": 3.0,
-                "residual_multiplier": 0.6,
-                "logits_scaling": 0.8,
-            },
-            tied=True,
-        ),
+        Tiny("phi4-mini", "phi3", {"hidden_size": 64, "max_position_embeddings": 512,
+         "original_max_position_embeddings": 128,
+         "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75}}, tied=True, seed=1),
+        Tiny("granite", "granite", {"attention_multiplier": 0.15, "embedding_multiplier": 3.0,
+         "residual_multiplier": 0.6, "logits_scaling": 0.8}, tied=True),
         Tiny("ministral3", "ministral3", {"head_dim": 12, "rope_parameters": GROWING}, seed=3),
         Tiny("olmo2", "olmo2", {"attention_bias": True}),
         Tiny("olmo2-mha", "olmo2", {"num_key_value_heads": 4}, tied=True),
-        Tiny(
-            "exaone4", "exaone4", {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2}
-        ),
-        Tiny(
-            "exaone4-full",
-            "exaone4",
-            {"sliding_window": None, "sliding_window_pattern": None, "layer_types": [FULL, FULL]},
-            tied=True,
-        ),
+        Tiny("exaone4", "exaone4", {"num_hidden_layers": 4, "sliding_window": 6,
+         "sliding_window_pattern": 2}),
+        Tiny("exaone4-full", "exaone4", {"sliding_window": None, "sliding_window_pattern": None,
+         "layer_types": [FULL, FULL]}, tied=True),
         Tiny("ernie", "ernie4_5", {"head_dim": 16, "use_bias": True}, tied=True),
         Tiny("hunyuan", "hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
-        Tiny(
-            "hunyuan-alpha",
-            "hunyuan_v1_dense",
-            {
-                "head_dim": 16,
-                "rope_parameters": {
-                    "rope_type": "dynamic",
-                    "alpha": 1000.0,
-                    "factor": 1.0,
-                    "rope_theta": 10000.0,
-                },
-            },
-            tied=True,
-        ),
+        Tiny("hunyuan-alpha", "hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic",
+         "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}}, tied=True),
         Tiny("seed-oss", "seed_oss", {"head_dim": 20, "attention_out_bias": True, "mlp_bias": True}),
         Tiny("helium", "helium", {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
     )
-}
+}  # fmt: skip
 ALL = tiny.TINIES | FAMILIES
 
 

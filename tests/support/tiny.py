@@ -87,40 +87,18 @@ TINIES = {
     for tiny in (
         Tiny("a2d-qwen2", "qwen2", declared="a2d-qwen2"),
         Tiny("llama", "llama", {"head_dim": 12, "rope_parameters": LLAMA3}, tied=True),
-        Tiny(
-            "llama-bias",
-            "llama",
-            {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR},
-            sharded=True,
-        ),
+        Tiny("llama-bias", "llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR},
+         sharded=True),
         Tiny("mistral", "mistral", {"head_dim": 20, "sliding_window": 6}, sharded=True),
         Tiny("qwen2", "qwen2", {"rope_parameters": YARN}, tied=True),
-        Tiny(
-            "qwen2-mha",
-            "qwen2",
-            {
-                "num_key_value_heads": 4,
-                "use_sliding_window": True,
-                "sliding_window": 5,
-                "max_window_layers": 1,
-            },
-            sharded=True,
-        ),
+        Tiny("qwen2-mha", "qwen2", {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 5,
+         "max_window_layers": 1}, sharded=True),
         Tiny("qwen3", "qwen3", {"head_dim": 20}, tied=True, sharded=True),
-        Tiny(
-            "qwen3-mixed",
-            "qwen3",
-            {
-                "head_dim": 12,
-                "attention_bias": True,
-                "use_sliding_window": True,
-                "sliding_window": 7,
-                "layer_types": MIXED,
-            },
-        ),
+        Tiny("qwen3-mixed", "qwen3", {"head_dim": 12, "attention_bias": True, "use_sliding_window": True,
+         "sliding_window": 7, "layer_types": MIXED}),
         Tiny("a2d-qwen3", "qwen3", {"head_dim": 24}, declared="a2d-qwen3"),
     )
-}
+}  # fmt: skip
 
 
 def config_values(tiny: Tiny) -> dict[str, Any]:
