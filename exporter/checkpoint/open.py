@@ -237,11 +237,7 @@ def _tokenizer_directory(location: str) -> Path:
     return path
 
 
-def _directory(
-    location: str,
-    revision: str | None,
-    rebuild_tokenizer: bool = True,
-) -> Path:
+def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = True) -> Path:
     path = _path(location)
     if path.is_dir():
         return path

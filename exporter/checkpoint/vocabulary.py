@@ -171,11 +171,7 @@ def _content(settings: dict[str, Any], name: str) -> str | None:
 
 
 def _find_mask(
-    where: str,
-    tokenizer: Tokenizer,
-    named: str | None,
-    config: dict[str, Any],
-    name: str | None,
+    where: str, tokenizer: Tokenizer, named: str | None, config: dict[str, Any], name: str | None
 ) -> tuple[str, int]:
     if name is not None:
         token_id = tokenizer.token_to_id(name)
@@ -212,22 +208,14 @@ def _own_mask(tokenizer: Tokenizer, named: str | None) -> tuple[str | None, int 
 
 
 def _eos_ids(
-    where: str,
-    directories: Sequence[Path],
-    config: dict[str, Any],
-    named: int | None,
-    mask_id: int | None,
+    where: str, directories: Sequence[Path], config: dict[str, Any], named: int | None, mask_id: int | None
 ) -> list[int]:
     """The end-of-sequence ids of generation_config.json, the tokenizer (the end of a chat turn) and
     config.json, in this order, without the mask.
     """
     ids: list[int] = []
     path = _first(directories, "generation_config.json")
-    for value in (
-        read_json(path).get("eos_token_id") if path else None,
-        named,
-        config.get("eos_token_id"),
-    ):
+    for value in (read_json(path).get("eos_token_id") if path else None, named, config.get("eos_token_id")):
         values = value if isinstance(value, list) else [value]
         ids += [v for v in values if type(v) is int and v not in (*ids, mask_id)]
     if not ids:

@@ -70,11 +70,7 @@ class CompletionsSerializer(Serializer):
         return {"id": self.id, "object": kind, "created": self.created, "model": name, "choices": choices}
 
     def _chunk(
-        self,
-        choice: Choice,
-        fields: dict[str, Any],
-        tokens: Sequence[Token] = (),
-        reason: str | None = None,
+        self, choice: Choice, fields: dict[str, Any], tokens: Sequence[Token] = (), reason: str | None = None
     ) -> dict[str, Any]:
         content = {"delta": fields} if self._is_chat else {"text": fields.get("content", "")}
         chunk = self._head(self._chunk_object, [self._entry(choice, content, tokens, reason)])
