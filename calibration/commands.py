@@ -42,20 +42,16 @@ MostRows = Annotated[int | None, option(ROWS, "Use at most this many rows.", min
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options of a command over the rows of a task: those of a TaskRequest."""
+    """The options of a command over the rows of a task: those of a TaskRequest.
 
-    score: Annotated[
-        str | None, option(ROWS, "Score of rows that name none: a known one, or your own as module:function.")
-    ] = None
-    schema: Annotated[
-        str | None,
-        option(
-            ROWS,
-            "A JSON schema for the answers of rows without a form of their own; `assistant`: the built-in"
-            " schema of its 25 tools.",
-            metavar="FILE",
-        ),
-    ] = None
+    Rows and scores:
+    score: Score of rows that name none: a known one, or your own as module:function.
+    schema: A JSON schema for the answers of rows without a form of their own; `assistant`: the built-in
+        schema of its 25 tools.
+    """
+
+    score: str | None = None
+    schema: Annotated[str | None, typer.Option(metavar="FILE")] = None
     device: Device = "cpu"
     threads: Annotated[
         int | None,
@@ -72,21 +68,17 @@ class TaskOptions:
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """Where the report and the state of a calibration are kept."""
+    """Where the report and the state of a calibration are kept.
 
-    output: Annotated[
-        Path | None,
-        option(
-            RUN,
-            "Folder of the report and the state; by default named after task and bundle.",
-            "--output",
-            "-o",
-        ),
-    ] = None
-    resume: Annotated[
-        bool, option(RUN, "Continue an earlier run from its state in the output folder.", "--resume")
-    ] = False
-    force: Annotated[bool, option(RUN, "Discard the state of an earlier run.", "--force")] = False
+    The run:
+    output: Folder of the report and the state; by default named after task and bundle.
+    resume: Continue an earlier run from its state in the output folder.
+    force: Discard the state of an earlier run.
+    """
+
+    output: Annotated[Path | None, typer.Option("--output", "-o")] = None
+    resume: bool = False
+    force: bool = False
 
 
 @app.command()
