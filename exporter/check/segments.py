@@ -39,7 +39,9 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     rounds the result, so the copy shows what the precision does to the model. Sums in another order may
     still differ in the last place.
     """
-    kinds = _kinds(model)
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    infos = [*inferred.value_info, *inferred.output]
+    kinds = {info.name: info.type.tensor_type.elem_type for info in infos}
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph
@@ -69,11 +71,6 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
         if info.type.tensor_type.elem_type == TensorProto.BFLOAT16:
             info.type.tensor_type.elem_type = TensorProto.FLOAT
     return wide
-
-
-def _kinds(model: onnx.ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    return {info.name: info.type.tensor_type.elem_type for info in [*graph.value_info, *graph.output]}
 
 
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
