@@ -22,7 +22,7 @@ from support.paths import ROOT
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FOLDERS = ("tests", "benchmarks")
 # Run in the environments of other systems: benchmarks/peers/catalog.py, and PyTorch's on a GPU machine.
-ELSEWHERE = ("benchmarks/peers/", "tests/ray/")
+ELSEWHERE = ("benchmarks/gpu/", "benchmarks/peers/", "tests/ray/")
 OWN = {"mars_export", "mars_export_kernels", "mars_export_default"}
 
 
