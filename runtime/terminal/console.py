@@ -121,9 +121,11 @@ def progress_bars() -> Progress:
 
 def advance(bars: Progress) -> Any:
     """A progress callback (phase, done, total, note): a bar for each phase, or if standard error is not a
-    terminal, a line at its beginning and every ten seconds. A phase with nothing to do is its note alone.
+    terminal, a line at its beginning and every ten seconds. Both say how long the phase will still take. A phase
+    with nothing to do is its note alone.
     """
     tasks: dict[str, Any] = {}
+    begun: dict[str, tuple[float, int]] = {}  # when a phase began, and what was done by then
     printed = monotonic()
 
     def report(phase: str, done: int, total: int, note: str = "") -> None:
@@ -133,11 +135,15 @@ def advance(bars: Progress) -> Any:
             return
         is_late = monotonic() - printed >= PROGRESS_SECONDS
         if bars.disable and (is_late or phase not in tasks):
-            count = ", ".join(filter(None, (f"{done} of {total}", note))) if phase in tasks else "..."
-            err.print(f"{phase} {count}", markup=False)
+            words = [f"{done} of {total}", note] if phase in tasks else ["..."]
+            since, first = begun.get(phase, (monotonic(), done))
+            if done > first and "left" not in note:
+                left = (monotonic() - since) / (done - first) * (total - done)
+                words.append(f"about {left:.0f} s left" if left < 120 else f"about {left / 60:.0f} min left")
+            err.print(f"{phase} {', '.join(filter(None, words))}", markup=False)
             printed = monotonic()
         if phase not in tasks:
-            tasks[phase] = bars.add_task(phase, total=total, note=note)
+            tasks[phase], begun[phase] = bars.add_task(phase, total=total, note=note), (monotonic(), done)
         bars.update(tasks[phase], completed=done, total=total, note=note)
 
     return report

@@ -21,6 +21,9 @@ def test_a_long_phase_has_a_line_every_ten_seconds(
             report("exact", done, 40, f"{done}00 tokens, at most {90 - seconds:.0f} s left")
         report("tau 0.97", 31, 40, "1,500 tokens, at most 60 s left")
         report("weights", 0, 4)
+        for done, seconds in ((1, 40.0), (2, 1040.0)):
+            now[0] = seconds
+            report("weights", done, 4)
     assert capsys.readouterr().err.splitlines() == [
         "rows: 40 rows can show a drop below 0.12",
         "exact ...",
@@ -28,4 +31,6 @@ def test_a_long_phase_has_a_line_every_ten_seconds(
         "exact 5 of 40, 500 tokens, at most 69 s left",
         "tau 0.97 ...",
         "weights ...",
+        "weights 1 of 4, about 58 s left",
+        "weights 2 of 4, about 17 min left",
     ]
