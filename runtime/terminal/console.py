@@ -121,8 +121,8 @@ def progress_bars() -> Progress:
 
 def advance(bars: Progress) -> Any:
     """A progress callback (phase, done, total, note): a bar for each phase, or if standard error is not a
-    terminal, a line at its beginning and every ten seconds. Both say how long the phase will still take. A phase
-    with nothing to do is its note alone.
+    terminal, a line at its beginning and every ten seconds. Both say how long the phase will still take.
+    A phase with nothing to do is its note alone.
     """
     tasks: dict[str, Any] = {}
     begun: dict[str, tuple[float, int]] = {}  # when a phase began, and what was done by then
