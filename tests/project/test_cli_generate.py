@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.shell import run, run_process, succeed
+from support.shell import run, succeed
 
 from mars_export import SessionError
 
@@ -22,7 +22,7 @@ def test_generate_json(plain: Path) -> None:
 def test_masks_are_a_word_or_a_number(plain: Path) -> None:
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for masks in ("auto", "0", "2"):
-        assert run_process(*arguments, "--masks", masks).returncode == 0
+        assert run(*arguments, "--masks", masks).returncode == 0
     for wrong in ("-1", "x", "9" * 500):
         refused = run(*arguments, "--masks", wrong)
         assert refused.returncode == 2

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections import abc
 from zlib import crc32
 
+from hypothesis import strategies as st
+
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.sequence import Sequence
+from mars_export.runtime.decode.speculation.cost import Cost
 from support.oracle import Oracle, Prediction
 
 BLOCK = 4
+RANDOM_COSTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=6).map(
+    lambda s: Cost(tuple((2**i, v) for i, v in enumerate(s)))
+)
 
 
 def rows_of(

@@ -10,15 +10,33 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mars_export import Batcher, Session
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import Bundle
+from mars_export.runtime.bundle.profiles import sha256_of
 from mars_export.runtime.serve import ServeOptions, app
 from mars_export.runtime.serve.middleware import Middleware
 from mars_export.runtime.serve.server import Server, bind, new_server
 
 HELLO = [{"role": "user", "content": "hi there"}]
+
+
+def profiled(
+    session: Session, taus: Mapping[str, float], evidence: Mapping[str, Any] | None = None
+) -> Bundle:
+    """The session's bundle with these profiles, and a stale one."""
+    manifest, variant = session.bundle.manifest, session.variant
+    graph = sha256_of(manifest, variant.file)
+    assert graph is not None
+
+    def profile(name: str, tau: float, of: str) -> Profile:
+        return Profile(name, tau, "probability", variant.name, of, evidence or {}, masks="full")
+
+    profiles = (*(profile(name, tau, graph) for name, tau in taus.items()), profile("stale", 0.5, "0" * 64))
+    return Bundle(session.bundle.path, replace(manifest, profiles=profiles))
 
 
 @dataclass(frozen=True, slots=True)

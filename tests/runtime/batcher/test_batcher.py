@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.batchers import LONG
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
@@ -118,9 +119,6 @@ def test_many_threads_get_what_each_would_get_alone(name: str, sessions: Session
         assert got.stats.accepted == expected.stats.accepted
     assert batcher.num_running == batcher.num_waiting == 0
     assert batcher.close()
-
-
-LONG = GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=())
 
 
 def test_cancelling_frees_the_row(batcher: Batcher) -> None:

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agreement import MAIN, NEW, PROMPTS
-from support.chaos import BLOCK, ChaoticOracle, chaotic
+from support.chaos import BLOCK, RANDOM_COSTS, ChaoticOracle, chaotic
 from support.fake import MASK, FakeBackend
+from support.fixtures import Sessions
 from support.loops import decode, outcomes
 from support.oracle import generate
 
-from mars_export import GenerationConfig, Session
+from mars_export import GenerationConfig
 from mars_export.runtime.decode.backend import Cache, Predictions, StepInput, StepOutput
 from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.schedule import Schedule
@@ -26,11 +27,6 @@ from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCos
 from mars_export.runtime.decode.speculation.draft_tokens import MAX_LOOKUP, DraftTokens, PromptLookup
 from mars_export.runtime.decode.speculation.planner import StepPlanner
 
-Sessions = Callable[[str], Session]
-
-RANDOM_COSTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=6).map(
-    lambda s: Cost(tuple((2**i, v) for i, v in enumerate(s)))
-)
 CONFIGS = st.builds(
     GenerationConfig,
     tau=st.sampled_from([None, None, None, 0.5, 1.0]),

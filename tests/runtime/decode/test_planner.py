@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK as SMALL
-from support.chaos import chaotic
+from support.chaos import RANDOM_COSTS, chaotic
 from support.fake import MASK, FakeBackend
 from support.loops import decode
 
@@ -131,9 +131,6 @@ def test_a_looked_up_text_is_fed_whether_its_end_is_proposed_or_not(hope: float)
 
 # --- the tokens ---
 
-RANDOM_COSTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=6).map(
-    lambda s: Cost(tuple((2**i, v) for i, v in enumerate(s)))
-)
 CONFIGS = st.builds(
     GenerationConfig,
     tau=st.sampled_from([0.0, 0.25, 0.5, 0.6, 1.0]),

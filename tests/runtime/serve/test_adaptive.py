@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +16,9 @@ from support.stalling import Paced
 
 need("uvicorn", "serve")
 
-from support.served import serving, until  # noqa: E402
+from support.served import profiled, serving, until  # noqa: E402
 
 from mars_export import Limits, Session, SessionError  # noqa: E402
-from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
-from mars_export.runtime.bundle.open import Bundle  # noqa: E402
-from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.loaded_model import Adaptive, read_levels  # noqa: E402
 from mars_export.runtime.serve.models import Models  # noqa: E402
@@ -66,22 +62,11 @@ def test_the_rule(script: list[tuple[float, float, int]], rule: Adaptive, clock:
         assert rule.level(waited, choose=True) == level
 
 
-def profiled(session: Session, *taus: tuple[str, float]) -> Bundle:
-    manifest, variant = session.bundle.manifest, session.variant
-    graph = sha256_of(manifest, variant.file)
-    assert graph is not None
-    profiles = tuple(
-        Profile(name, tau, "probability", variant.name, graph, masks="full") for name, tau in taus
-    )
-    stale = Profile("stale", 0.5, "probability", variant.name, "0" * 64)
-    return Bundle(session.bundle.path, replace(manifest, profiles=(*profiles, stale)))
-
-
 @pytest.fixture
 def slow(sessions: Sessions) -> Iterator[tuple[Session, Paced]]:
     session = sessions(MAIN)
     pace = Paced(session.backend)
-    bundle = profiled(session, ("near@0.01", 0.9), ("far@0.02", 0.3))
+    bundle = profiled(session, {"near@0.01": 0.9, "far@0.02": 0.3})
     yield Session(bundle, session.variant, pace), pace
     pace.open()
 

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +19,9 @@ from support.stalling import paced
 need("uvicorn", "serve")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
-from support.served import Serving, serving, talking, until  # noqa: E402
+from support.served import Serving, profiled, serving, talking, until  # noqa: E402
 
 from mars_export import GenerationConfig, Session  # noqa: E402
-from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
-from mars_export.runtime.bundle.open import Bundle  # noqa: E402
-from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
 from mars_export.runtime.decode.stats import Stats  # noqa: E402
 from mars_export.runtime.serve import metrics  # noqa: E402
 from mars_export.runtime.serve.metrics import AcceptanceMonitor  # noqa: E402
@@ -131,14 +127,8 @@ def test_gauges_show_what_is_so_now(sessions: Sessions) -> None:
 
 def expecting(session: Session, tokens_per_forward: Any) -> Session:
     """The session with a profile `task` whose evidence has this number."""
-    manifest, variant = session.bundle.manifest, session.variant
-    graph = sha256_of(manifest, variant.file)
-    assert graph is not None
-    evidence = {"tokens_per_forward": tokens_per_forward}
-    profile = Profile("task", 0.3, "probability", variant.name, graph, evidence, masks="full")
-    stale = Profile("stale", 0.3, "probability", variant.name, "0" * 64, evidence)
-    bundle = Bundle(session.bundle.path, replace(manifest, profiles=(profile, stale)))
-    return Session(bundle, variant, session.backend)
+    bundle = profiled(session, {"task": 0.3}, {"tokens_per_forward": tokens_per_forward})
+    return Session(bundle, session.variant, session.backend)
 
 
 def test_a_profile_whose_answers_gain_little_warns_once(
