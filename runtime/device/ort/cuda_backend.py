@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,9 @@ class CudaBackend:
         *,
         strict: bool = False,
     ) -> None:
+        self._live: dict[str, Any] = {}
+        self._shapes: OrderedDict[tuple[int, ...], BoundShape] = OrderedDict()
+        weakref.finalize(self, _close, device, self._shapes, self._live)  # also if this fails below
         self._ort, provider = library.load("cuda")
         entries, options = library.split_options(settings or {}, name)
         self._is_flat = variant.kv_layout == "cuda"
@@ -108,9 +112,7 @@ class CudaBackend:
             options[library.GRAPHS] = "0"
             session = self._session(graph, provider, options, entries)
         self._captures = options[library.GRAPHS] != "0"
-        self._live = {"session": session}
-        self._shapes: OrderedDict[tuple[int, ...], BoundShape] = OrderedDict()
-        weakref.finalize(self, _close, device, self._shapes, self._live)
+        self._live["session"] = session
         if provider not in session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {provider} and would compute on the CPU"
@@ -160,21 +162,8 @@ class CudaBackend:
         graph, manifest = bundle.path / variant.file, bundle.manifest
         _, options = library.split_options(settings or {}, name)
         device = Device(int(options.get("device_id", 0)), gpu.stream, gpu.priority)
-        try:
-            return cls(
-                graph,
-                variant,
-                manifest.model,
-                manifest.block,
-                device,
-                level,
-                settings,
-                name,
-                strict=gpu.strict,
-            )
-        except BaseException:
-            device.close()
-            raise
+        model, block, strict = manifest.model, manifest.block, gpu.strict
+        return cls(graph, variant, model, block, device, level, settings, name, strict=strict)
 
     @property
     def kv_device(self) -> str:
@@ -208,6 +197,8 @@ class CudaBackend:
                 is_prepared = self._run(bound, is_decode=width == self.decode_slots)
                 results = self._io.fetch((rows, self.decode_slots + self._mtp_drafts), want_logits)
             except BaseException as error:
+                with suppress(SessionError):
+                    self._device.synchronize()  # copies still read what the next step writes
                 self._drop([key])
                 if not isinstance(error, Exception) or isinstance(error, SessionError):
                     raise

@@ -151,6 +151,7 @@ def test_a_failed_step_leaves_nothing_bound(graphs: Graphs, fake: FakeCuda) -> N
     with pytest.raises(SessionError, match=r"step of 1 x \d+ slots.* not enough memory") as caught:
         session.generate(PROMPTS[0], config(1.0))
     assert caught.value.code == "out_of_memory"
+    assert not fake.devices[0].queue, "its copies are done before the next step writes"
     session_.run_with_iobinding = run.__get__(session_)  # type: ignore[method-assign]
     assert session.generate(PROMPTS[0], config(1.0)).token_ids == expected
 
@@ -187,3 +188,14 @@ def test_logits_are_those_of_the_step(graphs: Graphs, fake: FakeCuda) -> None:
     assert gpu.generate(PROMPTS[1], settings).token_ids == cpu.generate(PROMPTS[1], settings).token_ids
     downloads = [size for kind, size in fake.devices[0].events if kind == "download"]
     assert max(downloads) >= np.prod((backend(gpu).decode_slots, cpu.bundle.manifest.model.vocab_size)) * 4
+
+
+def test_a_session_that_does_not_open_closes_its_device_once(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = ("MatMul", "layers.0.qkv")
+    fake = pretend(monkeypatch, node)
+    with pytest.raises(SessionError, match="leaves 1 operators on hidden states to the CPU"):
+        Session.open(graphs("in-place", "fp32"), "cuda", strict=True)
+    gc.collect()
+    assert [device.closed for device in fake.devices] == [1]
