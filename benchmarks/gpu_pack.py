@@ -148,6 +148,8 @@ def unpack(folder: Path, into: Path) -> None:
     parcels: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*.xz")):
         parcels.setdefault(path.name.partition(".")[0], []).append(path)
+    if not parcels:
+        sys.exit(f"error: {folder}: no pieces (*.xz) there; give the folder that they were moved to")
     for name, paths in parcels.items():
         missing = int(paths[0].stem.rpartition("-")[2]) - len(paths)
         if (into / name).exists() or missing:
