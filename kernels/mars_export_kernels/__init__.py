@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 LIBRARY = Path(__file__).with_name("libmars_export_kernels.so")
 PORTABLE = "portable"
-OPERATORS = ("QuantizedMatMul", "LayerStart", "LayerEnd", "Attention")
+OPERATORS = ("QuantizedMatMul", "GroupedMatMul", "LayerStart", "LayerEnd", "Attention")
 
 
 def instructions() -> str:

@@ -107,5 +107,5 @@ bool is_here() {
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet amx_int8{"amx_int8", is_here, COLUMNS, INPUTS, 4, MOST_ROWS, false, quantize_avx512<INPUTS>, multiply_tiles};
+const InstructionSet amx_int8{"amx_int8", is_here, COLUMNS, INPUTS, 4, MOST_ROWS, false, quantize_avx512<INPUTS, false>, multiply_tiles};
 }

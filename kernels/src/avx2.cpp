@@ -56,7 +56,7 @@ namespace mars::kernels {
 
 template <size_t Block, bool IsSigned>
 void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest) {
-    const __m256 sign = _mm256_set1_ps(-0.0f), step = _mm256_set1_ps(CODE_STEP), low = _mm256_set1_ps(-128), high = _mm256_set1_ps(127);
+    const __m256 sign = _mm256_set1_ps(-0.0f), step = _mm256_set1_ps(CODE_STEP), low = _mm256_set1_ps(-127), high = _mm256_set1_ps(127);
     const __m128i middle = _mm_set1_epi8(IsSigned ? 0 : -128);
     const size_t even = inputs / 8 * 8;
     for (size_t row = 0; row < rows; ++row, x += inputs) {
@@ -72,8 +72,9 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
             const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
             const __m128i bytes = _mm_add_epi8(_mm_packs_epi16(words, words), middle);
             const int64_t eight = _mm_cvtsi128_si64(bytes);
-            for (size_t part = 0; part < 8; part += Block)
-                std::memcpy(codes + code_place<Block>(i + part, row, rows), reinterpret_cast<const char*>(&eight) + part, Block);
+            constexpr size_t PART = Block < 8 ? Block : 8;
+            for (size_t part = 0; part < 8; part += PART)
+                std::memcpy(codes + code_place<Block>(i + part, row, rows), reinterpret_cast<const char*>(&eight) + part, PART);
         }
         for (size_t i = even; i < inputs; ++i) codes[code_place<Block>(i, row, rows)] = code_of(x[i], largest[row]) ^ (IsSigned ? 0x80 : 0);
     }

@@ -34,11 +34,64 @@ struct Avx512Vnni {
     }
 };
 
+struct Avx512FourBits {
+    static constexpr size_t COLUMNS = 16, INPUTS = 64, MOST_ROWS = 10;
+    using Sums = __m512i;
+    struct Factors {
+        __m512i of[2], zeros;
+
+        explicit Factors(const int8_t* bytes) {
+            const auto* lines = reinterpret_cast<const __m256i*>(bytes);
+            const __m512i both = _mm512_cvtepu8_epi16(_mm256_load_si256(lines));
+            of[0] = _mm512_and_si512(both, _mm512_set1_epi32(0xffff));
+            of[1] = _mm512_srli_epi32(both, 16);
+            zeros = _mm512_mullo_epi16(both, _mm512_cvtepi8_epi16(_mm256_load_si256(lines + 1)));
+        }
+    };
+    struct Weights {
+        __m512i of[8];
+
+        explicit Weights(const int8_t* block) {
+            const __m512i low = _mm512_set1_epi8(15);
+            for (size_t i = 0; i < 4; ++i) {
+                const __m512i both = _mm512_load_si512(block + i * 64);
+                of[i] = _mm512_and_si512(both, low);
+                of[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+            }
+        }
+    };
+
+    // The product with a group fits into 16 bits, so that one instruction multiplies it and adds.
+    static void add(Sums& sums, const Weights& weights, __m512i factor, const uint8_t* codes, int32_t start) {
+        __m512i product = _mm512_set1_epi32(start);
+#pragma GCC unroll 8
+        for (size_t i = 0; i < 8; ++i) product = _mm512_dpbusd_epi32(product, weights.of[i], _mm512_set1_epi32(four(codes + 4 * i)));
+        sums = _mm512_dpwssd_epi32(sums, product, factor);
+    }
+
+    static void add_zeros(Sums& sums, const Factors& factors, const int16_t* both) {
+        sums = _mm512_dpwssd_epi32(sums, factors.zeros, _mm512_set1_epi32(four(both)));
+    }
+
+    static void store(Sums sums, size_t, const int32_t* middles, const float* steps, float largest, float* out) {
+        Avx512Vnni::half(sums, middles, steps, largest, out);
+    }
+};
+
 bool is_here() { return mars::kernels::Processor().avx512_vnni; }
 
 } // namespace
 
 namespace mars::kernels {
+static const InstructionSet four_bits{"avx512_vnni",
+                                      is_here,
+                                      Avx512FourBits::COLUMNS,
+                                      Avx512FourBits::INPUTS,
+                                      FourBits::GROUP,
+                                      Avx512FourBits::MOST_ROWS,
+                                      false,
+                                      quantize_groups<quantize_avx512<FourBits::GROUP, true>>,
+                                      multiply_panels<Avx512FourBits>};
 const InstructionSet avx512_vnni{"avx512_vnni",
                                  is_here,
                                  Avx512Vnni::COLUMNS,
@@ -46,6 +99,7 @@ const InstructionSet avx512_vnni{"avx512_vnni",
                                  4,
                                  Avx512Vnni::MOST_ROWS,
                                  false,
-                                 quantize_avx512<Avx512Vnni::INPUTS>,
-                                 multiply_panels<Avx512Vnni>};
-}
+                                 quantize_avx512<Avx512Vnni::INPUTS, false>,
+                                 multiply_panels<Avx512Vnni>,
+                                 &four_bits};
+} // namespace mars::kernels

@@ -65,7 +65,7 @@ struct Instance {
 };
 
 // The operator called Kernel::NAME, which a Kernel(const OrtKernelInfo*) computes. Kernel::INPUTS and OUTPUTS have a letter for each: b for
-// int8, i for int64, f for floats, F for floats that may be absent.
+// int8, u for uint8, 4 for uint4, i for int64, f for floats, F for floats that may be absent.
 template <class Kernel>
 struct Operator : Ort::CustomOpBase<Operator<Kernel>, Instance<Kernel>, true> {
     OrtStatusPtr CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const noexcept {
@@ -82,6 +82,8 @@ struct Operator : Ort::CustomOpBase<Operator<Kernel>, Instance<Kernel>, true> {
 
     static ONNXTensorElementDataType type_of(char letter) {
         if (letter == 'i') return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+        if (letter == 'u') return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+        if (letter == '4') return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
         return letter == 'b' ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
     }
 };

@@ -89,27 +89,86 @@ Pack pack_of(const InstructionSet& set) {
     return set.columns == 16 ? pack<16, 4, false> : pack<32, 4, false>;
 }
 
+// Numbers of four bits, of `columns` columns from an element of a tensor on; those of missing columns are 0.
+template <size_t Columns>
+void read_four_bits(const uint8_t* tensor, size_t element, size_t columns, uint8_t* numbers) {
+    if (element % 2 == 0 && columns == Columns) {
+        for (size_t i = 0; i < Columns; i += 2) {
+            const uint8_t both = tensor[(element + i) / 2];
+            numbers[i] = both & 15, numbers[i + 1] = both >> 4;
+        }
+        return;
+    }
+    for (size_t i = 0; i < Columns; ++i, ++element) numbers[i] = i < columns ? tensor[element / 2] >> element % 2 * 4 & 15 : 0;
+}
+
+template <size_t Columns>
+void pack_four_bits(Packed& packed, const FourBits& weights, size_t from, size_t to) {
+    constexpr size_t GROUP = FourBits::GROUP, GROUP_BYTES = GROUP / 2 * Columns;
+    const size_t num_blocks = packed.padded_inputs() / FourBits::BLOCK, num_groups = packed.inputs / GROUP;
+    for (size_t number = 0; number < num_blocks; ++number)
+        for (size_t panel = from; panel < to; ++panel) {
+            const size_t column = panel * Columns, columns = std::min(Columns, packed.outputs - column);
+            auto* const block =
+                reinterpret_cast<uint8_t*>(packed.blocks.get()) + panel * packed.panel_bytes + number * FourBits::bytes(Columns);
+            uint8_t *const factors = block + 2 * GROUP_BYTES, *const zeros = factors + 2 * Columns;
+            std::fill_n(block, FourBits::bytes(Columns), uint8_t{0});
+            for (size_t half = 0; half < 2 && number * 2 + half < num_groups; ++half) {
+                const size_t group = number * 2 + half, place = group * packed.outputs + column;
+                uint8_t codes[GROUP][Columns], zero_points[Columns];
+                for (size_t i = 0; i < GROUP; ++i)
+                    read_four_bits<Columns>(weights.codes, (group * GROUP + i) * packed.outputs + column, columns, codes[i]);
+                for (size_t i = 0; i < GROUP / 2; ++i)
+                    for (size_t c = 0; c < Columns; ++c)
+                        block[half * GROUP_BYTES + (i / 4 * Columns + c) * 4 + i % 4] =
+                            static_cast<uint8_t>(codes[i][c] | codes[i + GROUP / 2][c] << 4);
+                read_four_bits<Columns>(weights.zero_points, place, columns, zero_points);
+                for (size_t c = 0; c < columns; ++c) {
+                    factors[2 * c + half] = weights.multipliers[place + c];
+                    zeros[2 * c + half] = static_cast<uint8_t>(8 - zero_points[c]);
+                }
+            }
+        }
+}
+
 } // namespace
 
 Packed::Packed(const InstructionSet& chosen, const int8_t* weights, size_t stride, const float* scales, size_t num_inputs,
                size_t num_outputs)
-    : set(chosen), inputs(num_inputs), outputs(num_outputs), middles(num_panels() * set.columns), steps(num_panels() * set.columns) {
-    blocks = weight_memory(num_panels() * padded_inputs() * set.columns);
+    : set(chosen), inputs(num_inputs), outputs(num_outputs), row_bytes(padded_inputs()), panel_bytes(padded_inputs() * set.columns),
+      middles(num_panels() * set.columns), steps(num_panels() * set.columns) {
+    blocks = weight_memory(num_panels() * panel_bytes);
     if (set.adds_in_16_bits) {
         place.resize(num_panels() * (padded_inputs() / set.inputs));
         num_together.resize(num_panels());
     }
-    const size_t most = std::min<size_t>(std::thread::hardware_concurrency(), inputs * outputs / THREAD_BYTES);
-    const size_t parts = std::clamp<size_t>(most, 1, num_panels());
-    std::vector<std::future<void>> others;
-    for (size_t part = 1; part < parts; ++part)
-        others.push_back(std::async(std::launch::async, pack_of(set), std::ref(*this), weights, stride, num_panels() * part / parts,
-                                    num_panels() * (part + 1) / parts));
-    pack_of(set)(*this, weights, stride, 0, num_panels() / parts);
-    for (std::future<void>& other : others) other.get();
+    on_all_cores([this, weights, stride](size_t from, size_t to) { pack_of(set)(*this, weights, stride, from, to); });
     for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
     if (!set.adds_in_16_bits)
         for (int32_t& middle : middles) middle *= 128;
+}
+
+Packed::Packed(const InstructionSet& chosen, const FourBits& weights, const float* scales, size_t num_inputs, size_t num_outputs)
+    : set(*(chosen.four_bits ? chosen : portable).four_bits), inputs(num_inputs), outputs(num_outputs),
+      row_bytes(padded_inputs() / FourBits::BLOCK * (FourBits::BLOCK + sizeof(GroupSums))),
+      panel_bytes(padded_inputs() / FourBits::BLOCK * FourBits::bytes(set.columns)), middles(num_panels() * set.columns),
+      steps(num_panels() * set.columns) {
+    blocks = weight_memory(num_panels() * panel_bytes);
+    on_all_cores([this, &weights](size_t from, size_t to) {
+        (set.columns == 8 ? pack_four_bits<8> : pack_four_bits<16>)(*this, weights, from, to);
+    });
+    for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
+}
+
+template <class Part>
+void Packed::on_all_cores(Part part) const {
+    const size_t most = std::min<size_t>(std::thread::hardware_concurrency(), inputs * outputs / THREAD_BYTES);
+    const size_t parts = std::clamp<size_t>(most, 1, num_panels());
+    std::vector<std::future<void>> others;
+    for (size_t index = 1; index < parts; ++index)
+        others.push_back(std::async(std::launch::async, part, num_panels() * index / parts, num_panels() * (index + 1) / parts));
+    part(0, num_panels() / parts);
+    for (std::future<void>& other : others) other.get();
 }
 
 const InstructionSet& choose(const char* name) {

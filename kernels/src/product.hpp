@@ -1,9 +1,13 @@
-// The product of rows that are quantized on the way and int8 weights, for one instruction set.
+// The product of rows that are quantized on the way and weights of eight or four bits, for one instruction set.
 //
 // Weights are packed in panels of `columns` columns. A panel is a list of blocks of `inputs` inputs; a block has groups of `group` inputs,
 // of each column one group, because instructions for byte products add four or eight. Columns and inputs that are missing are zeros. Rows
 // become codes, unsigned around 128 or, on Arm and without VNNI, signed, in tiles of a few rows: for each block the codes of the first row, of the second,
 // and so on.
+//
+// Weights of four bits have a zero point and a multiplier for each 32 inputs and column. A block is two such groups: of each group the nibbles
+// of inputs 0 to 3 of every column, with inputs 16 to 19 in the upper halves, then 4 to 7 and so on; then the multipliers of both groups of
+// every column, then what their zero points are below 8. The codes of a tile are signed, and followed by the sums of each group.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +31,7 @@ struct InstructionSet {
     void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
     // Panels `from` to `to` of `rows` rows. out is [rows, outputs].
     void (*multiply)(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to);
+    const InstructionSet* four_bits = nullptr; // the same for weights of four bits
 };
 
 extern const InstructionSet portable;
@@ -49,9 +54,26 @@ extern const InstructionSet i8mm, dotprod;
 // The set called `name` if this processor has it, else the fastest that it has.
 const InstructionSet& choose(const char* name);
 
+// Weights of four bits as in an ONNX tensor: uint4 [inputs, outputs] with zero points uint4 and multipliers uint8 [inputs / 32, outputs].
+// A decoded weight is scale * multiplier * (code - zero point).
+struct FourBits {
+    static constexpr size_t GROUP = 32, BLOCK = 2 * GROUP;
+    static constexpr size_t bytes(size_t columns) { return columns * (BLOCK / 2 + 2 * 2); } // of a block
+    const uint8_t *codes, *zero_points, *multipliers;
+};
+
+// Of the codes of a row in the two groups of a block. The product with weights from -8 to 7 begins at `starts` if that with weights from 0 to
+// 15 is added to it, and fits into 16 bits.
+struct GroupSums {
+    int32_t starts[2];
+    int16_t of[2];
+};
+
 struct Packed {
     // weights [inputs, outputs] with rows `stride` apart, one scale for each output
     Packed(const InstructionSet& set, const int8_t* weights, size_t stride, const float* scales, size_t inputs, size_t outputs);
+    // with the set's code for four bits
+    Packed(const InstructionSet& set, const FourBits& weights, const float* scales, size_t inputs, size_t outputs);
 
     size_t num_panels() const { return (outputs + set.columns - 1) / set.columns; }
     size_t padded_inputs() const { return (inputs + set.inputs - 1) / set.inputs * set.inputs; }
@@ -60,6 +82,7 @@ struct Packed {
 
     const InstructionSet& set;
     const size_t inputs, outputs;
+    const size_t row_bytes, panel_bytes; // of codes and of blocks
     std::shared_ptr<int8_t> blocks;
     std::vector<int32_t> middles; // of each column: how much its sums are too large
     std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
@@ -67,6 +90,11 @@ struct Packed {
     // These come first.
     std::vector<uint16_t> place;
     std::vector<size_t> num_together;
+
+  private:
+    // Calls part(from, to) for ranges of panels, on several threads.
+    template <class Part>
+    void on_all_cores(Part part) const;
 };
 
 constexpr size_t FEW_TILES = 4;   // which one thread quantizes
@@ -94,7 +122,7 @@ template <class Run, class Prepare = Nothing>
 Codes codes_of(const Packed& weights, const float* x, size_t rows, Run run, Prepare prepare = {}) {
     static thread_local std::vector<uint8_t> code_memory;
     static thread_local std::vector<float> largest_memory;
-    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows);
+    const size_t width = weights.row_bytes, tiles = weights.num_tiles(rows);
     code_memory.resize(std::max(code_memory.size(), rows * width + CODES_AHEAD));
     largest_memory.resize(std::max(largest_memory.size(), rows));
     uint8_t* codes = code_memory.data();
@@ -116,8 +144,7 @@ template <class Run, class Finish = Nothing>
 void multiply(const Codes& codes, std::initializer_list<Product> products, Run run, Finish finish = {}) {
     // A call is worth 16 KiB of weights. More of them are faster with many rows, but leave less to divide among threads.
     const auto panels_at_once = [](const Packed& weights) {
-        const size_t bytes = weights.padded_inputs() * weights.set.columns;
-        return std::max(1 + 16384 / bytes, std::min(65536 / bytes, weights.num_panels() / 32));
+        return std::max(1 + 16384 / weights.panel_bytes, std::min(65536 / weights.panel_bytes, weights.num_panels() / 32));
     };
     const auto num_parts = [&panels_at_once](const Packed& weights) {
         const size_t part = panels_at_once(weights);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "product.hpp"
+
 namespace {
 
 constexpr float CODE_STEP = 1.0f / 127;
@@ -25,8 +27,25 @@ inline float largest_of(const float* x, size_t inputs, size_t from, const float*
 
 inline uint8_t code_of(float x, float largest) {
     const float units = x / largest / CODE_STEP;
-    const float low = units > -128 ? units : -128; // also what is not a number, as 0 / 0
+    const float low = units > -127 ? units : -127; // also what is not a number, as 0 / 0
     return static_cast<uint8_t>(static_cast<int>(std::nearbyint(low < 127 ? low : 127)) + 128);
+}
+
+// InstructionSet::quantize for weights of four bits, from one with signed codes in blocks of a group
+template <auto Quantize>
+void quantize_groups(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest) {
+    using mars::kernels::FourBits, mars::kernels::GroupSums;
+    Quantize(x, rows, inputs, codes, largest);
+    const size_t blocks = (inputs + FourBits::BLOCK - 1) / FourBits::BLOCK;
+    auto* const sums = reinterpret_cast<GroupSums*>(codes + blocks * FourBits::BLOCK * rows);
+    for (size_t group = 0; group < 2 * blocks; ++group)
+        for (size_t row = 0; row < rows; ++row, codes += FourBits::GROUP) {
+            int sum = 0;
+            for (size_t i = 0; i < FourBits::GROUP; ++i) sum += static_cast<int8_t>(codes[i]);
+            GroupSums& of_row = sums[group / 2 * rows + row];
+            of_row.starts[group % 2] = -8 * sum;
+            of_row.of[group % 2] = static_cast<int16_t>(sum);
+        }
 }
 
 } // namespace

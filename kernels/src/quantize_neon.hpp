@@ -10,7 +10,7 @@ namespace {
 // InstructionSet::quantize for signed codes
 template <size_t Block>
 void quantize_neon(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest) {
-    const float32x4_t step = vdupq_n_f32(CODE_STEP), low = vdupq_n_f32(-128), high = vdupq_n_f32(127);
+    const float32x4_t step = vdupq_n_f32(CODE_STEP), low = vdupq_n_f32(-127), high = vdupq_n_f32(127);
     const size_t even = inputs / 8 * 8;
     for (size_t row = 0; row < rows; ++row, x += inputs) {
         float32x4_t most = vdupq_n_f32(0); // the "nm" instructions choose the other one if one is not a number
@@ -26,7 +26,8 @@ void quantize_neon(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
         for (size_t i = 0; i < even; i += 8) {
             int8_t eight[8];
             vst1_s8(eight, vqmovn_s16(vcombine_s16(four_codes(i), four_codes(i + 4))));
-            for (size_t part = 0; part < 8; part += Block) std::memcpy(codes + code_place<Block>(i + part, row, rows), eight + part, Block);
+            constexpr size_t PART = Block < 8 ? Block : 8;
+            for (size_t part = 0; part < 8; part += PART) std::memcpy(codes + code_place<Block>(i + part, row, rows), eight + part, PART);
         }
         for (size_t i = even; i < inputs; ++i) codes[code_place<Block>(i, row, rows)] = code_of(x[i], largest[row]) ^ 0x80;
     }

@@ -44,25 +44,55 @@ void tile(const Panel& panel, const uint8_t* codes, const float* largest, float*
         Isa::store(sums[r / Isa::ROWS], r % Isa::ROWS, panel.middles, panel.steps, largest[r], out + r * stride);
 }
 
+// The same for weights of four bits, whose group is unpacked for all rows of the tile
+template <class Isa, size_t Rows, bool IsFirst>
+void four_bit_tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
+    using mars::kernels::FourBits, mars::kernels::GroupSums;
+    typename Isa::Sums sums[Rows] = {};
+    const auto* of_codes = reinterpret_cast<const GroupSums*>(codes + panel.num_blocks * Isa::INPUTS * Rows);
+    const int8_t* block = panel.blocks;
+    for (size_t i = 0; i < panel.num_blocks; ++i, block += FourBits::bytes(Isa::COLUMNS), of_codes += Rows) {
+        if (IsFirst)
+            for (size_t line = 0; line < FourBits::bytes(Isa::COLUMNS); line += 64) __builtin_prefetch(block + AHEAD + line);
+        const typename Isa::Factors factors(block + Isa::INPUTS / 2 * Isa::COLUMNS);
+#pragma GCC unroll 2
+        for (size_t group = 0; group < 2; ++group, codes += FourBits::GROUP * Rows) {
+            const typename Isa::Weights weights(block + group * FourBits::GROUP / 2 * Isa::COLUMNS);
+#pragma GCC unroll 16
+            for (size_t r = 0; r < Rows; ++r)
+                Isa::add(sums[r], weights, factors.of[group], codes + r * FourBits::GROUP, of_codes[r].starts[group]);
+        }
+#pragma GCC unroll 16
+        for (size_t r = 0; r < Rows; ++r) Isa::add_zeros(sums[r], factors, of_codes[r].of);
+    }
+#pragma GCC unroll 16
+    for (size_t r = 0; r < Rows; ++r) Isa::store(sums[r], 0, panel.middles, panel.steps, largest[r], out + r * stride);
+}
+
 template <class Isa, bool IsFirst, size_t... Less>
 void tile_of(size_t rows, const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride,
              std::index_sequence<Less...>) {
     using Tile = void (*)(const Panel&, const uint8_t*, const float*, float*, size_t);
-    static constexpr Tile tiles[] = {tile<Isa, Less + 1, IsFirst>...};
-    tiles[rows - 1](panel, codes, largest, out, stride);
+    if constexpr (Isa::INPUTS == mars::kernels::FourBits::BLOCK) {
+        static constexpr Tile tiles[] = {four_bit_tile<Isa, Less + 1, IsFirst>...};
+        tiles[rows - 1](panel, codes, largest, out, stride);
+    } else {
+        static constexpr Tile tiles[] = {tile<Isa, Less + 1, IsFirst>...};
+        tiles[rows - 1](panel, codes, largest, out, stride);
+    }
 }
 
 template <class Isa>
 void multiply_panels(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
-    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows), num_blocks = width / Isa::INPUTS;
+    const size_t width = weights.row_bytes, tiles = weights.num_tiles(rows), num_blocks = weights.padded_inputs() / Isa::INPUTS;
     const auto sizes = std::make_index_sequence<Isa::MOST_ROWS>();
     float edge[Isa::MOST_ROWS * Isa::COLUMNS];
     for (size_t p = from; p < to; ++p) {
         const size_t column = p * Isa::COLUMNS, columns = weights.outputs - column;
-        const Panel panel{weights.blocks.get() + column * width,
-                          Isa::ADDS_IN_16_BITS ? weights.place.data() + p * num_blocks : nullptr,
+        const Panel panel{weights.blocks.get() + p * weights.panel_bytes,
+                          weights.place.empty() ? nullptr : weights.place.data() + p * num_blocks,
                           num_blocks,
-                          Isa::ADDS_IN_16_BITS ? weights.num_together[p] : 0,
+                          weights.num_together.empty() ? 0 : weights.num_together[p],
                           weights.middles.data() + column,
                           weights.steps.data() + column};
         for (size_t t = 0; t < tiles; ++t) {
@@ -81,9 +111,9 @@ void multiply_panels(const Packed& weights, const uint8_t* codes, const float* l
     }
 }
 
-inline int32_t four(const uint8_t* codes) {
+inline int32_t four(const void* bytes) {
     int32_t group;
-    std::memcpy(&group, codes, sizeof group);
+    std::memcpy(&group, bytes, sizeof group);
     return group;
 }
 

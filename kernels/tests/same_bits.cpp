@@ -61,6 +61,52 @@ bool is_attention_right(const char* name) {
     return hash == 2747143674;
 }
 
+// Whether products with weights of four bits have the bits of the portable code: random ones, and the largest in both directions.
+bool are_four_bits_right(const InstructionSet& set) {
+    std::mt19937 draw(0);
+    std::normal_distribution<float> number;
+    for (const auto& [inputs, outputs] : std::vector<std::pair<size_t, size_t>>{
+             {32, 1}, {32, 5}, {64, 8}, {96, 33}, {576, 65}, {1536, 100}, {8960, 19}, {4896, 16}, {1120, 2000}}) {
+        const size_t groups = inputs / FourBits::GROUP;
+        const auto most = static_cast<unsigned>(std::min<size_t>(255, (size_t{1} << 31) / (127 * 15 * inputs)));
+        std::vector<uint8_t> weights((inputs * outputs + 1) / 2), zero_points((groups * outputs + 1) / 2), multipliers(groups * outputs);
+        const auto set_number = [](std::vector<uint8_t>& tensor, size_t element, unsigned four_bits) {
+            uint8_t& byte = tensor[element / 2];
+            byte = static_cast<uint8_t>(element % 2 ? (byte & 15) | four_bits << 4 : (byte & 0xf0) | four_bits);
+        };
+        const auto fill = [&](auto code, auto zero_point, auto multiplier) {
+            for (size_t i = 0; i < inputs * outputs; ++i) set_number(weights, i, code(i % outputs));
+            for (size_t i = 0; i < groups * outputs; ++i) {
+                set_number(zero_points, i, zero_point(i % outputs));
+                multipliers[i] = static_cast<uint8_t>(multiplier(i % outputs));
+            }
+        };
+        std::vector<float> scales(outputs);
+        for (float& scale : scales) scale = 0.01f + std::fabs(number(draw));
+        for (const bool is_extreme : {false, true}) {
+            if (is_extreme)
+                fill([](size_t column) { return column % 2 ? 15 : 0; }, [](size_t column) { return column % 2 ? 0 : 15; },
+                     [most](size_t) { return most; });
+            else
+                fill([&draw](size_t) { return draw() % 16; }, [&draw](size_t) { return draw() % 16; },
+                     [&draw, most](size_t) { return 1 + draw() % most; });
+            const FourBits tensors{weights.data(), zero_points.data(), multipliers.data()};
+            const Packed fast(set, tensors, scales.data(), inputs, outputs), slow(portable, tensors, scales.data(), inputs, outputs);
+            for (size_t rows = 1; rows <= (outputs == 2000 || is_extreme ? 3 : 40); ++rows) {
+                std::vector<float> x(rows * inputs);
+                for (float& value : x) value = is_extreme ? (rows % 2 ? 1.0f : -1.0f) : number(draw);
+                for (size_t i = 0; i < inputs; ++i) x[rows / 2 * inputs + i] *= rows == 1 ? 1 : rows % 2 ? 0 : 1e-37f;
+                if (rows % 5 == 0) x[inputs - 1] = INFINITY;
+                const std::vector<float> a = product(fast, x, rows), b = product(slow, x, rows);
+                if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0) continue;
+                std::printf("%s: %zu rows of [%zu, %zu] in four bits differ from portable\n", set.name, rows, inputs, outputs);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 } // namespace
 
 int main(int, char** arguments) {
@@ -90,6 +136,7 @@ int main(int, char** arguments) {
             }
         }
     }
+    if (!are_four_bits_right(set)) return 1;
     if (!is_attention_right(set.name)) {
         std::printf("%s: attention differs\n", set.name);
         return 1;

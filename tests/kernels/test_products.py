@@ -7,13 +7,14 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 from support.fixtures import Named
 from support.paths import BUILT_KERNELS
 
@@ -48,6 +49,78 @@ def write_product(path: Path, weight: np.ndarray, scale: np.ndarray) -> Path:
     )
     onnx.save(model, path)
     return path
+
+
+@dataclass(frozen=True)
+class FourBits:
+    """A weight of `mars_export.GroupedMatMul`: codes [in, out], zero points, multipliers [in / 32, out]."""
+
+    codes: np.ndarray
+    zero_points: np.ndarray
+    multipliers: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def random(cls, inputs: int, outputs: int) -> FourBits:
+        draw, groups = np.random.default_rng(0), inputs // 32
+        return cls(
+            draw.integers(0, 16, (inputs, outputs)),
+            draw.integers(0, 16, (groups, outputs)),
+            draw.integers(1, 1 + min(255, 2**31 // (127 * 15 * inputs)), (groups, outputs)),
+            draw.uniform(0.001, 0.1, outputs).astype(np.float32),
+        )
+
+    def integers(self) -> np.ndarray:
+        repeated = (np.repeat(numbers, 32, 0) for numbers in (self.multipliers, self.zero_points))
+        multipliers, zero_points = repeated
+        return multipliers * (self.codes - zero_points)
+
+    def write(self, path: Path) -> Path:
+        """A graph of one product, x [1, rows, inputs] -> y, with a function of standard nodes."""
+        model = parser.parse_model(GROUPED)
+        kinds = {"w": onnx.TensorProto.UINT4, "z": onnx.TensorProto.UINT4, "m": onnx.TensorProto.UINT8}
+        tensors = {"w": self.codes, "z": self.zero_points, "m": self.multipliers}
+        for name, numbers in tensors.items():
+            model.graph.initializer.append(
+                helper.make_tensor(name, kinds[name], numbers.shape, numbers.flatten().tolist())
+            )
+        model.graph.initializer.append(numpy_helper.from_array(self.scale, "s"))
+        onnx.save(model, path)
+        return path
+
+
+GROUPED = """<ir_version: 11, opset_import: ["": 24, "mars_export": 1]>
+product (float[1, rows, inputs] x) => (float[1, rows, outputs] y) {
+    y = mars_export.GroupedMatMul(x, w, z, m, s)
+}
+<domain: "mars_export", opset_import: ["": 24]>
+GroupedMatMul (x, w, z, m, s) => (y) {
+    step = Constant <value: tensor = float {0.007874016}> ()
+    middle = Constant <value: tensor = uint8 {128}> ()
+    last = Constant <value_ints: ints = [-1]> ()
+    radix = Constant <value: tensor = float {64}> ()
+    radix_int32 = Constant <value: tensor = int32 {64}> ()
+    multipliers = Cast <to = 1> (m)
+    integers = DequantizeLinear <axis = 0, block_size = 32> (w, multipliers, z)
+    share = Div (integers, radix)
+    high = Round (share)
+    rounded = Mul (high, radix)
+    low = Sub (integers, rounded)
+    high_int8 = Cast <to = 3> (high)
+    low_int8 = Cast <to = 3> (low)
+    sizes = Abs (x)
+    largest = ReduceMax <keepdims = 1> (sizes, last)
+    unit = Div (x, largest)
+    codes = QuantizeLinear (unit, step, middle)
+    high_sum = MatMulInteger (codes, high_int8, middle)
+    low_sum = MatMulInteger (codes, low_int8, middle)
+    high_total = Mul (high_sum, radix_int32)
+    total = Add (high_total, low_sum)
+    number = Cast <to = 1> (total)
+    steps = Mul (s, step)
+    units = Mul (number, steps)
+    y = Mul (units, largest)
+}"""
 
 
 def run(graph: Path, x: np.ndarray, operators: Path | None, threads: int) -> np.ndarray:
@@ -87,6 +160,40 @@ def test_a_product_is_that_of_the_standard_nodes(
         y = run(graph, x, instructions.library, threads=1 + rows % 2)
         np.testing.assert_array_equal(y, slow_product(x, weight, scale))
         np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
+
+
+GROUPED_SHAPES = [(32, 1), (32, 5), (64, 8), (96, 33), (576, 65), (1536, 40), (8960, 17)]
+
+
+@pytest.mark.parametrize("shape", GROUPED_SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def test_a_product_with_four_bits_is_that_of_the_standard_nodes(
+    instructions: kernels.Kernels, shape: tuple[int, int], tmp_path: Path
+) -> None:
+    weight = FourBits.random(*shape)
+    weight.codes[:, 0], weight.zero_points[:, 0] = 15, 0  # with the highest codes this is the largest sum
+    weight.codes[:, -1], weight.zero_points[:, -1] = 0, 15
+    weight.multipliers[:, [0, -1]] = weight.multipliers.max()
+    graph = weight.write(tmp_path / "product.onnx")
+    draw = np.random.default_rng(0)
+    for rows in (1, 2, 3, 8, 11, 19, 40):
+        x = draw.normal(0, 1, (rows, shape[0])).astype(np.float32)
+        x[0] = 1
+        x[rows // 2] *= rows % 2
+        x[-1] *= np.float32(1e-37)
+        y = run(graph, x, instructions.library, threads=1 + rows % 2)
+        np.testing.assert_array_equal(y, slow_product(x, weight.integers(), weight.scale))
+        np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
+
+
+@pytest.mark.parametrize("name", ["codes", "zero_points", "multipliers", "scale"])
+def test_a_weight_with_four_bits_and_a_wrong_shape_is_an_error(
+    instructions: kernels.Kernels, name: str, tmp_path: Path
+) -> None:
+    weight = FourBits.random(64, 6)
+    wrong = getattr(weight, name)
+    graph = replace(weight, **{name: wrong[:-1]}).write(tmp_path / "product.onnx")
+    with pytest.raises(Exception, match="weight must be .* multiple of 32 inputs"):
+        run(graph, np.ones((1, 64), np.float32), instructions.library, threads=1)
 
 
 def test_the_pages_of_a_file_that_was_packed_are_given_back(
