@@ -48,6 +48,31 @@ struct Avx2 {
     }
 };
 
+// The products of a group with weights from 0 to 15 are added in 16 bits. Zero points are `zeros` below 8, so these count for 8 more.
+struct Avx2FourBits : FourBitsAvx2<6> {
+    struct Factors : Bytes {
+        __m256i of[2];
+
+        explicit Factors(const int8_t* bytes) : Bytes(bytes) {
+            zeros = _mm256_sub_epi16(zeros, _mm256_slli_epi16(both, 3));
+            const __m256i low = _mm256_and_si256(both, _mm256_set1_epi32(0xffff)), high = _mm256_srli_epi32(both, 16);
+            of[0] = _mm256_or_si256(low, _mm256_slli_epi32(low, 16));
+            of[1] = _mm256_or_si256(high, _mm256_slli_epi32(high, 16));
+        }
+    };
+
+    static void add(Sums& sums, const Weights& weights, __m256i factor, const uint8_t* codes, int32_t) {
+        __m256i pairs = _mm256_maddubs_epi16(weights.of[0], codes_of(codes));
+#pragma GCC unroll 8
+        for (size_t i = 1; i < 8; ++i) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights.of[i], codes_of(codes + 4 * i)));
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, factor));
+    }
+
+    static void add_zeros(Sums& sums, const Factors& factors, const int16_t* both) {
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(factors.zeros, codes_of(both)));
+    }
+};
+
 bool is_here() { return mars::kernels::Processor().avx2; }
 
 } // namespace
@@ -81,8 +106,10 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
 }
 
 template void quantize_avx2<4, false>(const float*, size_t, size_t, uint8_t*, float*);
+template void quantize_avx2<32, true>(const float*, size_t, size_t, uint8_t*, float*);
 
-const InstructionSet avx2{
-    "avx2", is_here, Avx2::COLUMNS, Avx2::INPUTS, 4, Avx2::MOST_ROWS, true, quantize_avx2<Avx2::INPUTS, true>, multiply_panels<Avx2>};
+static const InstructionSet four_bits =
+    set_of<Avx2FourBits>("avx2", is_here, quantize_groups<quantize_avx2<FourBits::GROUP, true>>, FourBits::GROUP);
+const InstructionSet avx2 = set_of<Avx2>("avx2", is_here, quantize_avx2<Avx2::INPUTS, true>, 4, &four_bits);
 
 } // namespace mars::kernels

@@ -34,8 +34,7 @@ struct Avx512Vnni {
     }
 };
 
-struct Avx512FourBits {
-    static constexpr size_t COLUMNS = 16, INPUTS = 64, MOST_ROWS = 10;
+struct Avx512FourBits : FourBitSizes<16, 10> {
     using Sums = __m512i;
     struct Factors {
         __m512i of[2], zeros;
@@ -83,23 +82,7 @@ bool is_here() { return mars::kernels::Processor().avx512_vnni; }
 } // namespace
 
 namespace mars::kernels {
-static const InstructionSet four_bits{"avx512_vnni",
-                                      is_here,
-                                      Avx512FourBits::COLUMNS,
-                                      Avx512FourBits::INPUTS,
-                                      FourBits::GROUP,
-                                      Avx512FourBits::MOST_ROWS,
-                                      false,
-                                      quantize_groups<quantize_avx512<FourBits::GROUP, true>>,
-                                      multiply_panels<Avx512FourBits>};
-const InstructionSet avx512_vnni{"avx512_vnni",
-                                 is_here,
-                                 Avx512Vnni::COLUMNS,
-                                 Avx512Vnni::INPUTS,
-                                 4,
-                                 Avx512Vnni::MOST_ROWS,
-                                 false,
-                                 quantize_avx512<Avx512Vnni::INPUTS, false>,
-                                 multiply_panels<Avx512Vnni>,
-                                 &four_bits};
+static const InstructionSet four_bits =
+    set_of<Avx512FourBits>("avx512_vnni", is_here, quantize_groups<quantize_avx512<FourBits::GROUP, true>>, FourBits::GROUP);
+const InstructionSet avx512_vnni = set_of<Avx512Vnni>("avx512_vnni", is_here, quantize_avx512<Avx512Vnni::INPUTS, false>, 4, &four_bits);
 } // namespace mars::kernels

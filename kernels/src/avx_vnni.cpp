@@ -1,3 +1,4 @@
+#include "quantize.hpp"
 #include "quantize_avx2.hpp"
 #include "store_avx2.hpp"
 #include "tile.hpp"
@@ -29,18 +30,35 @@ struct AvxVnni {
     }
 };
 
+struct AvxVnniFourBits : FourBitsAvx2<6> {
+    struct Factors : Bytes {
+        __m256i of[2];
+
+        explicit Factors(const int8_t* bytes) : Bytes(bytes) {
+            of[0] = _mm256_and_si256(both, _mm256_set1_epi32(0xffff));
+            of[1] = _mm256_srli_epi32(both, 16);
+        }
+    };
+
+    // As with AVX-512.
+    static void add(Sums& sums, const Weights& weights, __m256i factor, const uint8_t* codes, int32_t start) {
+        __m256i product = _mm256_set1_epi32(start);
+#pragma GCC unroll 8
+        for (size_t i = 0; i < 8; ++i) product = _mm256_dpbusd_avx_epi32(product, weights.of[i], codes_of(codes + 4 * i));
+        sums = _mm256_dpwssd_avx_epi32(sums, product, factor);
+    }
+
+    static void add_zeros(Sums& sums, const Factors& factors, const int16_t* both) {
+        sums = _mm256_dpwssd_avx_epi32(sums, factors.zeros, codes_of(both));
+    }
+};
+
 bool is_here() { return mars::kernels::Processor().avx_vnni; }
 
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet avx_vnni{"avx_vnni",
-                              is_here,
-                              AvxVnni::COLUMNS,
-                              AvxVnni::INPUTS,
-                              4,
-                              AvxVnni::MOST_ROWS,
-                              false,
-                              quantize_avx2<AvxVnni::INPUTS, false>,
-                              multiply_panels<AvxVnni>};
-}
+static const InstructionSet four_bits =
+    set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<FourBits::GROUP, true>>, FourBits::GROUP);
+const InstructionSet avx_vnni = set_of<AvxVnni>("avx_vnni", is_here, quantize_avx2<AvxVnni::INPUTS, false>, 4, &four_bits);
+} // namespace mars::kernels

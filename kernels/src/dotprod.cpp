@@ -40,13 +40,7 @@ bool is_here() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet dotprod{"dotprod",
-                             is_here,
-                             DotProd::COLUMNS,
-                             DotProd::INPUTS,
-                             4,
-                             DotProd::MOST_ROWS,
-                             false,
-                             quantize_neon<DotProd::INPUTS>,
-                             multiply_panels<DotProd>};
-}
+static const InstructionSet four_bits =
+    set_of<DotProdFourBits>("dotprod", is_here, quantize_groups<quantize_neon<FourBits::GROUP>>, FourBits::GROUP);
+const InstructionSet dotprod = set_of<DotProd>("dotprod", is_here, quantize_neon<DotProd::INPUTS>, 4, &four_bits);
+} // namespace mars::kernels

@@ -26,8 +26,7 @@ struct Portable {
     }
 };
 
-struct PortableFourBits {
-    static constexpr size_t COLUMNS = 8, INPUTS = 64, MOST_ROWS = 4;
+struct PortableFourBits : FourBitSizes<8, 4> {
     struct Sums {
         uint32_t of[COLUMNS]; // which may wrap around before the last group
     };
@@ -82,23 +81,7 @@ void quantize(const float* x, size_t rows, size_t inputs, uint8_t* codes, float*
 } // namespace
 
 namespace mars::kernels {
-static const InstructionSet four_bits{"portable",
-                                      is_here,
-                                      PortableFourBits::COLUMNS,
-                                      PortableFourBits::INPUTS,
-                                      FourBits::GROUP,
-                                      PortableFourBits::MOST_ROWS,
-                                      false,
-                                      quantize_groups<quantize<FourBits::GROUP, true>>,
-                                      multiply_panels<PortableFourBits>};
-const InstructionSet portable{"portable",
-                              is_here,
-                              Portable::COLUMNS,
-                              Portable::INPUTS,
-                              4,
-                              Portable::MOST_ROWS,
-                              false,
-                              quantize<Portable::INPUTS, false>,
-                              multiply_panels<Portable>,
-                              &four_bits};
+static const InstructionSet four_bits =
+    set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<FourBits::GROUP, true>>, FourBits::GROUP);
+const InstructionSet portable = set_of<Portable>("portable", is_here, quantize<Portable::INPUTS, false>, 4, &four_bits);
 } // namespace mars::kernels

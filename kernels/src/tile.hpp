@@ -44,6 +44,13 @@ void tile(const Panel& panel, const uint8_t* codes, const float* largest, float*
         Isa::store(sums[r / Isa::ROWS], r % Isa::ROWS, panel.middles, panel.steps, largest[r], out + r * stride);
 }
 
+// Of an Isa for weights of four bits
+template <size_t Columns, size_t MostRows>
+struct FourBitSizes {
+    static constexpr size_t COLUMNS = Columns, INPUTS = mars::kernels::FourBits::BLOCK, MOST_ROWS = MostRows;
+    static constexpr bool ADDS_IN_16_BITS = false;
+};
+
 // The same for weights of four bits, whose group is unpacked for all rows of the tile
 template <class Isa, size_t Rows, bool IsFirst>
 void four_bit_tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
@@ -109,6 +116,15 @@ void multiply_panels(const Packed& weights, const uint8_t* codes, const float* l
                 for (size_t r = 0; r < count; ++r) std::memcpy(place + r * weights.outputs, edge + r * stride, columns * sizeof(float));
         }
     }
+}
+
+// The set of an Isa, with that of its processors for weights of four bits
+template <class Isa>
+constexpr mars::kernels::InstructionSet set_of(const char* name, bool (*is_here)(),
+                                               decltype(mars::kernels::InstructionSet::quantize) quantize, size_t group,
+                                               const mars::kernels::InstructionSet* four_bits = nullptr) {
+    return {name,     is_here, Isa::COLUMNS, Isa::INPUTS, group, Isa::MOST_ROWS, Isa::ADDS_IN_16_BITS, quantize, multiply_panels<Isa>,
+            four_bits};
 }
 
 inline int32_t four(const void* bytes) {
