@@ -25,33 +25,39 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-WORK = ROOT / "build" / "gpu"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from gpu.models import (
+    ROOT,
+    ROUNDS,
+    WORK,
+    MissingError,
+    Row,
+    build_llama,
+    bundle,
+    children,
+    exported,
+    genai_model,
+    prepared,
+    ran,
+    timed,
+)
+from gpu.others import batched, compared, engine, genai, torch_steps
+
 PROGRAMS = ("mars-gpu-ort", "mars-gpu")
-TOOLS = ("llama-batched-bench", "llama-server", "llama-quantize")
 SLOTS = (1, 2, 4, 8, 15, 16)
 STEP_SHAPES = ((1, 1), (1, 8), (1, 15), (8, 1), (8, 8))  # rows, slots
-CURSOR, PROMPT, ANSWER, ROUNDS, STEPS = 64, 128, 64, 3, 20
-Row = dict[str, Any]
+CURSOR, STEPS = 64, 20
 Part = tuple[str, Callable[[], Iterator[Row]]]
-children: list[subprocess.Popen[bytes]] = []
-
-
-class MissingError(Exception):
-    """Something that a part needs and that is not here."""
 
 
 def enter(unpacked: Path) -> None:
@@ -84,40 +90,6 @@ def enter(unpacked: Path) -> None:
     os.execve(sys.executable, [sys.executable, "-u", *sys.argv, "--entered"], os.environ)
 
 
-def ran(command: list[Any], log: str, *, check: bool = True) -> str:
-    """The output of a program, also in build/gpu/LOG.log. Raises RuntimeError with its last line."""
-    path = WORK / f"{log}.log"
-    with path.open("w") as out:
-        words = list(map(str, command))
-        children.append(subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT))
-        code = children[-1].wait()
-    text = path.read_text(errors="replace").strip()
-    if code and check:
-        raise RuntimeError(f"exit code {code}: {(text.splitlines() or ['no output'])[-1]}")
-    return text
-
-
-def cli(*words: Any, log: str) -> str:
-    return ran([sys.executable, "-c", "from mars_export.cli import main; main()", *words], log)
-
-
-def bundle(name: str, precision: str) -> Path:
-    """The bundle of the default checkpoint ("base") or of random weights in a shape, exported once."""
-    from random_checkpoint import SHAPES, write_checkpoint
-
-    path, source = WORK / f"{name}-{precision}.bundle", WORK / f"{name}.checkpoint"
-    if name == "base":
-        path = WORK / "peers" / f"{precision}.bundle"  # which peers.py finds there
-    if path.exists():
-        return path
-    if name != "base" and not source.exists():
-        write_checkpoint(source, SHAPES[name])
-    more = ["--no-reference", "--allow-drift", "--precision", precision]
-    more += ["--quantizer", "round"] if precision == "int4" else []  # gptq takes minutes
-    cli("onnx", *([] if name == "base" else [source]), "-o", path, *more, log=path.stem)
-    return path
-
-
 def sessions(path: Path, device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What opens each graph of a bundle, on a GPU without and with captured steps; that for CUDA last."""
     from mars_export import Session
@@ -133,16 +105,6 @@ def sessions(path: Path, device: str) -> Iterator[tuple[str, Callable[[], Any]]]
                     f"{path.stem} {variant.kv_layout} {way}",
                     partial(Session.open, path, device, **settings),
                 )
-
-
-def timed(work: Callable[[], object], count: int) -> float:
-    """Median milliseconds after a few runs without the clock."""
-    times = []
-    for i in range(count + 3):
-        begun = time.perf_counter()
-        work()
-        times += [1000 * (time.perf_counter() - begun)] if i >= 3 else []
-    return round(median(times), 3)
 
 
 def memory() -> str:
@@ -230,128 +192,8 @@ def answers(precision: str, device: str) -> Iterator[Row]:
         found = measured(session, task, batch, *few)
         rates = {mode: round(v["tokens_per_second"]) for mode, v in found.items() if isinstance(v, dict)}
         forwards = {"exact, tokens/forward": round(found["exact"]["tokens_per_forward"], 2)}
-        yield {
-            "bundle": path.stem,
-            "task": task,
-            "batch": batch,
-            **rates,
-            **forwards,
-            "equal": found["equal"],
-        }
-
-
-def compared(device: str) -> Iterator[Row]:
-    """benchmarks/peers.py: all systems on the same rows, one row at a time."""
-    for precision in ("fp32",) if device == "cpu" else ("fp32", "fp16", "int4"):
-        bundle("base", precision)
-    command = [sys.executable, "benchmarks/peers.py", "--device", device, "--work", WORK / "peers"]
-    server = WORK / "llama" / "bin" / "llama-server"
-    command += ["--llama-server", server] if server.exists() else []
-    few = ["--rows", "1", "--arithmetic-rows", "1", "--rounds", "1", "--only", "fp32"]
-    command += few if device == "cpu" else ["--threads", 8]
-    text = ran([*command, "--json", WORK / "peers.json"], "peers")
-    for line in text.splitlines():
-        if line.startswith("absent"):
-            yield {"absent": line[8:]}
-    for found in json.loads((WORK / "peers.json").read_text())["summaries"]:
-        keys = ("task", "label", "tokens_per_second", "ttft_ms", "tokens_per_forward", "equal")
-        yield {key: round(v, 2) if isinstance(v := found[key], float) else v for key in keys}
-
-
-def batched() -> Iterator[Row]:
-    """llama-batched-bench: its speed at 1 and 8 rows."""
-    for kind in ("f16", "q4_0"):
-        model = next((WORK / "peers").glob(f"gguf-served-*/{kind}.gguf"), None)
-        if model is None or not (WORK / "llama/bin/llama-batched-bench").exists():
-            raise MissingError("llama.cpp or its models are not built")
-        command = [WORK / "llama/bin/llama-batched-bench", "-m", model, "-ngl", 99, "-c", 8192, "-fa", "on"]
-        text = ran(
-            [*command, "-npp", PROMPT, "-ntg", ANSWER, "-npl", "1,8", "--output-format", "jsonl"], "bench"
-        )
-        for line in filter(lambda line: line.startswith("{"), text.splitlines()):
-            found = json.loads(line)
-            yield {"system": f"llama.cpp {kind}", "batch": found["pl"], "tokens/s": round(found["speed_tg"])}
-
-
-def genai(model: Path) -> Iterator[Row]:
-    """onnxruntime-genai at 1 and 8 rows of random tokens, the prompt left out."""
-    import numpy as np
-
-    if not model.exists() or find_spec("onnxruntime_genai") is None:
-        raise MissingError(f"onnxruntime-genai or {model.name} is not here")
-    import onnxruntime_genai as og
-
-    loaded = og.Model(str(model))
-    for rows in (1, 8):
-        rates = []
-        for _ in range(1 + ROUNDS):
-            params = og.GeneratorParams(loaded)
-            params.set_search_options(max_length=PROMPT + ANSWER, min_length=PROMPT + ANSWER, batch_size=rows)
-            generator = og.Generator(loaded, params)
-            generator.append_tokens(
-                np.random.default_rng(1).integers(5, 250, (rows, PROMPT)).astype(np.int32)
-            )
-            generator.generate_next_token()
-            begun, count = time.perf_counter(), 0
-            while not generator.is_done():
-                generator.generate_next_token()
-                count += 1
-            rates.append(rows * count / (time.perf_counter() - begun))
-        yield {"system": model.name, "batch": rows, "tokens/s": round(median(rates[1:]))}
-
-
-def torch_steps(shape: str, device: str) -> Iterator[Row]:
-    """transformers' model with a static cache, random weights: one step captured as a CUDA graph, which is
-    PyTorch's floor, and `generate` with its compiled decode.
-    """
-    import torch
-    import transformers
-
-    from random_checkpoint import SHAPES, config_of
-
-    config = transformers.AutoConfig.for_model(**config_of(SHAPES[shape]))
-    dtype = torch.float16 if device == "cuda" else torch.float32
-    with torch.device(device), torch.inference_mode():
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-        for rows, slots in ((1, 1), (1, 8), (1, 16), (8, 1), (8, 8)):
-            cache = transformers.StaticCache(config=config, max_cache_len=1024)
-            model(torch.full((rows, PROMPT), 5), past_key_values=cache)
-            ids, at = torch.full((rows, slots), 5), torch.arange(PROMPT, PROMPT + slots)
-
-            def step(ids: Any = ids, at: Any = at, cache: Any = cache) -> None:
-                model(ids, position_ids=at[None], past_key_values=cache, cache_position=at)
-
-            row = {"system": f"torch {shape}", "rows": rows, "slots": slots}
-            if device == "cuda":
-                torch.cuda.synchronize()
-                side = torch.cuda.Stream()
-                with torch.cuda.stream(side):
-                    step()
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    step()
-                yield {
-                    **row,
-                    "captured, ms": timed(lambda g=graph: (g.replay(), torch.cuda.synchronize()), 30),
-                }
-            else:
-                yield {**row, "eager, ms": timed(step, 3)}
-        for rows in (1, 8):
-            ids, settings = torch.full((rows, PROMPT), 5), {"cache_implementation": "static"}
-            more = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False, **settings}
-            work = lambda ids=ids, more=more: model.generate(ids, attention_mask=torch.ones_like(ids), **more)  # noqa: E731
-            rate = round(1000 * rows * ANSWER / timed(work, ROUNDS))
-            yield {"system": f"transformers {shape}, generate, static cache", "batch": rows, "tokens/s": rate}
-
-
-def engine(target: str) -> Iterator[Row]:
-    if find_spec("tensorrt_rtx") is None:
-        raise MissingError("tensorrt_rtx is not installed")
-    path, source = WORK / f"rtx-{target}.bundle", bundle("tiny", "fp16").with_name("tiny.checkpoint")
-    cli("trt", source, "-o", path, "--target", target, "--force", log=f"rtx-{target}")
-    text = cli("doctor", path, "--device", "cuda", log=f"rtx-{target}-doctor")
-    yield from ({"target": target, "doctor": line} for line in text.splitlines() if "variant" in line)
+        row = {"bundle": path.stem, "task": task, "batch": batch, **rates, **forwards}
+        yield {**row, "equal": found["equal"]}
 
 
 def tested(unpacked: Path) -> Iterator[Row]:
@@ -367,58 +209,6 @@ def tested(unpacked: Path) -> Iterator[Row]:
         program = next((f / name for f in folders if (f / name).exists()), None)
         last = "not here" if program is None else ran([program], name, check=False).splitlines()[-1]
         yield {"tests": name, "last": last}
-
-
-def build_llama(unpacked: Path, device: str) -> Iterator[Row]:
-    source, out = unpacked / "llama", WORK / "llama"
-    if not source.exists() or shutil.which("cmake") is None:
-        raise MissingError(f"{source} or cmake is not here")
-    off = [f"-D{name}=OFF" for name in ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP")]
-    off += ["-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    gpu = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if device == "cuda" else []
-    ran(["cmake", "-G", "Ninja", "-S", source, "-B", out, *off, *gpu], "llama-configure")
-    ran(["cmake", "--build", out, "-j", max(1, (os.cpu_count() or 4) - 4), "--target", *TOOLS], "llama-build")
-    yield {"built": ", ".join(TOOLS)}
-
-
-def prepared(device: str) -> Iterator[Row]:
-    from mars_export.exporter.checkpoint.default import base_directory
-    from peers import catalog, models
-
-    work, server = WORK / "peers", WORK / "llama" / "bin" / "llama-server"
-    (work / "logs").mkdir(parents=True, exist_ok=True)
-    base_directory()
-    with ThreadPoolExecutor() as pool:
-        jobs: dict[str, Any] = {kind: pool.submit(bundle, "base", kind) for kind in ("fp16", "fp32", "int4")}
-        if problem := models.make(catalog.merged(work), work):
-            raise MissingError(problem)
-        programs = catalog.programs(work, Path(), server if server.exists() else None, device)
-        made = {p.model: p for p in programs if p.environment is None and p.module != "ours"}
-        jobs |= {path.name: pool.submit(models.make, program, work) for path, program in made.items()}
-        for name, job in jobs.items():
-            yield {"model": name, "made": job.result() or "yes"}
-
-
-def exported(name: str, precision: str) -> Iterator[Row]:
-    yield {"bundle": bundle(name, precision).name}
-
-
-def genai_model(precision: str, source: Path) -> Iterator[Row]:
-    target = WORK / f"genai-{source.stem}-{precision}"
-    command = [
-        sys.executable,
-        "-m",
-        "onnxruntime_genai.models.builder",
-        "-i",
-        source,
-        "-o",
-        target,
-        "-e",
-        "cuda",
-    ]
-    more = ["-p", precision, "-c", WORK / "genai-cache", "--extra_options", "enable_cuda_graph=true"]
-    ran([*command, *more], target.name)
-    yield {"model": target.name}
 
 
 def tables(

@@ -65,9 +65,9 @@ def test_a_stage_goes_on_after_an_error_and_ends_with_its_tables(
 
 def test_a_stage_that_hangs_is_ended_with_what_it_has(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, 'benchmarks'); from gpu import half_hour as h\n"
+        "import sys; sys.path.insert(0, 'benchmarks'); from gpu import half_hour as h, models\n"
         "def part():\n    yield {'row': 1}\n    h.ran(['sleep', '60'], 'sleep')\n"
-        f"h.WORK = h.Path({str(tmp_path)!r}); h.take('steps', [('a', part)], 0.5)"
+        f"models.WORK = h.WORK = h.Path({str(tmp_path)!r}); h.take('steps', [('a', part)], 0.5)"
     )
     done = call("python3", "-c", code)
     assert done.returncode == 3 and "out of time" in done.stdout and "| row |" in done.stdout
