@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-SCHEMES = ("int4", "int8", "w8a8")
+INTEGER = ("w8a8", "w4a8")  # activations are quantized too, so that products are computed in integers
+SCHEMES = ("int4", "int8", *INTEGER)
 GROUP_SIZES = (16, 32, 64, 128, 256)
+MULTIPLIED_GROUP = 32
+SENSITIVE = ("v", "down")  # maps that lose most by 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +20,14 @@ class Codec:
     """How the numbers of one weight become codes.
 
     `group_size` inputs share a scale; None means all inputs of a channel. Symmetric codes are signed and have
-    no zero point.
+    no zero point. `multiplied`: a group's scale is an integer times the channel's, so that products with
+    integers have integer sums.
     """
 
     kind: str  # "int4" or "int8"
     group_size: int | None
     symmetric: bool = True
+    multiplied: bool = False
 
     @property
     def bits(self) -> int:
@@ -45,6 +50,10 @@ class Codec:
     def num_groups(self, inputs: int) -> int:
         return inputs // (self.group_size or inputs)
 
+    def max_multiplier(self, inputs: int) -> int:
+        """The largest for which the sum of `inputs` products with activations fits 32 bits."""
+        return min(255, 2**31 // (127 * self.highest * inputs))
+
     def encode(self, weight: np.ndarray, scale_dtype: np.dtype[Any]) -> Encoded:
         """Encode a Linear weight [outputs, inputs], with scales that are rounded to `scale_dtype`."""
         outputs, inputs = weight.shape
@@ -57,36 +66,53 @@ class Codec:
             steps = self.highest
         with np.errstate(over="ignore"):
             scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
+        multipliers = None
+        if self.multiplied:
+            wanted, most = scales, self.max_multiplier(inputs)
+            scales = wanted.max(1, keepdims=True) / np.float32(most)
+            multipliers = np.ceil(wanted / np.where(scales > 0, scales, 1)).clip(1, most).astype(np.uint8)
+        made = Encoded(np.empty(0, np.int8 if self.symmetric else np.uint8), scales, None, multipliers)
         # The codes of a group are zero if its numbers are zero or too small for the scale's dtype.
-        wide = np.where(scales > 0, scales, 1).astype(np.float32)
+        units = made.units
+        wide = np.where(units > 0, units, 1)
         zeros, shifted = None, np.rint(groups / wide[..., None])
         if not self.symmetric:
             zeros = np.clip(np.rint(-low / wide), self.lowest, self.highest).astype(np.uint8)
             shifted += zeros[..., None]
-        codes = np.clip(shifted, self.lowest, self.highest).astype(np.int8 if self.symmetric else np.uint8)
-        if (scales <= 0).any():
-            codes[scales <= 0] = 0 if zeros is None else zeros[scales <= 0][..., None]
-        return Encoded(codes, scales, zeros)
+        codes = np.clip(shifted, self.lowest, self.highest).astype(made.codes.dtype)
+        if (units <= 0).any():
+            codes[units <= 0] = 0 if zeros is None else zeros[units <= 0][..., None]
+        return replace(made, codes=codes, zeros=zeros)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """codes [outputs, groups, group] int8 or uint8; scales, zeros (uint8, or None) [outputs, groups]."""
+    """codes [outputs, groups, group] int8 or uint8; zeros [outputs, groups] uint8, or None; scales [outputs,
+    groups], or with `multipliers` [outputs, groups] uint8 [outputs, 1].
+    """
 
     codes: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray | None
+    multipliers: np.ndarray | None = None
 
     def rows(self, rows: slice) -> Encoded:
         """The codes of some outputs."""
-        return Encoded(self.codes[rows], self.scales[rows], None if self.zeros is None else self.zeros[rows])
+        parts = (self.codes, self.scales, self.zeros, self.multipliers)
+        return Encoded(*(None if part is None else part[rows] for part in parts))
+
+    @property
+    def units(self) -> np.ndarray:
+        """What a step of a code stands for, [outputs, groups] fp32."""
+        scales = self.scales.astype(np.float32)
+        return scales if self.multipliers is None else scales * self.multipliers
 
     def decoded(self) -> np.ndarray:
         """The decoded weight, [outputs, groups, group] fp32."""
         plain = self.codes.astype(np.float32)
         if self.zeros is not None:
             plain -= self.zeros[..., None]
-        return plain * self.scales[..., None].astype(np.float32)
+        return plain * self.units[..., None]
 
 
 @runtime_checkable
@@ -115,7 +141,8 @@ class Quantization:
     """How a bundle's weights are stored.
 
     `scheme`: "int4" and "int8" quantize weights only, in groups of `group_size` inputs. "w8a8" has one scale
-    for each output channel and also quantizes activations to 8 bits at run time, each token separately.
+    for each output channel and also quantizes activations to 8 bits at run time, each token separately. So
+    does "w4a8", with weights of 4 bits in groups of 32, except those of the maps that lose most by it.
     `head` and `embedding`: how lm_head and the embedding table are stored ("float" is the graph's precision).
     Tied tables in the same form are stored once.
     """
@@ -129,31 +156,39 @@ class Quantization:
     def problems(self, inputs: Mapping[str, int]) -> list[str]:
         """The errors in these choices; `inputs` are the numbers of inputs of Linear maps, by name."""
         problems = []
-        if self.scheme == "w8a8":
+        if self.is_integer:
             if not self.symmetric:
-                problems.append("--asymmetric is for int4 and int8: the channels of w8a8 have no zero point")
+                problems.append(f"--asymmetric is for int4 and int8: {self.scheme} has one form")
             if self.head == "int4":
                 problems.append("--head int4 is for --precision int4 and int8")
         elif self.group_size not in GROUP_SIZES:
-            problems.append(
-                f"--group must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size}"
-            )
-        else:
-            for name, count in inputs.items():
-                if count % self.group_size:
-                    problems.append(f"--group {self.group_size} does not divide the {count} inputs of {name}")
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            return [f"--group must be one of {sizes}, not {self.group_size}"]
+        for name, count in inputs.items():
+            size = self.codec(name).group_size
+            if size is not None and count % size:
+                which = f"groups of {size} inputs do" if self.is_integer else f"--group {size} does"
+                problems.append(f"{which} not divide the {count} inputs of {name}")
         return problems
 
     @property
     def is_integer(self) -> bool:
         """Whether activations are quantized too, so that products are computed in integers."""
-        return self.scheme == "w8a8"
+        return self.scheme in INTEGER
 
     @property
     def linear(self) -> Codec:
-        if self.is_integer:
+        """The codec of Linear maps of layers; of most of them in w4a8."""
+        if self.scheme == "w4a8":
+            return Codec("int4", MULTIPLIED_GROUP, symmetric=False, multiplied=True)
+        if self.scheme == "w8a8":
             return Codec("int8", None)
         return Codec(self.scheme, self.group_size, self.symmetric)
+
+    def codec(self, weight: str) -> Codec:
+        """The codec of a Linear map, by the name of its weight in the checkpoint or the graph."""
+        part = weight.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj")
+        return Codec("int8", None) if self.is_integer and part in SENSITIVE else self.linear
 
     def table(self, kind: str) -> Codec | None:
         """The codec of a vocabulary table. int8 tables have a scale for each row, which can be read alone."""

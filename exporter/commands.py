@@ -106,7 +106,7 @@ def onnx(
     checkpoint_options: CheckpointOptions,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
-    from .export import export_onnx
+    from .export import export_onnx, instead_of_w8a8
     from .option_rules import check_needs, choose_kv, choose_precision
     from .tensorrt.engines import is_bundle
 
@@ -127,9 +127,9 @@ def onnx(
     with progress_bars() as bars:
         opened = checkpoint_options.open(checkpoint)
         options = replace(options, block=block or opened.block)
-        if is_auto and opened.dims.mtp and options.precision == "w8a8":
-            err.print("precision: int8 (w8a8 does not support the checkpoint's MTP layer)")
-            options = replace(options, precision="int8")
+        if is_auto and options.precision == "w8a8" and (other := instead_of_w8a8(opened, options)):
+            err.print(f"precision: {other[0]} ({other[1]})")
+            options = replace(options, precision=other[0])
         asked = options
         if is_auto and choose_kv(options, opened.dims) != options.kv:
             err.print("KV entries: int8 (a quarter of the memory; --kv float for those of the activations)")
@@ -138,7 +138,7 @@ def onnx(
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
         except PrecisionError as error:
-            if not is_auto:
+            if not is_auto or options.precision == "w4a8":
                 raise
             err.print(f"precision: fp32 ({str(error).partition(';')[0]})", markup=False)
             options = replace(asked, precision="fp32", quantizer="auto", calibration_text=None)

@@ -20,6 +20,7 @@ from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.bundle.variant_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.library import LEVELED
 from ..runtime.errors import BundleError, ExportError
+from ..runtime.machine import available
 from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
 from .checkpoint.packed import require_same_form
@@ -32,6 +33,7 @@ from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
 from .turns import derive_chat_turns, find_control_tokens, find_thinking, with_plain_marks
 
+MEMORY_SHARE = 0.75  # of free memory: at most for weights
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
 
 Progress = Callable[[str, int, int], None]
@@ -159,6 +161,26 @@ def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
     return total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
 
 
+def instead_of_w8a8(checkpoint: Checkpoint, options: ExportOptions) -> tuple[str, str] | None:
+    """The precision that --precision auto takes in place of w8a8, and the reason; None if it takes w8a8.
+
+    That is w4a8 where w8a8's weights would leave little of this machine's free memory, and the checkpoint can
+    have it.
+    """
+    if checkpoint.dims.mtp:
+        return "int8", "w8a8 does not support the checkpoint's MTP layer"
+    size, free = weight_bytes(checkpoint, options), available()
+    if free is None or size <= MEMORY_SHARE * free:
+        return None
+    smaller = replace(options, precision="w4a8")
+    try:
+        check_options(smaller, checkpoint.dims)
+        require_same_form(checkpoint.tensors, checkpoint.dims, smaller.quantization)
+    except ExportError:
+        return None
+    return "w4a8", f"w8a8's {size / 1e9:.1f} GB are too much for {free / 1e9:.1f} GB of free memory"
+
+
 def producer() -> str:
     """The name and version of this exporter, for bundles."""
     return f"mars-export {version('mars-export')}"
@@ -212,7 +234,7 @@ def _quantization_info(
         return None
     linear = storage.linear
     return QuantizationInfo(
-        linear.group_size, storage.symmetric, storage.head, storage.embedding, quantizer, linear.bits
+        linear.group_size, linear.symmetric, storage.head, storage.embedding, quantizer, linear.bits
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .codes import Quantization
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-PRECISIONS = (*FLOATS, "int4", "int8", "w8a8")
+PRECISIONS = (*FLOATS, "int4", "int8", "w8a8", "w4a8")
 TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
 AtLeastOne = typer.Option(min=1)
 DEFAULT_CAPACITY, DEFAULT_PREFILL, MAX_ROWS, MAX_BLOCK, MAX_TOP_K = 1024, 128, 1024, 64, 256
@@ -91,14 +91,15 @@ class GraphOptions:
     block: Slots of a decode step: the block the checkpoint was tuned with.
 
     Weights:
-    precision: Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto.
+    precision: Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 or w4a8 (activations in 8
+        bits too), or auto.
     activations: What quantized weights are computed in: fp32, fp16 or bf16.
     group: int4 and int8: group size, the number of inputs that share a scale.
     head: How a quantized bundle stores lm_head: float, int8 or int4.
-    quantizer: How codes are chosen: gptq (from a calibration text), round, or auto: gptq for w8a8, and for
-        int4 if there is a text.
-    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; w8a8 has a built-in text, and
-        the default checkpoint its own.
+    quantizer: How codes are chosen: gptq (from a calibration text), round, or auto: gptq for w8a8 and
+        w4a8, and for int4 if there is a text.
+    calibration_text: Rows of your task (.jsonl) or plain text (.txt) for gptq; w8a8 and w4a8 have a
+        built-in text, and the default checkpoint its own.
 
     Outputs of the graph:
     metrics: Also return margin and entropy.
@@ -134,8 +135,8 @@ class ExportOptions(Shapes, GraphOptions):
     embedding: How a quantized bundle stores the embedding: float or int8.
 
     Shapes:
-    kv: Type of KV entries: float (that of activations), or int8, of w8a8 on a CPU only: a quarter of the
-        memory. By default int8 where --precision auto chooses w8a8 and the model allows it, else float.
+    kv: Type of KV entries: float (that of activations), or int8, of w8a8 and w4a8 only: a quarter of the
+        memory. By default int8 where --precision auto chooses one of them and the model allows it.
 
     Python only:
     accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.

@@ -8,7 +8,7 @@ from ..runtime.errors import ExportError
 from ..runtime.machine import byte_products
 from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
-from .codes import SCHEMES
+from .codes import INTEGER, SCHEMES
 from .export_options import MAX_BLOCK, ExportOptions, out_of_range
 from .quantize.quantizer import Quantizer, choose_quantizer
 
@@ -48,9 +48,9 @@ def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
         raise ExportError("; ".join(problems))
     given = {name for name in (*OF_CODES, *OF_FIXED) if getattr(options, name) != getattr(defaults, name)}
     without_codes = options.precision not in SCHEMES
-    without_groups = options.precision == "w8a8" and options.head != "int4"
+    without_groups = options.precision in INTEGER and options.head != "int4"
     needs = {
-        "--precision int4, int8 or w8a8": given & set(OF_CODES) if without_codes else (),
+        f"--precision {', '.join(SCHEMES)}": given & set(OF_CODES) if without_codes else (),
         "--precision int4 or int8, or --head int4": given & {"group"} if without_groups else (),
         "--fixed": () if options.fixed else given & set(OF_FIXED),
     }
@@ -75,8 +75,8 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
             "down": dims.intermediate_size,
         }
         problems += options.quantization.problems(inputs)
-        if options.precision == "w8a8" and options.activations != "fp32":
-            problems.append("--precision w8a8 is computed with --activations fp32 only")
+        if options.quantization.is_integer and options.activations != "fp32":
+            problems.append(f"--precision {options.precision} is computed with --activations fp32 only")
     if not 1 <= options.block <= min(MAX_BLOCK, context_length // 2):
         problems.append(
             f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
@@ -93,8 +93,8 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
 
 
 def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:
-    if options.precision != "w8a8":
-        yield f"--kv int8 is for --precision w8a8, not {options.precision}"
+    if options.precision not in INTEGER:
+        yield f"--kv int8 is for --precision {' and '.join(INTEGER)}, not {options.precision}"
     if options.is_appended or options.fixed:
         yield "--kv int8 has --kv-layout in-place, without --fixed"
     if dims.quirks.attention_cap:

@@ -113,7 +113,8 @@ def run(
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
     # Packing pays off for codes, but not for float weights that are used for a few products only.
     quantization = spec.options.quantization
-    pack, is_integer = layers is None or quantization is not None, spec.options.precision == "w8a8"
+    pack = layers is None or quantization is not None
+    is_integer = quantization is not None and quantization.is_integer
     try:
         for model in parts:
             onnx.save(model, scratch)

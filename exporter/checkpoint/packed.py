@@ -327,9 +327,12 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
     """Raise ExportError if a checkpoint's int4 or int8 codes would be rounded again to another form of the
     same width.
 
-    Wider forms (fp32, int8 for int4 codes, w8a8) are allowed, because they lose next to nothing.
+    Wider forms (fp32, int8 for int4 codes, w8a8) are allowed, because they lose next to nothing; so is w8a8
+    for int8 codes, but not w4a8 for int4 codes, whose scales are no integers times one of the channel.
     """
-    if not isinstance(tensors, PackedTensors) or storage is None or storage.scheme != tensors.codec.kind:
+    if not isinstance(tensors, PackedTensors) or storage is None:
+        return
+    if storage.linear.kind != tensors.codec.kind or (storage.is_integer and storage.linear.bits == 8):
         return
     codec = tensors.codec
     problems: list[str] = []

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from ..checkpoint.families import Quirks
 from ..codes import Codec
-from .nodes import Nodes
+from .nodes import Body, Nodes
 
+LAST = "last_axis"
+LAST_AXIS = (LAST, [-1])
+CODE_STEP, MIDDLE = ("code_step", 1 / 127, np.float32), ("middle", 128, np.uint8)  # of activations
 BEND = 0.044715  # of Gelu's approximation by tanh
 
 
@@ -78,7 +81,8 @@ def query_growth(nodes: Nodes, quirks: Quirks, column: str, dtype: int) -> None:
     nodes.add("Cast", grown, name="query_growth", to=dtype)
 
 
-DOMAIN, PRODUCT = "mars_export", "QuantizedMatMul"  # the operator of mars-export-kernels
+DOMAIN = "mars_export"  # of the operators of mars-export-kernels
+PRODUCT, GROUPED = "QuantizedMatMul", "GroupedMatMul"
 MICROSOFT = "com.microsoft"  # operators of ONNX Runtime's own
 
 
@@ -110,20 +114,64 @@ def _product_of_rows(opset: int) -> onnx.FunctionProto:
     unsigned times signed bytes is the fast product. The codes of a row of zeros are arbitrary (0 / 0), but
     its largest number, zero, makes its products zero, which saves a node.
     """
-    body = Nodes()
-    step, middle = (
-        body.add("Constant", name=name, value=numpy_helper.from_array(value))
-        for name, value in (("code_step", np.array(1 / 127, np.float32)), ("middle", np.array(128, np.uint8)))
-    )
-    last_axis = body.add("Constant", name="last_axis", value_ints=[-1])
-    largest = body.add("ReduceMax", body.add("Abs", "x", name="abs"), last_axis, name="row", keepdims=1)
-    unit = body.add("Div", "x", largest, name="unit")
-    codes = body.add("QuantizeLinear", unit, step, middle, name="codes")
-    decoded = body.add("DequantizeLinear", codes, step, middle, name="decoded")
+    body = Body()
+    codes, largest = _codes_of_rows(body)
+    decoded = body.add("DequantizeLinear", codes, CODE_STEP, MIDDLE, name="decoded")
     matrix = body.add("DequantizeLinear", "weight", "scale", name="matrix", axis=1)
     body.add("Mul", body.add("MatMul", decoded, matrix, name="units"), largest, name="y")
     opsets = [helper.make_opsetid("", opset)]
     return helper.make_function(DOMAIN, PRODUCT, ["x", "weight", "scale"], ["y"], body.nodes, opsets)
+
+
+def _codes_of_rows(body: Body) -> tuple[str, str]:
+    """The codes of x [..., in] uint8, around MIDDLE, and the largest number of each row, [..., 1]."""
+    largest = body.add("ReduceMax", body.add("Abs", "x", name="abs"), LAST_AXIS, name="row", keepdims=1)
+    unit = body.add("Div", "x", largest, name="unit")
+    return body.add("QuantizeLinear", unit, CODE_STEP, MIDDLE, name="codes"), largest
+
+
+def grouped_product(nodes: Nodes, x: str, weight: str, codec: Codec, name: str, opset: int) -> str:
+    """x [..., in] fp32 times a weight [in, out] of `multiplied` codes, in the way of `integer_product`."""
+    nodes.functions.setdefault(GROUPED, _grouped_product_of_rows(codec, opset))
+    inputs = [f"{weight}{suffix}" for suffix in ("", "_zero_point", "_multiplier", "_scale")]
+    return nodes.add(GROUPED, x, *inputs, name=name, domain=DOMAIN)
+
+
+def _grouped_product_of_rows(codec: Codec, opset: int) -> onnx.FunctionProto:
+    """A weight's integers, multiplier (code - zero point), need 13 bits: they are 64 high + low, whose
+    products with codes of x add up in pairs without saturation on processors that add in 16 bits. ONNX
+    Runtime computes both from the constants when it opens the graph; it would not compute a DequantizeLinear.
+    """
+    body = Body()
+
+    def number(name: str) -> str:
+        return body.add("Cast", name, name=f"{name}_f32", to=TensorProto.FLOAT)
+
+    def by_group(x: str, name: str) -> str:
+        return body.add("Unsqueeze", x, ("axis_1", [1]), name=name)  # [groups, 1, out]
+
+    outputs = body.add("Shape", "weight", name="num_outputs", start=1)
+    groups = body.add("Concat", ("group", [-1, codec.group_size]), outputs, name="groups", axis=0)
+    plain = body.add("Reshape", number("weight"), groups, name="grouped")  # [groups, group, out]
+    plain = body.add("Sub", plain, by_group(number("zero_point"), "zero_points"), name="centred")
+    plain = body.add("Mul", plain, by_group(number("multiplier"), "multipliers"), name="multiplied")
+    plain = body.add("Reshape", plain, body.add("Shape", "weight", name="shape"), name="integers")
+    radix = ("radix", 64, np.float32)
+    high = body.add("Round", body.add("Div", plain, radix, name="share"), name="high")
+    low = body.add("Sub", plain, body.add("Mul", high, radix, name="rounded"), name="low")
+    codes, largest = _codes_of_rows(body)
+    sums = []
+    for part in (high, low):
+        stored = body.add("Cast", part, name=f"{part}_int8", to=TensorProto.INT8)
+        sums.append(body.add("MatMulInteger", codes, stored, MIDDLE, name=f"{part}_sum"))
+    total = body.add("Mul", sums[0], ("radix_int32", 64, np.int32), name="high_total")
+    total = body.add("Add", total, sums[1], name="total")
+    total = body.add("Cast", total, name="total_f32", to=TensorProto.FLOAT)
+    units = body.add("Mul", total, body.add("Mul", "scale", CODE_STEP, name="steps"), name="units")
+    body.add("Mul", units, largest, name="y")
+    opsets = [helper.make_opsetid("", opset)]
+    inputs = ["x", "weight", "zero_point", "multiplier", "scale"]
+    return helper.make_function(DOMAIN, GROUPED, inputs, ["y"], body.nodes, opsets)
 
 
 def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
@@ -139,12 +187,9 @@ def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
     return nodes.add("Mul", plain, scale, name="embedding")
 
 
-LAST = "last_axis"
-
-
 def write_predictions(nodes: Nodes, logits: str, metrics: bool, top_k: int, *, in_one_pass: bool) -> None:
     """Write the outputs for logits [b, o, vocab]. `in_one_pass`: with operators that are fast on a CPU."""
-    last = nodes.constant(LAST, [-1])
+    last = nodes.constant(*LAST_AXIS)
     top = _best(nodes, logits, in_one_pass)
     shifted = nodes.add("Sub", logits, top, name="shifted")
     weights = nodes.add("Exp", shifted, name="weights")

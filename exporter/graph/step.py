@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..codes import Codec
 from ..export_options import ExportOptions
 from . import attention, fused, heads, int8_kv, mtp, operators
 from .nodes import Nodes
-from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
+from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table, split_by_codec
 
 # (opset, IR version). `appended` is for older TensorRT: plain operators of an old opset. Opset 21 introduced
 # the blocks of int4 and int8.
@@ -105,9 +105,8 @@ class Writer:
         self.is_batch_invariant = self.quantization is not None and not (
             self.half or self.is_appended or self.has_int8_kv
         )
-        is_integer = self.quantization is not None and self.quantization.is_integer
         is_plain = not (self.half or self.is_appended or spec.mtp_drafts)
-        self.is_fused = is_integer and is_plain and fused.fits(spec.dims)
+        self.is_fused = spec.options.precision == "w8a8" and is_plain and fused.fits(spec.dims)
         # A window as long as the context hides nothing.
         windows = self.dims.windows
         self.windows = [w if w is not None and w < self.dims.context_length else None for w in windows]
@@ -208,7 +207,7 @@ class Writer:
 
     def attention(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
-        packed = self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias)
+        packed = self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias, self.quirks.qkv)
 
         def norm(x: str, module: str, name: str) -> str:
             return self.norm(x, f"layers.{i}.{module}", name)
@@ -287,10 +286,16 @@ class Writer:
             nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
         )
 
-    def linear(self, x: str, weight: str, name: str, bias: bool) -> str:
-        product = self.product(
-            x, f"{weight}.weight", name, self.quantization.linear if self.quantization else None
-        )
+    def linear(self, x: str, weight: str, name: str, bias: bool, parts: Sequence[str] = ()) -> str:
+        """x times `weight`; of maps of the checkpoint with different codecs, each has a product."""
+        products = []
+        for joined, _ in split_by_codec(name, parts or (name,), self.quantization):
+            stored = f"{weight.removesuffix(name)}{joined}.weight"
+            codec = self.quantization.codec(stored) if self.quantization else None
+            products.append(self.product(x, stored, name if joined == name else f"{joined}_product", codec))
+        product = products[0]
+        if len(products) > 1:
+            product = self.nodes.add("Concat", *products, name=name, axis=-1)
         if bias:
             product = self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased")
         return product
@@ -298,6 +303,8 @@ class Writer:
     def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
         if codec is None:
             return self.nodes.add("MatMul", x, weight, name=name)
+        if codec.multiplied:
+            return operators.grouped_product(self.nodes, x, weight, codec, name, self.spec.versions[0])
         if self.quantization is not None and self.quantization.is_integer:
             return operators.integer_product(self.nodes, x, weight, name, self.spec.versions[0])
         return operators.dequantized(self.nodes, x, weight, codec, name)

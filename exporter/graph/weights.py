@@ -46,7 +46,7 @@ class WeightRecipe:
     joined on the last axis.
 
     With a codec, `dtype` is the type of the scales, which follow the codes as `{name}_scale`, before
-    `{name}_zero_point` if there are zero points. `offset` is added to every number.
+    `{name}_zero_point` and `{name}_multiplier` if there are any. `offset` is added to every number.
     """
 
     name: str
@@ -81,7 +81,6 @@ def weight_recipes(
     dims: Dims, precision: str, quantization: Quantization | None = None
 ) -> Iterator[WeightRecipe]:
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
-    codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
     yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
     quirks, plus = dims.quirks, dims.quirks.norm_offset
@@ -96,8 +95,10 @@ def weight_recipes(
         def linear(
             name: str, parts: Sequence[str], bias: bool, i: int = i, stored: int = stored
         ) -> Iterator[WeightRecipe]:
-            sources = tuple(names.weight(stored, part) for part in parts)
-            yield WeightRecipe(f"layers.{i}.{name}.weight", sources, True, precision, codec)
+            for joined, sharing in split_by_codec(name, parts, quantization):
+                sources = tuple(names.weight(stored, part) for part in sharing)
+                codec = quantization.codec(sources[0]) if quantization else None
+                yield WeightRecipe(f"layers.{i}.{joined}.weight", sources, True, precision, codec)
             if bias:
                 sources = tuple(names.bias(stored, part) for part in parts)
                 yield WeightRecipe(f"layers.{i}.{name}.bias", sources, False, precision)
@@ -123,6 +124,17 @@ def weight_recipes(
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
         yield WeightRecipe("lm_head.weight", (source,), head is not None, precision, head)
+
+
+def split_by_codec(
+    name: str, parts: Sequence[str], quantization: Quantization | None
+) -> list[tuple[str, Sequence[str]]]:
+    """The maps of the graph, by name, that the map `name` of the checkpoint's `parts` is stored as: one, or
+    "qk" and "v" if the values have another codec.
+    """
+    if quantization is None or len({quantization.codec(part) for part in parts}) == 1:
+        return [(name, parts)]
+    return [("qk", parts[:-1]), ("v", parts[-1:])]
 
 
 def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
@@ -197,9 +209,9 @@ def _bytes(recipe: WeightRecipe, shape: tuple[int, ...]) -> int:
     count, width = int(np.prod(shape, dtype=np.int64)), NUMPY_DTYPES[recipe.dtype].itemsize
     if (codec := recipe.codec) is None:
         return count * width
-    scales = shape[0] * codec.num_groups(shape[1])
-    bits = 4 if codec.kind == "int4" else 8  # in the file
-    return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
+    groups, bits = shape[0] * codec.num_groups(shape[1]), codec.bits
+    scales = shape[0] * width + groups if codec.multiplied else groups * width
+    return (count * bits + 7) // 8 + scales + (0 if codec.symmetric else (groups * bits + 7) // 8)
 
 
 def _align(file: BinaryIO) -> int:
@@ -248,12 +260,16 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
 
 
 def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Tensors) -> list[Placed]:
-    """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), then zero points."""
+    """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), zero points and
+    multipliers.
+    """
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
     groups, dtype, start = codec.num_groups(inputs), NUMPY_DTYPES[recipe.dtype], 0
     codes = np.empty((inputs, outputs), np.int8 if codec.symmetric else np.uint8)
-    scales, zeros = np.empty((groups, outputs), dtype), np.empty((groups, outputs), np.uint8)
+    has_one_scale = codec.multiplied or codec.group_size is None  # for a channel
+    scales = np.empty((1 if has_one_scale else groups, outputs), dtype)
+    zeros, multipliers = np.empty((2, groups, outputs), np.uint8)
 
     def place(encoded: Encoded, start: int) -> None:
         to = slice(start, start + len(encoded.codes))
@@ -261,6 +277,8 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
         scales[:, to] = encoded.scales.T
         if encoded.zeros is not None:
             zeros[:, to] = encoded.zeros.T
+        if encoded.multipliers is not None:
+            multipliers[:, to] = encoded.multipliers.T
 
     for source, size in zip(recipe.sources, sizes, strict=True):
         if isinstance(tensors, CodeSource) and tensors.holds(source, codec):
@@ -272,13 +290,14 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
 
             _in_threads(_read(recipe, source, tensors), ENCODED_AT_ONCE, encode)
         start += size[0]
-    shape = (outputs,) if codec.group_size is None else (groups, outputs)
     arrays = [
         ("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)),
-        ("_scale", recipe.dtype, shape, scales.tobytes()),
+        ("_scale", recipe.dtype, (outputs,) if has_one_scale else (groups, outputs), scales.tobytes()),
     ]
     if not codec.symmetric:
-        arrays.append(("_zero_point", codec.dtype, shape, pack(zeros, codec.dtype)))
+        arrays.append(("_zero_point", codec.dtype, (groups, outputs), pack(zeros, codec.dtype)))
+    if codec.multiplied:
+        arrays.append(("_multiplier", "uint8", (groups, outputs), multipliers.tobytes()))
     placed = []
     for suffix, kind, dims, data in arrays:
         offset = _align(file)

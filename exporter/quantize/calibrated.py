@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from ..check import reference
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
 from ..checkpoint.tensors import Tensors, chunks
-from ..codes import Codec, Encoded
+from ..codes import Codec, Encoded, Quantization
+from ..graph.weights import split_by_codec
 
 DAMPING = 0.01  # of the usual second moment, added to each, so that inputs absent from the text count too
 # By the bits of a code. Four are too few for what the inputs of first tokens need.
@@ -65,8 +67,8 @@ def choose_codes(
     """Codes of `weight` [outputs, inputs] for inputs with second moments `moments` [inputs, inputs]."""
     outputs, inputs = weight.shape
     plain = codec.encode(weight.numpy(), scale_dtype)
-    group = inputs // codec.num_groups(inputs)
-    scales = _by_column(plain.scales.astype(np.float32), group)
+    group, units = inputs // codec.num_groups(inputs), plain.units
+    scales = _by_column(units, group)
     zeros = torch.zeros(()) if plain.zeros is None else _by_column(plain.zeros.astype(np.float32), group)
     order = torch.argsort(moments.diagonal(), descending=True, stable=True)
     spread = _spread(moments[order][:, order], USUAL[codec.bits])
@@ -88,9 +90,9 @@ def choose_codes(
     back = torch.empty_like(codes)
     back[order] = codes
     array = back.T.reshape(outputs, -1, group).numpy().astype(plain.codes.dtype)
-    if (plain.scales <= 0).any():  # groups of zeros keep their codes of zero
-        array[plain.scales <= 0] = plain.codes[plain.scales <= 0]
-    return Encoded(array, plain.scales, plain.zeros)
+    if (units <= 0).any():  # groups of zeros keep their codes of zero
+        array[units <= 0] = plain.codes[units <= 0]
+    return replace(plain, codes=array)
 
 
 def _by_column(values: np.ndarray, group: int) -> torch.Tensor:
@@ -126,8 +128,8 @@ TOKENS_AT_ONCE = 512  # of whole sequences; attention is quadratic in it
 
 
 class CalibratedTensors:
-    """Tensors whose Linear weights of layers are codes, chosen when a layer is first requested, and those of
-    an lm_head of its own, if `head` is its codec.
+    """Tensors whose Linear weights of layers are codes of the form `storage`, chosen when a layer is first
+    requested, and those of an lm_head of its own, if products are of integers.
 
     `progress` is called after each layer with the number of layers that are done. Layers must be requested in
     their order, because only the codes of one are kept.
@@ -137,13 +139,12 @@ class CalibratedTensors:
         self,
         stored: Tensors,
         dims: Dims,
-        codec: Codec,
+        storage: Quantization,
         sequences: Sequence[Sequence[int]],
         progress: Callable[[int], None] | None = None,
-        head: Codec | None = None,
     ) -> None:
-        self._stored, self._dims, self._codec = stored, dims, codec
-        self._head = None if dims.tied else head
+        self._stored, self._dims, self._storage = stored, dims, storage
+        self._head = storage.table(storage.head) if storage.is_integer and not dims.tied else None
         self._progress = progress or (lambda done: None)
         self._batches = list(batches(sequences))
         with torch.inference_mode():
@@ -152,8 +153,9 @@ class CalibratedTensors:
             self._hidden = list(every.split([sum(map(len, batch)) for batch in self._batches]))
         self._codes: dict[str, Encoded] = {}
         self._next_layer = 0
-        # Linear maps that get the same input are one matrix for GPTQ.
-        self._together = (dims.quirks.qkv, (names.O,), dims.quirks.gate_up, (names.DOWN,))
+        # Linear maps that get the same input are one matrix for GPTQ, if their codes are of one form.
+        qkv = [parts for _, parts in split_by_codec("qkv", dims.quirks.qkv, storage)]
+        self._together = (*qkv, (names.O,), dims.quirks.gate_up, (names.DOWN,))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -164,9 +166,9 @@ class CalibratedTensors:
         return self._stored.read(name)
 
     def holds(self, name: str, codec: Codec) -> bool:
-        return (names.is_linear(name) and codec == self._codec) or (
-            name == names.HEAD and codec == self._head
-        )
+        if name == names.HEAD:
+            return codec == self._head
+        return names.is_linear(name) and codec == self._storage.codec(name)
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded:
         """The codes of a Linear weight.
@@ -193,7 +195,8 @@ class CalibratedTensors:
             keys = [f"{part}.weight" for part in parts]
             sizes = [len(weights[key]) for key in keys]
             joined = torch.cat([weights[key] for key in keys])
-            encoded = choose_codes(joined, moments.pop(parts[0]).sums, self._codec, scale_dtype)
+            codec = self._storage.codec(parts[0])
+            encoded = choose_codes(joined, moments.pop(parts[0]).sums, codec, scale_dtype)
             if not np.isfinite(encoded.scales).all():
                 raise OverflowError(keys[0])
             decoded = torch.from_numpy(encoded.decoded().reshape(joined.shape))
@@ -227,7 +230,7 @@ class CalibratedTensors:
     def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
         """The moments of each group of maps, by its first part."""
         sums = {
-            parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1], self._codec.bits)
+            parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1], self._storage.codec(parts[0]).bits)
             for parts in self._together
         }
 

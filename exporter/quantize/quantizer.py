@@ -11,7 +11,7 @@ from ...runtime.errors import ExportError
 from ..checkpoint import default
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.packed import PackedTensors
-from ..codes import Quantization
+from ..codes import SCHEMES, Quantization
 from .text import built_in_text, read_text
 
 QUANTIZERS = ("auto", "gptq", "round")
@@ -53,10 +53,9 @@ class Quantizer:
         tensors = CalibratedTensors(
             checkpoint.tensors,
             checkpoint.dims,
-            storage.linear,
+            storage,
             text.sequences,
             lambda done: progress(done, layers),
-            storage.table(storage.head) if storage.is_integer else None,
         )
         info = QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
         return replace(checkpoint, tensors=tensors), info
@@ -65,8 +64,8 @@ class Quantizer:
 def choose_quantizer(
     checkpoint: Checkpoint, storage: Quantization | None, name: str = "auto", text: Path | None = None
 ) -> Quantizer | None:
-    """The quantizer for `storage`; None if that is None. "auto" is gptq if `text` is given, for w8a8, and for
-    int4 if the checkpoint has a text of its own, as the default one does; else round.
+    """The quantizer for `storage`; None if that is None. "auto" is gptq if `text` is given, for integer
+    products, and for int4 if the checkpoint has a text of its own, as the default one does; else round.
 
     Raises ExportError for options that do not fit together.
     """
@@ -76,7 +75,7 @@ def choose_quantizer(
     if storage is None or (isinstance(tensors, PackedTensors) and tensors.codec.kind == storage.scheme):
         if name != "auto" or text is not None:
             raise ExportError(
-                "--quantizer and --calibration-text are for --precision int4, int8 and w8a8, and for a"
+                f"--quantizer and --calibration-text are for --precision {', '.join(SCHEMES)}, and for a"
                 " checkpoint whose own codes are not used"
             )
         return None if storage is None else Quantizer("checkpoint")

@@ -70,15 +70,49 @@ def keeps_residual(dims: Dims) -> bool:
     return dims.quirks.norms.after_attention is not None or dims.quirks.norms.after_mlp is not None
 
 
+class SplitTensors:
+    """Tensors with q, k and v, gate and up as maps of their own, of a checkpoint that stores them joined."""
+
+    def __init__(self, stored: Tensors, dims: Dims) -> None:
+        keys, inner = dims.num_kv_heads * dims.head_dim, dims.intermediate_size
+        parts = {
+            names.QKV: {names.Q: dims.num_heads * dims.head_dim, names.K: keys, names.V: keys},
+            names.GATE_UP: {names.GATE: inner, names.UP: inner},
+        }
+        self._stored = stored
+        self._places: dict[str, tuple[str, slice]] = {}
+        for name, shape in stored.shapes.items():
+            start = 0
+            joined = next((joined for joined in parts if f".{joined}." in name), name)
+            for part, size in parts.get(joined, {name: shape[0]}).items():
+                self._places[name.replace(joined, part)] = name, slice(start, start + size)
+                start += size
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        stored = self._stored.shapes
+        return {
+            name: (rows.stop - rows.start, *stored[source][1:])
+            for name, (source, rows) in self._places.items()
+        }
+
+    def read(self, name: str) -> np.ndarray:
+        source, rows = self._places[name]
+        return self._stored.read(source)[rows]
+
+
 class RotatedTensors:
     """The tensors of a rotated model, of the dimensions `dims`. `factors` [layers, inputs] divide the inputs
     of down_proj; None: all are 1.
     """
 
     def __init__(self, stored: Tensors, dims: Dims, factors: torch.Tensor | None = None) -> None:
+        if dims.quirks.fused:
+            stored = SplitTensors(stored, dims)
+            dims = replace(dims, quirks=replace(dims.quirks, fused=False))
         self._stored, self._knobs = stored, dims.quirks
         self._factors = torch.ones(dims.num_layers, dims.intermediate_size) if factors is None else factors
-        self._head_dim, self._values = dims.head_dim, dims.num_kv_heads * dims.head_dim
+        self._head_dim = dims.head_dim
         self._turns = not keeps_residual(dims)
         self._tied = dims.tied
         self.dims = replace(dims, tied=dims.tied and not self._turns)
@@ -128,14 +162,10 @@ class RotatedTensors:
 
     def _after(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
         """The numbers x [outputs, ...] that make the outputs of a map."""
-        if part in (names.V, names.QKV):
-            kept, values = x[: -self._values], x[-self._values :]
-            heads = values.T.unflatten(-1, (-1, self._head_dim))
-            return torch.cat([kept, rotated(heads).flatten(-2).T])
-        if part in (names.UP, names.GATE_UP):
-            factors = self._factors[layer]
-            kept, up = x[: -len(factors)], x[-len(factors) :]
-            return torch.cat([kept, up / factors[:, None]])
+        if part == names.V:
+            return rotated(x.T.unflatten(-1, (-1, self._head_dim))).flatten(-2).T
+        if part == names.UP:
+            return x / self._factors[layer][:, None]
         return rotated(x.T).T if part in (names.O, names.DOWN) and self._turns else x
 
     def _read(self, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from ...runtime.bundle.files import MANIFEST_FILE, FileEntry, describe, link_or_copy
-from ...runtime.bundle.manifest import Manifest, Variant
+from ...runtime.bundle.manifest import INTEGER, Manifest, Variant
 from ...runtime.bundle.open import Bundle, rewrite, write_manifest
 from ...runtime.bundle.variant_info import EngineInfo, QuantizationInfo, this_platform
 from ...runtime.errors import ExportError
@@ -155,10 +155,10 @@ def _refuse_unreadable(
     plan: EnginePlan, precision: str, stored: Quantization | QuantizationInfo | None
 ) -> None:
     """Raise ExportError for integer weights that TensorRT would refuse late, and perhaps on the device."""
-    if precision == "w8a8":
+    if precision in INTEGER:
         raise ExportError(
-            "w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4,"
-            " fp16, bf16 or fp32"
+            f"{precision} is computed with integer operators for CPUs; for TensorRT give --precision int8,"
+            " int4, fp16, bf16 or fp32"
         )
     if stored is None:
         return

@@ -26,7 +26,8 @@ BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 SCALE_BYTES = 2  # after the codes of an int8 entry
 KV_LAYOUTS = ("in-place", "appended", "cuda")
-PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
+INTEGER = ("w8a8", "w4a8")  # precisions whose products are of integers
+PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", *INTEGER)
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_WORDS = "a name of letters, digits, dots, dashes and underscores, 64 at most,"
@@ -155,7 +156,7 @@ class Variant:
     outputs: the names of its outputs
     batch, slots, capacity: the fixed sizes of the graph; None if they are symbolic
     drift: its distance from the checkpoint
-    quantization: how its weights are stored, in int8, int4 and w8a8
+    quantization: how its weights are stored, if it has codes
     accuracy_level: the level at which `drift` was measured, for weight-only int4 and int8 on ONNX Runtime
     engine: set for the TensorRT backends only
     """
@@ -188,7 +189,12 @@ class Variant:
         """
         if self.precision == "int8" and self.quantization is not None:
             return self.kv_dtype == "float32" and self.quantization.group_size == 32
-        return self.precision in ("float32", "w8a8")
+        return self.precision == "float32" or self.is_integer
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether activations are quantized too, so that products are of integers."""
+        return self.precision in INTEGER
 
     @property
     def is_engine(self) -> bool:
@@ -199,9 +205,9 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
-        is_plain = (self.backend, self.precision, self.kv_layout) == ("onnx", "w8a8", "in-place")
+        is_plain = self.is_integer and (self.backend, self.kv_layout) == ("onnx", "in-place")
         if self.kv_dtype == "int8" and not is_plain:
-            yield "kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"
+            yield "kv_dtype", "int8 is for w8a8 and w4a8 graphs of ONNX Runtime in the in-place layout"
         if self.kv_layout == "cuda" and self.is_engine:
             yield "kv_layout", "cuda is for graphs of ONNX Runtime"
 

@@ -85,7 +85,7 @@ def inspect(
             )
             if not v.is_batch_invariant:
                 say(f"note      {NOT_BATCH_INVARIANT}")
-            if v.precision == "w8a8":
+            if v.is_integer:
                 say(f"cpu       byte products here: {byte_products()}")
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)

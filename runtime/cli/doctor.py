@@ -126,7 +126,8 @@ def _kernels() -> Finding:
         "mars-export-kernels",
         "absent",
         f"not installed, turned off by {kernels.VARIABLE}, built without a compiler, or without code for this"
-        " processor; for faster w8a8 steps on a CPU: pip install mars-export-kernels (./kernels in a clone)",
+        " processor; for faster w8a8 and w4a8 steps on a CPU: pip install mars-export-kernels (./kernels in a"
+        " clone)",
     )
 
 

@@ -152,12 +152,12 @@ def test_the_page_of_text(checkpoints: Named, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--activations fp16", "--activations: only with --precision int4, int8 or w8a8"),
+        ("--activations fp16", "--activations: only with --precision int4, int8, w8a8, w4a8"),
         (
             "--group 16 --asymmetric --head int4 --embedding float",
             "--asymmetric, --embedding, --group, --head: only",
         ),
-        ("--quantizer gptq --precision fp16", "--quantizer: only with --precision int4, int8 or w8a8"),
+        ("--quantizer gptq --precision fp16", "--quantizer: only with --precision int4, int8, w8a8, w4a8"),
         ("--group 16 --precision w8a8", "--group: only with --precision int4 or int8, or --head int4"),
         ("--batch 2 --capacity 64 --prefill 8", "--batch, --capacity, --prefill: only with --fixed"),
         ("--device cuda", "--device: only with --precision auto"),

@@ -14,16 +14,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import helper, numpy_helper
 from support.fixtures import Named
 from support.paths import BUILT_KERNELS
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.codes import Quantization
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.nodes import Nodes
-from mars_export.exporter.graph.operators import DOMAIN, PRODUCT, integer_product
+from mars_export.exporter.graph.operators import DOMAIN, PRODUCT, grouped_product, integer_product
 from mars_export.runtime.cli import doctor
 from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.kernels import UNSIGNED
@@ -36,12 +37,17 @@ def write_product(path: Path, weight: np.ndarray, scale: np.ndarray) -> Path:
     """A graph of one product, x [1, rows, inputs] -> y."""
     nodes = Nodes()
     nodes.add("Identity", integer_product(nodes, "x", "w", "product", 24), name="y")
+    weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "w_scale")]
+    return save_product(path, nodes, weights)
+
+
+def save_product(path: Path, nodes: Nodes, weights: list[onnx.TensorProto]) -> Path:
     graph = helper.make_graph(
         nodes.nodes,
         "product",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, "rows", len(weight)])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, "rows", len(scale)])],
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "w_scale")],
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, "rows", "inputs"])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, "rows", "outputs"])],
+        weights,
     )
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(
@@ -76,51 +82,18 @@ class FourBits:
         return multipliers * (self.codes - zero_points)
 
     def write(self, path: Path) -> Path:
-        """A graph of one product, x [1, rows, inputs] -> y, with a function of standard nodes."""
-        model = parser.parse_model(GROUPED)
-        kinds = {"w": onnx.TensorProto.UINT4, "z": onnx.TensorProto.UINT4, "m": onnx.TensorProto.UINT8}
-        tensors = {"w": self.codes, "z": self.zero_points, "m": self.multipliers}
-        for name, numbers in tensors.items():
-            model.graph.initializer.append(
-                helper.make_tensor(name, kinds[name], numbers.shape, numbers.flatten().tolist())
+        """A graph of one product, x [1, rows, inputs] -> y."""
+        nodes, codec = Nodes(), Quantization("w4a8").linear
+        nodes.add("Identity", grouped_product(nodes, "x", "w", codec, "product", 24), name="y")
+        kinds = {"w": onnx.TensorProto.UINT4, "w_zero_point": onnx.TensorProto.UINT4}
+        kinds["w_multiplier"] = onnx.TensorProto.UINT8
+        weights = [
+            helper.make_tensor(name, kind, numbers.shape, numbers.flatten().tolist())
+            for (name, kind), numbers in zip(
+                kinds.items(), (self.codes, self.zero_points, self.multipliers), strict=True
             )
-        model.graph.initializer.append(numpy_helper.from_array(self.scale, "s"))
-        onnx.save(model, path)
-        return path
-
-
-GROUPED = """<ir_version: 11, opset_import: ["": 24, "mars_export": 1]>
-product (float[1, rows, inputs] x) => (float[1, rows, outputs] y) {
-    y = mars_export.GroupedMatMul(x, w, z, m, s)
-}
-<domain: "mars_export", opset_import: ["": 24]>
-GroupedMatMul (x, w, z, m, s) => (y) {
-    step = Constant <value: tensor = float {0.007874016}> ()
-    middle = Constant <value: tensor = uint8 {128}> ()
-    last = Constant <value_ints: ints = [-1]> ()
-    radix = Constant <value: tensor = float {64}> ()
-    radix_int32 = Constant <value: tensor = int32 {64}> ()
-    multipliers = Cast <to = 1> (m)
-    integers = DequantizeLinear <axis = 0, block_size = 32> (w, multipliers, z)
-    share = Div (integers, radix)
-    high = Round (share)
-    rounded = Mul (high, radix)
-    low = Sub (integers, rounded)
-    high_int8 = Cast <to = 3> (high)
-    low_int8 = Cast <to = 3> (low)
-    sizes = Abs (x)
-    largest = ReduceMax <keepdims = 1> (sizes, last)
-    unit = Div (x, largest)
-    codes = QuantizeLinear (unit, step, middle)
-    high_sum = MatMulInteger (codes, high_int8, middle)
-    low_sum = MatMulInteger (codes, low_int8, middle)
-    high_total = Mul (high_sum, radix_int32)
-    total = Add (high_total, low_sum)
-    number = Cast <to = 1> (total)
-    steps = Mul (s, step)
-    units = Mul (number, steps)
-    y = Mul (units, largest)
-}"""
+        ]
+        return save_product(path, nodes, [*weights, numpy_helper.from_array(self.scale, "w_scale")])
 
 
 def run(graph: Path, x: np.ndarray, operators: Path | None, threads: int) -> np.ndarray:

@@ -17,6 +17,7 @@ CURVES = {
     "w8a8": ((1, 0.0063), (2, 0.0069), (4, 0.0078), (8, 0.0100), (16, 0.0124), (32, 0.0187)),
     "int4": ((1, 0.0039), (2, 0.0047), (4, 0.0065), (8, 0.0100), (16, 0.0146), (32, 0.0236)),
 }
+LIKE = {"int8": "int4", "w4a8": "w8a8"}
 GPU_CURVE = ((1, 0.0050), (64, 0.0060))  # an estimate: a GPU step reads the weights for any few slots
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -79,7 +80,7 @@ def built_in(precision: str, device: str) -> Cost:
     """The curve of a precision on a kind of device, before any step has run."""
     if device != "cpu":
         return Cost(GPU_CURVE)
-    return Cost(CURVES.get(precision, CURVES["int4" if precision == "int8" else "float32"]))
+    return Cost(CURVES.get(precision, CURVES[LIKE.get(precision, "float32")]))
 
 
 class LearnedCost:

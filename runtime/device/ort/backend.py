@@ -25,15 +25,11 @@ if TYPE_CHECKING:
     from ...decode.backend import Cache
 
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
-# Precisions whose products on a CPU add up in one order for every step of two slots or more. Blocks of int4
-# and int8 and half precision have kernels by size.
-REPRODUCIBLE = ("float32", "w8a8")
 # Rotary angles are computed in groups of this size; a remainder would be computed in another way.
 REPRODUCIBLE_ANGLES = 16
-WITHOUT_KERNELS = (
-    "without mars-export-kernels its int8 KV entries are slow, and prompts are read several times slower:"
-    " `pip install mars-export-kernels`, or export with --kv float"
-)
+WITHOUT_KERNELS = "without mars-export-kernels {}: `pip install mars-export-kernels`, or export with {}"
+SLOW_KV = "its int8 KV entries are slow, and prompts are read several times slower", "--kv float"
+SLOW_WEIGHTS = "its 4-bit weights take the memory and the time of 16 bits", "--precision w8a8"
 
 
 class OrtBackend:
@@ -66,7 +62,7 @@ class OrtBackend:
         self._suffixes = model.kv_suffixes
         self._mtp_drafts = model.mtp_drafts
         package = kernels.used(variant.precision, "cpu")
-        if variant.precision == "w8a8" and package is None:
+        if variant.is_integer and package is None:
             entries |= exact_entries(ort, entries)
         entries |= {library.LEVEL: str(accuracy_level)}
         threads = threads or machine.default_threads()
@@ -91,10 +87,14 @@ class OrtBackend:
         sizes = {entry.path: entry.size for entry in bundle.manifest.files}
         weights = sizes.get(variant.weights or variant.file, 0)
         require(weights, "opening this model", "use a smaller model or narrower weights")
-        if variant.kv_dtype == "int8" and kernels.used(variant.precision, "cpu") is None:
-            warnings.warn(f"{graph}: {WITHOUT_KERNELS}", MarsWarning, stacklevel=2)
+        slow = {"w4a8": SLOW_WEIGHTS}.get(variant.precision, SLOW_KV if variant.kv_dtype == "int8" else ())
+        if slow and kernels.used(variant.precision, "cpu") is None:
+            warnings.warn(f"{graph}: {WITHOUT_KERNELS.format(*slow)}", MarsWarning, stacklevel=2)
         backend = cls(graph, variant, model, threads, level, settings)
-        if variant.precision in REPRODUCIBLE and model.head_dim % (2 * REPRODUCIBLE_ANGLES) == 0:
+        # These precisions' products add up in one order for every step of two slots or more. Blocks of int4
+        # and int8 and half precision have kernels by size.
+        is_one_order = variant.is_integer or variant.precision == "float32"
+        if is_one_order and model.head_dim % (2 * REPRODUCIBLE_ANGLES) == 0:
             backend.reproducible_slots = 2
         return backend
 

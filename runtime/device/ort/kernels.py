@@ -1,4 +1,4 @@
-"""Exact products of bytes on a CPU, for w8a8 graphs: by mars-export-kernels, or by ONNX Runtime.
+"""Exact products of bytes on a CPU, for w8a8 and w4a8 graphs: by mars-export-kernels, or by ONNX Runtime.
 
 Without VNNI, ONNX Runtime adds two products of bytes in 16 bits, with saturation, unless the weights are made
 unsigned by a session option, for which it has other code. This is tested once in a process.
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from ... import machine
+from ...bundle.manifest import INTEGER
 from ...errors import SessionError
 
 # "0" turns the package off; the name of an instruction set, such as "avx2", asks for that one.
 VARIABLE = "MARS_EXPORT_KERNELS"
 OFF = "0"
-PRECISION = "w8a8"
 DISTRIBUTION = "mars-export-kernels"
 
 
@@ -38,8 +38,8 @@ class Kernels:
 
 
 def used(precision: str, device: str) -> Kernels | None:
-    """The package for a variant of `precision` on a device: w8a8 on "cpu", if `installed`."""
-    return installed() if precision == PRECISION and device == "cpu" else None
+    """The package for a variant of `precision` on a device: w8a8 or w4a8 on "cpu", if `installed`."""
+    return installed() if precision in INTEGER and device == "cpu" else None
 
 
 def installed() -> Kernels | None:
@@ -118,14 +118,14 @@ def exact_entries(ort: Any, settings: Mapping[str, str]) -> dict[str, str]:
     if tuple(map(int, ort.__version__.split(".")[:2])) < OLDEST:
         raise SessionError(
             f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor, so a w8a8"
-            " bundle would give wrong text; install onnxruntime 1.30 or newer, or mars-export-kernels"
+            " or w4a8 bundle would give wrong text; install onnxruntime 1.30 or newer, or mars-export-kernels"
         )
     if rows := _inexact(ort, tuple((own | UNSIGNED).items())):
         raise SessionError(
             f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor"
             f" ({machine.processor()}, byte products: {machine.byte_products()}), in steps of"
-            f" {', '.join(map(str, rows))} slots, so a w8a8 bundle would give wrong text; install another"
-            " version of onnxruntime, or make the bundle with --precision int8"
+            f" {', '.join(map(str, rows))} slots, so a w8a8 or w4a8 bundle would give wrong text; install"
+            " another version of onnxruntime, or make the bundle with --precision int8"
         )
     return UNSIGNED
 

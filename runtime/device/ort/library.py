@@ -229,7 +229,7 @@ def open_graph(
     the function.
 
     Without `pack` weights are not copied into a layout for faster products, which halves the memory of a
-    float graph. With `exact`, products of bytes are exact on every processor; for w8a8.
+    float graph. With `exact`, products of bytes are exact on every processor; for w8a8 and w4a8.
     """
     ort, provider = load("cpu")
     entries = {"session.disable_prepacking": "0" if pack else "1", LEVEL: str(accuracy_level)}

@@ -21,7 +21,8 @@ from support.fixtures import Named
 
 from mars_export import CheckpointError, ExportError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.checkpoint.packed import read_form
+from mars_export.exporter.checkpoint.packed import read_form, require_same_form
+from mars_export.exporter.codes import Quantization
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 
@@ -162,6 +163,13 @@ def test_codes_are_not_rounded_a_second_time(
     with pytest.raises(ExportError, match=message):
         export(packed(form)[0], tmp_path / "b", block=4, **asked)
     assert not (tmp_path / "b").exists()
+
+
+def test_codes_of_4_bits_are_not_kept_by_w4a8_nor_rounded_again(packed: Any) -> None:
+    """Its groups have integers times a scale of the channel, which those of other methods are not."""
+    checkpoint = open_checkpoint(str(packed("uint4")[0]))
+    with pytest.raises(ExportError, match="would be rounded a second time: export with --precision int4"):
+        require_same_form(checkpoint.tensors, checkpoint.dims, Quantization("w4a8"))
 
 
 def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp_path: Path) -> None:

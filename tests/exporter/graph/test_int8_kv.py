@@ -93,7 +93,7 @@ def test_sums_of_integers_are_exact(head_dim: int) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (ExportOptions(kv="int8"), "--kv int8 is for --precision w8a8, not fp32"),
+        (ExportOptions(kv="int8"), "--kv int8 is for --precision w8a8 and w4a8, not fp32"),
         (ExportOptions(kv="fp8", precision="w8a8"), "--kv must be one of float, int8, not 'fp8'"),
         (
             ExportOptions(kv="int8", precision="w8a8", kv_layout="appended"),

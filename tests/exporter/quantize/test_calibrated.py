@@ -29,7 +29,7 @@ from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError
 
 FP32 = np.dtype(np.float32)
-CODECS = [Codec("int4", 16), Codec("int4", 16, False), Codec("int8", None)]
+CODECS = [Codec("int4", 16), Codec("int4", 16, False), Codec("int4", 16, False, True), Codec("int8", None)]
 OPTIONS: dict[str, Any] = {"block": 4, "precision": "int4", "group": 16, "allow_drift": True}
 
 
@@ -57,7 +57,7 @@ def error(made: Any, weight: torch.Tensor, x: torch.Tensor) -> float:
     return float(((x @ (decoded - weight).T) ** 2).sum())
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.dtype}-{c.group_size}")
+@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.dtype}-{c.group_size}-{c.multiplied}")
 def test_products_of_correlated_inputs_lose_much_less_than_by_rounding(codec: Codec) -> None:
     weight, x = matrix(24, 48), inputs(400, 48)
     made = choose_codes(weight, moments(x), codec, FP32)
@@ -185,12 +185,12 @@ def test_texts_that_are_no_readable_files_are_refused(checkpoint: Checkpoint, tm
 # --- layers and bundles ---
 
 
-def calibrated(checkpoint: Checkpoint, codec: Codec = CODECS[0], seed: int = 0) -> CalibratedTensors:
+def calibrated(checkpoint: Checkpoint, seed: int = 0) -> CalibratedTensors:
     generator = np.random.default_rng(seed)
     sequences = [
         generator.integers(0, 12, 5 + i).tolist() for i in range(40)
     ]  # few tokens: inputs go together
-    return CalibratedTensors(checkpoint.tensors, checkpoint.dims, codec, sequences)
+    return CalibratedTensors(checkpoint.tensors, checkpoint.dims, Quantization("int4", 16), sequences)
 
 
 @pytest.mark.parametrize("name", tiny.TINIES)
@@ -315,8 +315,8 @@ def test_what_is_chosen_when_nothing_is_said(checkpoint: Checkpoint, tmp_path: P
             "--quantizer gptq needs a text .*--calibration-text FILE.*--quantizer round",
         ),
         ((checkpoint, four, "round", rows), "--quantizer round reads no text"),
-        ((checkpoint, None, "gptq"), "are for --precision int4, int8 and w8a8"),
-        ((checkpoint, None, "auto", rows), "are for --precision int4, int8 and w8a8"),
+        ((checkpoint, None, "gptq"), "are for --precision int4, int8, w8a8, w4a8"),
+        ((checkpoint, None, "auto", rows), "are for --precision int4, int8, w8a8, w4a8"),
         ((checkpoint, four, "awq"), "must be one of auto, gptq, round, not awq"),
     ):
         with pytest.raises(ExportError, match=message):

@@ -114,7 +114,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("variants.0.weights", "gone.bin", "variant model uses `gone.bin`, which `files` does not list"),
     ("variants.0.precision", "float12", r"variants\[0\].precision: one of"),
     ("variants.0.kv_dtype", "int4", r"variants\[0\].kv_dtype: one of"),
-    ("variants.0.kv_dtype", "int8", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout"),
+    ("variants.0.kv_dtype", "int8", "int8 is for w8a8 and w4a8 graphs of ONNX Runtime in the in-place"),
     ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: one of in-place, appended, cuda"),
     ("variants.0.outputs", ["token_ids"], r"variants\[0\].outputs: token_ids and confidence are needed"),
     (

@@ -79,7 +79,7 @@ def test_a_clock_that_stands_still_is_survived() -> None:
     assert learned(lambda *_: 0.0, [1, 1, 4, 4], fresh()).cost.of(4) > 0
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "int8", "int4", "w8a8"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "int8", "int4", "w8a8", "w4a8"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_precision_has_a_curve_that_rises(precision: str, device: str) -> None:
     cost = built_in(precision, device)

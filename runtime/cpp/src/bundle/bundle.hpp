@@ -106,6 +106,8 @@ struct Variant {
 
     bool is_static() const { return slots.has_value(); }
     bool is_engine() const { return backend != "onnx"; }
+    /// Whether activations are quantized too, so that products are of integers.
+    bool is_integer() const { return precision == "w8a8" || precision == "w4a8"; }
 };
 
 /// One file of a bundle. `path` is a plain name, `size` in bytes, `sha256` in lower-case hex.

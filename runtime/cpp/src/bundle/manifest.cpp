@@ -103,14 +103,15 @@ Variant read_variant(Fields& fields) {
     variant.backend = fields.text("backend", {"onnx", "tensorrt", "tensorrt_rtx"});
     variant.file = fields.text("file");
     variant.weights = fields.optional_text("weights");
-    variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});
+    variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8", "w4a8"});
     variant.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16", "int8"});
     variant.kv_layout = fields.text("kv_layout", {"in-place", "appended", "cuda"});
     variant.batch = fields.optional_integer("batch", 1);
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
-    const bool is_plain = variant.backend == "onnx" && variant.precision == "w8a8" && variant.kv_layout == "in-place";
-    if (variant.kv_dtype == "int8" && !is_plain) fields.wrong("kv_dtype", "int8 is for w8a8 graphs of ONNX Runtime in the in-place layout");
+    const bool is_plain = variant.backend == "onnx" && variant.is_integer() && variant.kv_layout == "in-place";
+    if (variant.kv_dtype == "int8" && !is_plain)
+        fields.wrong("kv_dtype", "int8 is for w8a8 and w4a8 graphs of ONNX Runtime in the in-place layout");
     if (variant.kv_layout == "cuda" && variant.is_engine()) fields.wrong("kv_layout", "cuda is for graphs of ONNX Runtime");
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
     variant.accuracy_level = fields.optional_integer("accuracy_level");

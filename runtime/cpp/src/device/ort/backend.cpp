@@ -34,16 +34,16 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         throw SessionError("threads must be 1 or more, not " + std::to_string(*settings.threads));
     const DeviceName name = DeviceName::of(device);
     const std::string provider = provider_of(name.kind);
-    const bool is_on_cpu = provider == cpu_provider, is_w8a8 = variant.precision == "w8a8";
+    const bool is_on_cpu = provider == cpu_provider;
     OrtParts options = parted(settings.options, is_on_cpu, name.number);
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
-    is_firm_ = is_on_cpu && (variant.precision == "float32" || is_w8a8) && model_.head_dim % 32 == 0;
+    is_firm_ = is_on_cpu && (variant.precision == "float32" || variant.is_integer()) && model_.head_dim % 32 == 0;
     are_rows_bound_once_ = is_on_cpu;
     check_memory(bundle, variant);
     try {
-        options.has_own_operators = is_on_cpu && is_w8a8;
-        if (options.has_own_operators) note(settings.on_log, LogLevel::info, "w8a8 on " + kernel_instructions());
+        options.has_own_operators = is_on_cpu && variant.is_integer();
+        if (options.has_own_operators) note(settings.on_log, LogLevel::info, variant.precision + " on " + kernel_instructions());
         open_graph(graph_, file, provider, options, settings, variant);
         const auto widths = check_signature(graph_.session, file, variant, model_);
         if (const auto at = widths.find("topk_ids"); at != widths.end()) top_k_ = at->second;
