@@ -15,7 +15,7 @@ WEIGHTS = "adapter_model.safetensors"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("start", type=Path, help="adapter directory; its config and tokenizer files are kept")
-    parser.add_argument("end", type=Path, help="--out of finetune.py --adapter START")
+    parser.add_argument("end", type=Path, help="--out of finetune.py --base START")
     parser.add_argument("out", type=Path)
     parser.add_argument("--part", type=float, default=1.0, help="how far to go (default %(default)s)")
     args = parser.parse_args()

@@ -191,7 +191,10 @@ def write_training(folder: Path, count: int, seed: str) -> None:
     lines: dict[str, list[str]] = {"rows.jsonl": [], "keep.jsonl": []}
     for task, example in itertools.islice(mixture(tokenizer, seed, SHARES), count):
         messages = [{"role": role, "content": content} for role, content in example.messages]
-        row = {"messages": messages, "answer": example.answer, "finished": example.finished}
+        row: dict[str, object] = {"messages": messages, "answer": example.answer}
+        if not example.finished:  # an answer of just max_new_tokens has no end to learn
+            tokens, prompt = encode(tokenizer, example)
+            row["max_new_tokens"] = len(tokens) - prompt
         lines["keep.jsonl" if task == "chat" else "rows.jsonl"].append(json.dumps(row) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in lines.items():

@@ -6,9 +6,8 @@ from collections import Counter
 from typing import Any
 
 import torch
-from rich.table import Table
+from model import forward
 from rows import Sequence
-from streams import forward
 from torch import Tensor
 
 TAU = 0.95
@@ -36,53 +35,46 @@ def tables(model: Any, sequence: Sequence, mask_id: int, width: int) -> tuple[Te
     return right, sure
 
 
-def follow(right: Tensor, sure: Tensor, tau: float) -> tuple[bool, int, int]:
+def follow(right: Tensor, sure: Tensor) -> tuple[bool, int, int]:
     """Decodes at tau along the reference, to the first wrong token: all right, tokens, forwards."""
+    taken = sure >= TAU
+    taken[:, 0] = True
     at = forwards = 0
     while at < len(right):
+        count = min(int(taken[at].cumprod(0).sum()), len(right) - at)
+        good = int(right[at, :count].cumprod(0).sum())
         forwards += 1
-        taken = 0
-        for depth in range(min(right.shape[1], len(right) - at)):
-            if depth and sure[at, depth] < tau:
-                break
-            if not right[at, depth]:
-                return False, at + depth + 1, forwards
-            taken = depth + 1
-        at += taken
+        if good < count:
+            return False, at + good + 1, forwards
+        at += count
     return True, at, forwards
 
 
 def exact(right: Tensor) -> tuple[int, int]:
     """Decodes in exact mode along the reference, to the first wrong ordinary prediction: tokens, forwards.
     A step accepts its right draft tokens and one more. If all are right, its masks give the next ones."""
-    wrong = (~right[:, 0]).nonzero()
-    length = int(wrong[0]) if len(wrong) else len(right)
+    length = int(right[:, 0].cumprod(0).sum())
     known = forwards = min(1, length)
     start: int | None = 0  # the window that the draft tokens come from knows the tokens before this place
     while known < length:
-        good = 0 if start is None else int(right[start, 1:].long().cumprod(0).sum())
+        good = 0 if start is None else int(right[start, 1:].cumprod(0).sum())
         start = known + good if start is None or good == right.shape[1] - 1 else None
         known, forwards = known + good + 1, forwards + 1
     return min(known, length), forwards
 
 
-def score(model: Any, sequences: list[Sequence], mask_id: int, width: int) -> Counter[str]:
-    """Counts over all answers with `width` masks a forward; 0 for one token only."""
+def score(model: Any, sequences: list[Sequence], mask_id: int, width: int) -> dict[str, float]:
+    """The figures of the table, with `width` masks a forward; 0 for one token only."""
     total: Counter[str] = Counter()
     model.eval()
     for sequence in sequences:
         right, sure = tables(model, sequence, mask_id, width)
-        (good, tokens, forwards), (sure_tokens, steps) = follow(right, sure, TAU), exact(right)
-        total.update(answers=1, right=int(right[:, 0].all()), at_tau=int(good), tokens=tokens)
+        (good, tokens, forwards), (sure_tokens, steps) = follow(right, sure), exact(right)
+        total.update(right=int(right[:, 0].all()), good=int(good), tokens=tokens)
         total.update(forwards=forwards, exact_tokens=sure_tokens, exact_forwards=steps)
-    return total
-
-
-def table(base: dict[str, int], ours: Counter[str]) -> Table:
-    made = Table(f"{ours['answers']} held-out answers", "base", "fine-tuned")
-    for name, key in (("accuracy, one token", "right"), (f"accuracy, tau {TAU}", "at_tau")):
-        shares = [f"{100 * counts[key] / max(1, counts['answers']):.1f} %" for counts in (base, ours)]
-        made.add_row(name, *shares)
-    for name, key in ((f"tokens per forward, tau {TAU}", ""), ("tokens per forward, exact mode", "exact_")):
-        made.add_row(name, "1", f"{ours[key + 'tokens'] / max(1, ours[key + 'forwards']):.2f}")
-    return made
+    return {
+        "accuracy, one token, %": 100 * total["right"] / len(sequences),
+        f"accuracy, tau {TAU}, %": 100 * total["good"] / len(sequences),
+        f"tokens per forward, tau {TAU}": total["tokens"] / total["forwards"],
+        "tokens per forward, exact mode": (total["exact_tokens"] or 1) / (total["exact_forwards"] or 1),
+    }

@@ -3,6 +3,7 @@ checkpoint that exports."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import random
@@ -33,7 +34,7 @@ MODELS = families.ALL | {
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[SimpleNamespace]:
-    names = ("rows", "streams", "measure", "base", "finetune")
+    names = ("rows", "model", "measure", "finetune")
     sys.path.insert(0, str(EXAMPLE))
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(EXAMPLE))
@@ -45,8 +46,9 @@ def stock(name: str, directory: Path) -> Path:
     return tiny.write(MODELS[name], directory)
 
 
-def load(directory: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
+def load(program: SimpleNamespace, directory: Path) -> Any:
+    base = program.model.open_base(str(directory))
+    return program.model.load(base, tiny.MASK, False, torch.float32).eval()
 
 
 def packed(program: SimpleNamespace) -> list:
@@ -54,26 +56,27 @@ def packed(program: SimpleNamespace) -> list:
     draw = random.Random(4)
     tokens = [[draw.randrange(tiny.NUM_BYTES) for _ in range(length)] for length in (37, 21)]
     first, second = program.rows.Sequence(tokens[0], 6), program.rows.Sequence(tokens[1], 4)
-    grid = program.streams.grid
+    grid = program.model.grid
     return [(first, grid(first, BLOCK - 1, 3)), (second, grid(second, BLOCK - 1, 0))]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "mistral", "granite", "exaone4"])
+@pytest.mark.parametrize("name", sorted(families.ALL))
 def test_streams_are_plain_forwards(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
-    model = load(stock(name, tmp_path)).double()  # so that only the rule can make a difference
-    batch = packed(program)
+    plain = load(program, stock(name, tmp_path)).double()  # so that only the rule can make a difference
+    model, batch = copy.deepcopy(plain), packed(program)
+    model.set_attn_implementation("by_sequence")
     with torch.inference_mode():
-        pack, ours = program.streams.forward(model, batch, tiny.MASK)
+        pack, ours = program.model.forward(model, batch, tiny.MASK)
         row = 0
         for sequence, spans in batch:
-            whole = model(torch.tensor([sequence.tokens])).logits[0].float()
+            whole = plain(torch.tensor([sequence.tokens])).logits[0].float()
             for place in range(sequence.start, len(sequence.tokens)):
                 assert pack.targets[row] == sequence.tokens[place] and not pack.noisy[row]
                 torch.testing.assert_close(ours[row], whole[place - 1], atol=1e-5, rtol=1e-5)
                 row += 1
             for start, stop in spans:
                 prefix = [*sequence.tokens[:start], *[tiny.MASK] * (stop - start)]
-                alone = model(torch.tensor([prefix])).logits[0].float()
+                alone = plain(torch.tensor([prefix])).logits[0].float()
                 for place in range(start, stop):
                     assert pack.targets[row] == sequence.tokens[place + 1] and pack.noisy[row]
                     torch.testing.assert_close(ours[row], alone[place], atol=1e-5, rtol=1e-5)
@@ -83,12 +86,12 @@ def test_streams_are_plain_forwards(program: SimpleNamespace, name: str, tmp_pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_a_mask_reach_what_it_sees(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
-    model = load(stock(name, tmp_path))
-    batch = packed(program)
+    model, batch = load(program, stock(name, tmp_path)), packed(program)
+    model.set_attn_implementation("by_sequence")
     (sequence, spans), _ = batch
     embedded: list[torch.Tensor] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, out: embedded.append(out))
-    pack, logits = program.streams.forward(model, batch, tiny.MASK)
+    pack, logits = program.model.forward(model, batch, tiny.MASK)
     clean, (first, second) = len(sequence.tokens) - 1, spans[:2]
     at = clean + first[1] - first[0] + 2  # the third mask of the second window
     row = int((pack.outputs == at).nonzero())
@@ -102,24 +105,11 @@ def test_gradients_of_a_mask_reach_what_it_sees(program: SimpleNamespace, name: 
         assert torch.equal(reached, seen)
 
 
-def test_flex_attention_has_the_same_rule(program: SimpleNamespace) -> None:
-    flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    pack = program.streams.lay_out(packed(program), tiny.MASK, multiple=128)
-    assert len(pack.ids) == 128
-    for reach in (None, 6):
-        every = torch.arange(len(pack.ids))
-        rule = program.streams.rule(pack, reach)
-        dense = rule(None, None, every[:, None], every[None])
-        blocks = flex.create_mask(rule, None, None, len(every), len(every), device="cpu")
-        assert torch.equal(blocks[0, 0], dense)
-        assert dense.any(-1).all()  # also in the padding
-
-
 def test_windows_cover_an_answer_once(program: SimpleNamespace) -> None:
     for length in range(1, 20):
         sequence = program.rows.Sequence([0] * (3 + length), 3)
         for offset in range(BLOCK - 1):
-            spans = program.streams.grid(sequence, BLOCK - 1, offset)
+            spans = program.model.grid(sequence, BLOCK - 1, offset)
             covered = [place for start, stop in spans for place in range(start, stop)]
             assert covered == [*range(3, 2 + length)]
             assert all(0 < stop - start < BLOCK for start, stop in spans)
@@ -177,26 +167,39 @@ def test_training_makes_a_checkpoint_that_guesses_ahead(
 
 
 def test_all_bad_rows_are_listed_before_anything_is_loaded(program: SimpleNamespace, tmp_path: Path) -> None:
-    user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    user = {"role": "user", "content": "a"}
     bad = [
-        ("{", "Expecting property name"),
+        ("{", "not JSON"),
         ("[]", "must be a JSON object"),
-        ({"messages": [user]}, "no answer"),
-        ({"messages": [user, assistant], "answer": "c"}, "leave 'answer' out"),
-        ({"messages": [{"role": "bot", "content": "a"}], "answer": "c"}, "message 0 must have"),
-        ({"prompt": "a", "messages": [user], "answer": "c"}, "either 'messages' or 'prompt'"),
-        ({"prompt": "a", "answer": ""}, "'answer' must be a non-empty string"),
-        ({"prompt": "\ud800", "answer": "c"}, "surrogates not allowed"),
+        ({"messages": [{"role": "bot", "content": "a"}], "answer": "c"}, "message 0 has role 'bot'"),
+        ({"prompt": "a", "messages": [user], "answer": "c"}, "exclude each other"),
+        ({"prompt": ""}, "'prompt' must be a non-empty string"),
     ]
     lines = [line if isinstance(line, str) else json.dumps(line) for line, _ in bad]
-    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps({"prompt": "a", "answer": "b"}), *lines]))
-    words = f"--base {tmp_path}/missing --rows {tmp_path}/rows.jsonl --out {tmp_path}/out"
+    path = tmp_path / "rows.jsonl"
+    words = f"--base {tmp_path}/missing --rows {path} --out {tmp_path}/out".split()
+    path.write_text("\n".join([json.dumps({"prompt": "a", "answer": "b"}), *lines]))
     with pytest.raises(SystemExit) as caught:
-        program.finetune.main(words.split())
-    listed = str(caught.value).splitlines()
-    assert len(listed) == len(bad)
+        program.finetune.main(words)
+    _, *listed = str(caught.value).splitlines()
     for number, (line, (_, reason)) in enumerate(zip(listed, bad, strict=True), 2):
         assert f"line {number}: " in line and reason in line
+
+
+def test_rows_that_cannot_be_learned_are_listed(program: SimpleNamespace, tmp_path: Path) -> None:
+    tiny.write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    user = {"role": "user", "content": "a"}
+    path = tmp_path / "rows.jsonl"
+    given = [{"messages": [user]}, {"messages": [user], "answer": "b"}, {"prompt": "a" * 9, "answer": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    with pytest.raises(SystemExit) as caught:
+        program.rows.encode_all(program.rows.read(path), tokenizer, {tiny.IM_END}, 6)
+    assert [line.partition(": row ")[2] for line in str(caught.value).splitlines()] == [
+        "1: no answer: give 'answer' or end with an assistant message (the base answers --keep)",
+        "2: 20 tokens, more than --max-length 6",
+        "3: 11 tokens, more than --max-length 6",
+    ]
 
 
 def test_every_turn_of_the_assistant_is_learned(program: SimpleNamespace, tmp_path: Path) -> None:
@@ -204,15 +207,18 @@ def test_every_turn_of_the_assistant_is_learned(program: SimpleNamespace, tmp_pa
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     said = [("user", "hi"), ("assistant", "the inn"), ("user", "and?"), ("assistant", "an ant")]
     messages = [{"role": role, "content": content} for role, content in said]
-    row = program.rows.Row("rows: line 1", None, messages, False, {})
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": messages}))
+    (row,) = program.rows.read(path)
     made = program.rows.encode_all([row], tokenizer, {tiny.IM_END}, 99)
     texts = [tokenizer.decode(s.tokens[s.start :]) for s in made]
     assert texts == ["the inn<|im_end|>", "an ant<|im_end|>"]
     for sequence, count in zip(made, (1, 3), strict=True):
         prompt = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=True)
         assert tokenizer.decode(sequence.tokens[: sequence.start]) == prompt
-    with pytest.raises(program.rows.BadRows, match=r"line 1: \d+ tokens, more than --max-length 9"):
-        program.rows.encode_all([row], tokenizer, {tiny.IM_END}, 9)
+    assert json.loads(row.line()) == {
+        "messages": messages[:-1], "answer": "an ant", "score": "exact_match", "max_new_tokens": 256,
+    }  # fmt: skip
 
 
 def test_a_reserved_token_becomes_the_mask(program: SimpleNamespace, tmp_path: Path) -> None:
@@ -220,27 +226,26 @@ def test_a_reserved_token_becomes_the_mask(program: SimpleNamespace, tmp_path: P
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_7|>", "<|reserved_8|>"]})
     tokenizer.save_pretrained(base)
-    opened = program.base.open_base(str(base), None)
-    mask_id, chosen = program.base.choose_mask(opened, None, {tiny.MASK})
+    opened = program.model.open_base(str(base))
+    mask_id, chosen = program.model.choose_mask(opened, {tiny.MASK})
     assert chosen == f"mask token <|reserved_8|> (id {tiny.MASK + 1}): reserved, unused so far"
     assert mask_id == opened.tokenizer.mask_token_id == tiny.MASK + 1
 
 
 def test_kept_rows_learn_the_base_model(program: SimpleNamespace, tmp_path: Path) -> None:
     """The base answers them, and before the first update nothing separates the clean stream from it."""
-    base = program.base.open_base(str(stock("qwen3", tmp_path / "base")), None)
-    model = program.base.load(base, tiny.MASK, False, torch.float32, "cpu")
-    rows = [program.rows.Row("", "the inn", [], True, {}), program.rows.Row("", "an ant", [], True, {})]
-    program.finetune.complete(rows, base, model, tmp_path / "answers.jsonl")
+    base = program.model.open_base(str(stock("qwen3", tmp_path / "base")))
+    model = program.model.load(base, tiny.MASK, False, torch.float32)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": p, "max_new_tokens": 12}) + "\n" for p in FACTS))
+    rows = program.finetune.complete(program.rows.read(path, True), base, model, tmp_path / "answers.jsonl")
     sequences = program.rows.encode_all(rows, base.tokenizer, base.ends, 999)
-    assert all(len(s.tokens) > s.start for s in sequences)
-    student = program.base.with_lora(model, tiny.MASK, 4, None)
-    part = [(s, program.streams.grid(s, 4, 1)) for s in sequences]
-    part.append((program.rows.Sequence([5, 9, 40, 8, 30], 2), []))
-    clean, noisy = program.finetune.losses(student, None, part, tiny.MASK)
-    alone, _ = program.finetune.losses(student, None, part[-1:], tiny.MASK)
-    assert noisy > 1
-    torch.testing.assert_close(clean, alone, atol=1e-3, rtol=1e-4)
+    assert all(s.kept and len(s.tokens) > s.start for s in sequences)
+    model.set_attn_implementation("by_sequence")
+    student = program.model.with_lora(model, base, tiny.MASK, 4)
+    batch = [(s, program.model.grid(s, 4, 1)) for s in sequences]
+    clean, noisy = program.finetune.losses(student, batch, tiny.MASK)
+    assert clean.abs() < 1e-5 and noisy > 1
 
 
 def test_a_stopped_run_continues_where_it_was(
