@@ -98,18 +98,18 @@ class Encoded:
 
     def rows(self, rows: slice) -> Encoded:
         """The codes of some outputs."""
-        parts = (self.codes, self.scales, self.zeros, self.multipliers)
-        return Encoded(*(None if part is None else part[rows] for part in parts))
+        zeros, multipliers = (part if part is None else part[rows] for part in (self.zeros, self.multipliers))
+        return Encoded(self.codes[rows], self.scales[rows], zeros, multipliers)
 
     @property
     def units(self) -> np.ndarray:
         """What a step of a code stands for, [outputs, groups] fp32."""
-        scales = self.scales.astype(np.float32)
-        return scales if self.multipliers is None else scales * self.multipliers
+        scales: np.ndarray = self.scales.astype(np.float32)
+        return scales if self.multipliers is None else scales * np.float32(self.multipliers)
 
     def decoded(self) -> np.ndarray:
         """The decoded weight, [outputs, groups, group] fp32."""
-        plain = self.codes.astype(np.float32)
+        plain: np.ndarray = self.codes.astype(np.float32)
         if self.zeros is not None:
             plain -= self.zeros[..., None]
         return plain * self.units[..., None]

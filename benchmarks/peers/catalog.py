@@ -26,7 +26,7 @@ UNUSED: Mapping[str, tuple[str, ...]] = {"openvino": ("torchvision",)}
 NGRAM = {"ngram_size": 2, "max_draft_tokens": 4}
 LOOKUP = {"num_assistant_tokens": 4, "max_ngram_size": 2}
 SIMPLE = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "4")
-PRECISIONS = {"cpu": ("fp32", "int8", "w8a8", "int4"), "cuda": ("fp32", "fp16", "int4")}
+PRECISIONS = {"cpu": ("fp32", "int8", "w8a8", "w4a8", "int4"), "cuda": ("fp32", "fp16", "int4")}
 BLOCK = 8  # what the default checkpoint was trained with, and what its bundles are built for
 CONTEXT = 1024
 
@@ -102,7 +102,7 @@ def programs(work: Path, venvs: Path, server: Path | None = None, device: str = 
             yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
 
     if not is_gpu:
-        for kind in ("q4_0", "q8_0"):
+        for kind in ("q4_0", "q4_k_m", "q8_0"):
             yield gguf(work, venvs, kind)
         yield from openvino(work, venvs)
 

@@ -16,7 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-KINDS = ("q4_0", "q8_0", "f16")
+KINDS = ("q4_0", "q4_k_m", "q8_0", "f16")
 LINEARS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",

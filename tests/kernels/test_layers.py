@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support import tiny
 from support.fixtures import Named
 
 from mars_export import Session
@@ -17,7 +18,7 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import fused
-from mars_export.exporter.graph.operators import PRODUCT
+from mars_export.exporter.graph.operators import GROUPED, PRODUCT
 from mars_export.runtime.decode.backend import StepInput
 from mars_export.runtime.device.ort import kernels
 from mars_export.runtime.device.ort.library import open_session
@@ -32,10 +33,12 @@ def w8a8(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Named:
 
     def exported(name: str) -> Path:
         if not (root / name).exists():
+            is_grouped = name == GROUPED
             options = ExportOptions(
-                block=6, precision="w8a8", quantizer="round", logits=True, allow_drift=True
+                block=6, precision="w4a8" if is_grouped else "w8a8", quantizer="round", allow_drift=True
             )
-            export_onnx(open_checkpoint(str(checkpoints(name))), root / name, options)
+            source = tiny.write(tiny.WIDE, root / "wide") if is_grouped else checkpoints(name)
+            export_onnx(open_checkpoint(str(source)), root / name, options)
         return root / name
 
     return exported
@@ -57,7 +60,7 @@ def steps(bundle: Path, threads: int) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("name", FITTING)
+@pytest.mark.parametrize("name", [*FITTING, GROUPED])
 @pytest.mark.usefixtures("instructions")
 def test_steps_have_the_bits_of_the_standard_nodes(
     name: str, w8a8: Named, monkeypatch: pytest.MonkeyPatch

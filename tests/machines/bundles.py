@@ -21,7 +21,7 @@ from support.tiny import WIDE
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 
-PRECISIONS = ("fp32", "w8a8", "int8", "int4", "fp16")
+PRECISIONS = ("fp32", "w8a8", "w4a8", "int8", "int4", "fp16")
 BLOCK, NEW = 6, 12
 LENGTHS = (1, 5, 17, 40, 140)  # a prompt of 140 goes through the attention of wide steps
 

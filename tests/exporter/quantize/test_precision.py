@@ -10,6 +10,7 @@ from support.fixtures import Named
 from support.shell import run
 
 from mars_export import ExportError, GenerationConfig, Session
+from mars_export.exporter import export
 from mars_export.exporter.check import selfcheck
 from mars_export.exporter.option_rules import choose_precision
 from mars_export.runtime.bundle.open import open_bundle
@@ -43,6 +44,21 @@ def test_auto_takes_fp32_where_the_first_choice_loses_too_much(
     assert done.returncode == 0
     assert "precision: fp32 (the w8a8 graph does not agree with the checkpoint" in done.stderr
     assert open_bundle(tmp_path / "b").manifest.variants[0].precision == "float32"
+
+
+@pytest.mark.parametrize(("of", "precision"), [(tiny.WIDE, "w4a8"), (tiny.TINIES["llama"], "w8a8")])
+def test_auto_takes_four_bits_where_eight_leave_no_memory(
+    of: tiny.Tiny, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the checkpoint can have them: groups of 32 inputs do not divide the other one's."""
+    monkeypatch.setattr(export, "available", lambda: 100_000)
+    source, target = tiny.write(of, tmp_path / "checkpoint"), tmp_path / "b"
+    settings = ("--precision", "auto", "--allow-drift", "--quantizer", "round", "--no-reference")
+    done = run("onnx", str(source), "-o", str(target), *settings)
+    assert done.returncode == 0, done.stderr
+    assert ("precision: w4a8 (w8a8's 0.0 GB are too much for" in done.stderr) == (precision == "w4a8")
+    variant = open_bundle(target).manifest.variants[0]
+    assert (variant.precision, variant.kv_dtype) == (precision, "int8")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""libmars has the operators of mars-export-kernels, which w8a8 bundles run on."""
+"""libmars has the operators of mars-export-kernels, which w8a8 and w4a8 bundles run on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import tiny
 from support.cabi import build
 from support.fixtures import Exported
 from support.shell import call
@@ -14,10 +15,11 @@ from support.shell import call
 from mars_export import GenerationConfig, Session
 
 
-@pytest.fixture(scope="module", params=["float", "int8"])
-def w8a8(request: pytest.FixtureRequest, exported: Exported) -> Path:
+@pytest.fixture(scope="module", params=["w8a8 float", "w8a8 int8", "w4a8 int8"])
+def integer(request: pytest.FixtureRequest, exported: Exported) -> Path:
     """Bundles with KV entries of both types."""
-    return exported("llama", precision="w8a8", kv=request.param)
+    precision, kv = request.param.split()
+    return exported(tiny.WIDE, precision=precision, kv=kv, allow_drift=True)
 
 
 def answer(bundle: Path, kernels: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -28,24 +30,24 @@ def answer(bundle: Path, kernels: str | None = None) -> subprocess.CompletedProc
     )
 
 
-def test_the_text_is_that_of_python_with_every_instruction_set(w8a8: Path) -> None:
-    session = Session.open(w8a8, threads=1, cache_bytes=0)
+def test_the_text_is_that_of_python_with_every_instruction_set(integer: Path) -> None:
+    session = Session.open(integer, threads=1, cache_bytes=0)
     messages = [{"role": "user", "content": "some words to begin with"}]
     done = session.generate(messages, GenerationConfig(max_new_tokens=24, tau=0.3))
-    fastest = answer(w8a8)
+    fastest = answer(integer)
     assert fastest.stdout.rstrip("\n") == done.text.rstrip("\n") != "", fastest.stderr
     for other in ("portable", "0"):  # 0 is for Python, whose package it turns off
-        assert answer(w8a8, other).stdout == fastest.stdout
+        assert answer(integer, other).stdout == fastest.stdout
 
 
-def test_an_instruction_set_that_is_not_here_is_an_error(w8a8: Path) -> None:
-    done = answer(w8a8, "avx3")
+def test_an_instruction_set_that_is_not_here_is_an_error(integer: Path) -> None:
+    done = answer(integer, "avx3")
     assert done.returncode == 1
     assert "MARS_EXPORT_KERNELS=avx3 is not an instruction set of this processor" in done.stderr
 
 
-def test_a_session_in_static_storage_ends_with_the_process(w8a8: Path) -> None:
+def test_a_session_in_static_storage_ends_with_the_process(integer: Path) -> None:
     """ONNX Runtime, which is loaded after the session was declared, ends before it."""
     for _ in range(3):
-        done = call(build() / "tests" / "mars-static", w8a8)
+        done = call(build() / "tests" / "mars-static", integer)
         assert done.returncode == 0, done.stderr

@@ -49,7 +49,9 @@ def asked(seed: int) -> list[tuple[list[int], GenerationConfig]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["fp32", "w8a8", "fp32 own", "w8a8 own", "w8a8 kv8", "w8a8 own kv8"])
+@pytest.mark.parametrize(
+    "kind", ["fp32", "w8a8", "fp32 own", "w8a8 own", "w8a8 kv8", "w8a8 own kv8", "w4a8 own kv8"]
+)
 def test_entries_of_reproducible_steps_have_the_same_bits(
     kind: str, reproducible: Callable[[str], Path]
 ) -> None:
