@@ -59,6 +59,6 @@ bool is_here() { return mars::kernels::Processor().avx_vnni; }
 
 namespace mars::kernels {
 static const InstructionSet four_bits =
-    set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<FourBits::GROUP, true>>, FourBits::GROUP);
+    set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<FourBits::BLOCK, true>>, FourBits::GROUP);
 const InstructionSet avx_vnni = set_of<AvxVnni>("avx_vnni", is_here, quantize_avx2<AvxVnni::INPUTS, false>, 4, &four_bits);
 } // namespace mars::kernels

@@ -82,6 +82,6 @@ void quantize(const float* x, size_t rows, size_t inputs, uint8_t* codes, float*
 
 namespace mars::kernels {
 static const InstructionSet four_bits =
-    set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<FourBits::GROUP, true>>, FourBits::GROUP);
+    set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<FourBits::BLOCK, true>>, FourBits::GROUP);
 const InstructionSet portable = set_of<Portable>("portable", is_here, quantize<Portable::INPUTS, false>, 4, &four_bits);
 } // namespace mars::kernels

@@ -58,16 +58,18 @@ void four_bit_tile(const Panel& panel, const uint8_t* codes, const float* larges
     typename Isa::Sums sums[Rows] = {};
     const auto* of_codes = reinterpret_cast<const GroupSums*>(codes + panel.num_blocks * Isa::INPUTS * Rows);
     const int8_t* block = panel.blocks;
-    for (size_t i = 0; i < panel.num_blocks; ++i, block += FourBits::bytes(Isa::COLUMNS), of_codes += Rows) {
+    for (size_t i = 0; i < panel.num_blocks;
+         ++i, block += FourBits::bytes(Isa::COLUMNS), codes += FourBits::BLOCK * Rows, of_codes += Rows) {
         if (IsFirst)
             for (size_t line = 0; line < FourBits::bytes(Isa::COLUMNS); line += 64) __builtin_prefetch(block + AHEAD + line);
         const typename Isa::Factors factors(block + Isa::INPUTS / 2 * Isa::COLUMNS);
 #pragma GCC unroll 2
-        for (size_t group = 0; group < 2; ++group, codes += FourBits::GROUP * Rows) {
+        for (size_t group = 0; group < 2; ++group) {
             const typename Isa::Weights weights(block + group * FourBits::GROUP / 2 * Isa::COLUMNS);
 #pragma GCC unroll 16
             for (size_t r = 0; r < Rows; ++r)
-                Isa::add(sums[r], weights, factors.of[group], codes + r * FourBits::GROUP, of_codes[r].starts[group]);
+                Isa::add(sums[r], weights, factors.of[group], codes + r * FourBits::BLOCK + group * FourBits::GROUP,
+                         of_codes[r].starts[group]);
         }
 #pragma GCC unroll 16
         for (size_t r = 0; r < Rows; ++r) Isa::add_zeros(sums[r], factors, of_codes[r].of);
