@@ -1,7 +1,6 @@
 """Fine-tunes a stock causal language model by the method of MARS, so that it predicts several tokens a step.
 
-Each forward reads the text as it is and windows of masks over its answers; the loss is the mean cross-entropy
-of both. Ctrl-C stops; the same command continues.
+Each forward reads a text and windows of masks over its answers. Ctrl-C stops; the same command continues.
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ import json
 import math
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +34,13 @@ from mars_export.runtime.terminal.console import advance, print_table, progress_
 FREE = ("out", "hours", "epochs", "checkpointing", "threads")  # may change when a run continues
 
 
-def part_or_file(text: str) -> float | Path:
-    return Path(text) if Path(text).is_file() else float(text)
-
-
 def options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--base", help="stock model or LoRA, directory or hub id (default: SmolLM2-135M-Instruct)")
     add("--rows", type=Path, help="JSONL rows with answers, which the model learns")
     add("--keep", type=Path, help="JSONL rows on which it stays the base model, which answers them if needed")
-    add("--held-out", type=part_or_file, default=0.1, help="for the table: part of --rows (0.1), or a file")
+    add("--held-out", type=Path, help="JSONL rows with answers for the table (default: a tenth of --rows)")
     add("--out", type=Path, required=True, help="directory of the result")
     add("--full", action="store_true", help="train all weights instead of a LoRA")
     add("--rank", type=int, default=32, help="of the LoRA (default %(default)s)")
@@ -68,10 +61,10 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("give --rows or --keep, and --block >= 2")
     gpu = torch.cuda.is_available()
     args.batch = args.batch or (8 if gpu else 2)
-    fast = gpu or cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}
-    args.dtype = args.dtype or ("bfloat16" if fast else "float32")
+    has_bf16 = gpu or cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}
+    args.dtype = args.dtype or ("bfloat16" if has_bf16 else "float32")
     args.lr = args.lr or (1e-5 if args.full else 5e-4)
-    args.epochs = args.epochs or (math.inf if args.hours else 3)
+    args.epochs, args.hours = args.epochs or (math.inf if args.hours else 3), args.hours or math.inf
     return args
 
 
@@ -131,14 +124,14 @@ class Run:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.live = [p for _, p in named]
         self.copies = [p.detach().float().clone() for p in self.live]
-        peaks = [(3 if "trainable_tokens" in name else 1) * args.lr for name, _ in named]  # 3: the mask's row
-        groups = [{"params": [p], "peak": peak} for p, peak in zip(self.copies, peaks, strict=True)]
+        rates = [3 if "trainable_tokens" in name else 1 for name, _ in named]  # 3: the mask's row
+        groups = [{"params": [p], "rate": rate} for p, rate in zip(self.copies, rates, strict=True)]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
         self.state: dict[str, Any] = {"settings": settings, "step": 0, "seconds": 0.0}
         if self.path.exists():
             stored = torch.load(self.path, weights_only=True)
             if stored["settings"] != settings:
-                sys.exit(f"{self.path}: of other rows or settings; give those, or another --out")
+                raise SystemExit(f"{self.path}: of other rows or settings; give those, or another --out")
             self.optimizer.load_state_dict(stored.pop("optimizer"))
             self.publish(stored.pop("weights"))
             self.state = stored
@@ -157,7 +150,7 @@ class Run:
         """The rate rises for 15 steps and falls along a cosine to 3 % of its peak."""
         fall = 0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * fall * min(1.0, (self.state["step"] + 1) / 15)
+            group["lr"] = self.args.lr * group["rate"] * fall * min(1.0, (self.state["step"] + 1) / 15)
         for live, kept in zip(self.live, self.copies, strict=True):
             kept.grad, live.grad = live.grad.float(), None
         torch.nn.utils.clip_grad_norm_(self.copies, 1.0)
@@ -167,33 +160,30 @@ class Run:
 
 
 def train(run: Run, model: Any, sequences: list[Sequence], mask_id: int) -> None:
-    """Trains until the schedule ends. Ctrl-C stops after the current update."""
+    """Trains until the schedule ends. Ctrl-C stops after the current update, and exits."""
     args, state = run.args, run.state
     steps = math.ceil(len(sequences) / args.batch) * args.epochs / args.accumulate
     stream = batches(sequences, args, state["step"] * args.accumulate)
-
-    def progress() -> float:
-        spent = state["seconds"] / (args.hours * 3600) if args.hours else 0
-        return min(1.0, max(state["step"] / steps, spent))
-
     model.train()
     saved = time.monotonic()
     try:
         with progress_bars() as bars:
             report = advance(bars)
-            while progress() < 1:
+            while (part := max(state["step"] / steps, state["seconds"] / 3600 / args.hours)) < 1:
                 with uninterrupted():
                     begun = time.monotonic()
                     for _ in range(args.accumulate):
                         clean, noisy = losses(model, next(stream), mask_id)
                         ((clean + noisy) / args.accumulate).backward()
-                    run.update(progress())
+                    run.update(part)
                     state["seconds"] += time.monotonic() - begun
-                note = f"loss {clean:.3f}, of masks {noisy:.3f}"
-                report("training: step", state["step"], round(state["step"] / progress()), note)
+                note = f"step {state['step']}, loss {clean:.3f}, of masks {noisy:.3f}"
+                report("training", round(1000 * part), 1000, note)
                 if time.monotonic() - saved > 300:
                     run.save()
                     saved = time.monotonic()
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped after step {state['step']}; the same command continues") from None
     finally:
         run.save()
 
@@ -203,46 +193,38 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     try:
-        rows, kept = read(args.rows), read(args.keep, kept=True)
-        if isinstance(args.held_out, Path):
-            held = read(args.held_out)
-        else:
-            random.Random(args.seed).shuffle(rows)
-            count = round(args.held_out * len(rows))
-            held, rows = rows[:count], rows[count:]
+        rows, kept, held = read(args.rows), read(args.keep, kept=True), read(args.held_out)
         base = open_base(args.base)
     except MarsError as error:
-        sys.exit(str(error))
-    encode = partial(encode_all, tokenizer=base.tokenizer, ends=base.ends, most=args.max_length)
-    used = {token for sequence in encode([*rows, *kept, *held]) for token in sequence.tokens}
+        raise SystemExit(str(error)) from error
+    if not held:
+        random.Random(args.seed).shuffle(rows)
+        held, rows = rows[: len(rows) // 10], rows[len(rows) // 10 :]
+    used = {token for s in encode_all([*rows, *kept, *held], base, args.max_length) for token in s.tokens}
     is_new = base.tokenizer.mask_token is None
     mask_id, chosen = choose_mask(base, used)
     say(chosen)
     model = load(base, mask_id, is_new, getattr(torch, args.dtype))
     args.out.mkdir(parents=True, exist_ok=True)
     kept = complete(kept, base, model, args.out / "answers.jsonl")
-    sequences, tests = encode([*rows, *kept]), encode(held)
+    sequences, tests = (encode_all(part, base, args.max_length) for part in (rows + kept, held))
     (args.out / "held-out.jsonl").write_text("".join(row.line() for row in held), encoding="utf-8")
     model.set_attn_implementation("by_sequence")
     of_base = score(model, tests, mask_id, 0) if tests else {}
     model = model if args.full else with_lora(model, base, mask_id, args.rank)
     if args.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    fixed = {name: str(value) for name, value in vars(args).items() if name not in FREE}
-    data = json.dumps([fixed, [(s.tokens, s.start, s.kept) for s in sequences]])
-    run = Run(model, args, hashlib.sha256(data.encode()).hexdigest())
+    fixed = [(name, value) for name, value in vars(args).items() if name not in FREE]
+    run = Run(model, args, hashlib.sha256(repr((fixed, sequences)).encode()).hexdigest())
     trained = sum(p.numel() for p in run.copies) / 1e6
     say(f"{len(sequences)} answers, {len(tests)} held out, {trained:.1f}M weights, {args.dtype}")
-    try:
-        train(run, model, sequences, mask_id)
-    except KeyboardInterrupt:
-        sys.exit(f"stopped after step {run.state['step']}; the same command continues")
-    save(model, base, args.out)
+    train(run, model, sequences, mask_id)
     ours = score(model, tests, mask_id, 0 if args.one_token else args.block - 1) if tests else {}
-    rows_of_table = [(name, f"{of_base[name]:.2f}", f"{value:.2f}") for name, value in ours.items()]
-    print_table((f"{len(tests)} held-out answers", "base", "fine-tuned"), rows_of_table, of_numbers=True)
-    say(f"{run.state['step']} steps in {run.state['seconds']:.0f} s")
-    say(f"next: mars-export onnx {args.out} -o {args.out.name}.bundle --block {args.block}")
+    cells = [(name, f"{of_base[name]:.2f}", f"{value:.2f}") for name, value in ours.items()]
+    print_table((f"{len(tests)} held-out answers", "base", "fine-tuned"), cells, of_numbers=True)
+    save(model, base, args.out)
+    say(f"{run.state['step']} steps in {run.state['seconds']:.0f} s; next:")
+    say(f"mars-export onnx {args.out} -o {args.out.name}.bundle --block {args.block}")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ def follow(right: Tensor, sure: Tensor) -> tuple[bool, int, int]:
     taken[:, 0] = True
     at = forwards = 0
     while at < len(right):
-        count = min(int(taken[at].cumprod(0).sum()), len(right) - at)
-        good = int(right[at, :count].cumprod(0).sum())
+        count, good = (int(row[at].cumprod(0).sum()) for row in (taken, right))
         forwards += 1
         if good < count:
             return False, at + good + 1, forwards

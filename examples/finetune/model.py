@@ -1,12 +1,10 @@
-"""The model: its mask token, what is trained of it, and the two streams of a forward.
+"""The model, its mask token, and the two streams of a forward: texts, and windows of masks over the answers.
 
-The streams are the text as it is, and windows of masks over its answers. Sequences are laid out one after the
-other in one row, without padding; attention is computed for each on its own.
+Sequences are laid out one after the other, without padding. Attention is computed for each on its own.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -48,17 +46,13 @@ def open_base(location: str | None) -> Base:
     opened = open_checkpoint(location or str(default.base_directory()), masks=False)
     name = str(Path(location).resolve()) if location and Path(location).is_dir() else location
     tokenizer = AutoTokenizer.from_pretrained(opened.adapter or opened.model)
-    ends = frozenset(opened.vocabulary.eos_token_ids)
-    rows = opened.dims.vocab_size
+    ends, rows = frozenset(opened.vocabulary.eos_token_ids), opened.dims.vocab_size
     return Base(opened.model, opened.adapter, name or default.BASE_NAME, rows, tokenizer, ends)
 
 
 def choose_mask(base: Base, used: Collection[int]) -> tuple[int, str]:
-    """The mask token's id, and how it was chosen; sets the tokenizer's `mask_token`.
-
-    It is the tokenizer's, or a reserved special token that neither the chat template nor a row uses, or a new
-    one.
-    """
+    """The mask token's id, and how it was chosen: the tokenizer's, or a reserved special token that neither
+    the chat template nor a row uses, or a new one. It becomes the tokenizer's."""
     tokenizer = base.tokenizer
     name, why = tokenizer.mask_token, "the tokenizer's mask token"
     if name is None:
@@ -98,10 +92,11 @@ def with_lora(model: Any, base: Base, mask_id: int, rank: int) -> Any:
 
 
 def save(model: Any, base: Base, out: Path) -> None:
-    """An adapter directory; a whole model after full training, or if the embedding has an additional row."""
+    """An adapter directory; a whole model after full training, or if the embedding has an additional row,
+    which merges the LoRA of `model`."""
     base.tokenizer.save_pretrained(out)
     if isinstance(model, PeftModel) and model.config.vocab_size != base.rows:
-        model = copy.deepcopy(model).merge_and_unload()
+        model = model.merge_and_unload()
     more = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
     model.save_pretrained(out, **more)
 
@@ -172,20 +167,12 @@ def forward(model: Any, batch: Batch, mask_id: int) -> tuple[Pack, Tensor]:
     return pack, out.logits[0].float()
 
 
-def by_sequence(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: Tensor,
-    distances: list[Tensor],
-    **rest: Any,
-) -> tuple[Tensor, None]:
+def by_sequence(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **rest: Any) -> Any:
     """Attention within each sequence of a row, as far back as the layer's sliding window. On a CPU it is in
     fp32, because the backward pass of sdpa is slow in bf16. sdpa has no soft cap (Gemma 2)."""
     dtype = torch.promote_types(query.dtype, torch.float32) if query.device.type == "cpu" else query.dtype
     made, stop = [], 0
-    for distance in distances:
+    for distance in rest.pop("distances"):
         start, stop = stop, stop + len(distance)
         q, k, v = (t[:, :, start:stop].to(dtype) for t in (query, key, value))
         seen = distance[None, None] < (rest.get("sliding_window") or HIDDEN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,14 @@ def read(path: Path | None, kept: bool = False) -> list[Row]:
     return [Row(path, task, kept) for task in tasks.load(path)] if path else []
 
 
-def encode(row: Row, tokenizer: Any, ends: Collection[int], most: int) -> Iterator[Sequence]:
-    """A sequence for each answer of a row, in the context that it has at inference; context and answer are
-    tokenized separately, as there. An answer of just `max_new_tokens` was cut: it has no end. Raises
-    ValueError."""
+def encode(row: Row, base: Any, most: int) -> Iterator[Sequence]:
+    """A sequence for each answer of a row. Context and answer are tokenized separately, as at inference. An
+    answer of just `max_new_tokens` was cut: it has no end. Raises ValueError."""
     if not (row.is_answered or row.kept):
         raise ValueError(
             "no answer: give 'answer' or end with an assistant message (the base answers --keep)"
         )
-    is_text = isinstance(row.task.source, str)
+    is_text, tokenizer = isinstance(row.task.source, str), base.tokenizer
     for index, message in enumerate(row.turns):
         if message["role"] != "assistant":
             continue
@@ -83,20 +82,20 @@ def encode(row: Row, tokenizer: Any, ends: Collection[int], most: int) -> Iterat
             raise ValueError(f"the chat template changes the beginning of message {index}")
         tokens = tokenizer(context, add_special_tokens=is_text).input_ids
         ids = tokenizer(whole[len(context) :], add_special_tokens=False).input_ids
-        stop = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+        stop = next((i for i, token in enumerate(ids) if token in base.ends), len(ids))
         end = [] if stop == row.task.max_new_tokens else [*ids, tokenizer.eos_token_id][stop : stop + 1]
         if (length := len(tokens) + stop + 1) > most:
             raise ValueError(f"{length} tokens, more than --max-length {most}")
         yield Sequence([*tokens, *ids[:stop], *end], len(tokens), row.kept)
 
 
-def encode_all(rows: list[Row], tokenizer: Any, ends: Collection[int], most: int) -> list[Sequence]:
+def encode_all(rows: list[Row], base: Any, most: int) -> list[Sequence]:
     """The sequences of the rows. Exits with all that cannot be used."""
     encoded: list[Sequence] = []
     problems: list[str] = []
     for row in rows:
         try:
-            encoded += encode(row, tokenizer, ends, most)
+            encoded += encode(row, base, most)
         except ValueError as error:
             problems.append(f"{row.path}: row {row.task.number}: {error}")
     if problems:

@@ -188,13 +188,13 @@ def test_all_bad_rows_are_listed_before_anything_is_loaded(program: SimpleNamesp
 
 def test_rows_that_cannot_be_learned_are_listed(program: SimpleNamespace, tmp_path: Path) -> None:
     tiny.write_tokenizer(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    base = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(tmp_path), ends={tiny.IM_END})
     user = {"role": "user", "content": "a"}
     path = tmp_path / "rows.jsonl"
     given = [{"messages": [user]}, {"messages": [user], "answer": "b"}, {"prompt": "a" * 9, "answer": "b"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
     with pytest.raises(SystemExit) as caught:
-        program.rows.encode_all(program.rows.read(path), tokenizer, {tiny.IM_END}, 6)
+        program.rows.encode_all(program.rows.read(path), base, 6)
     assert [line.partition(": row ")[2] for line in str(caught.value).splitlines()] == [
         "1: no answer: give 'answer' or end with an assistant message (the base answers --keep)",
         "2: 20 tokens, more than --max-length 6",
@@ -204,18 +204,19 @@ def test_rows_that_cannot_be_learned_are_listed(program: SimpleNamespace, tmp_pa
 
 def test_every_turn_of_the_assistant_is_learned(program: SimpleNamespace, tmp_path: Path) -> None:
     tiny.write_tokenizer(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    base = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(tmp_path), ends={tiny.IM_END})
     said = [("user", "hi"), ("assistant", "the inn"), ("user", "and?"), ("assistant", "an ant")]
     messages = [{"role": role, "content": content} for role, content in said]
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": messages}))
     (row,) = program.rows.read(path)
-    made = program.rows.encode_all([row], tokenizer, {tiny.IM_END}, 99)
-    texts = [tokenizer.decode(s.tokens[s.start :]) for s in made]
+    made = program.rows.encode_all([row], base, 99)
+    texts = [base.tokenizer.decode(s.tokens[s.start :]) for s in made]
     assert texts == ["the inn<|im_end|>", "an ant<|im_end|>"]
     for sequence, count in zip(made, (1, 3), strict=True):
-        prompt = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=True)
-        assert tokenizer.decode(sequence.tokens[: sequence.start]) == prompt
+        prompt = row.context(base.tokenizer, count)
+        assert prompt.endswith("<|im_start|>assistant\n")
+        assert base.tokenizer.decode(sequence.tokens[: sequence.start]) == prompt
     assert json.loads(row.line()) == {
         "messages": messages[:-1], "answer": "an ant", "score": "exact_match", "max_new_tokens": 256,
     }  # fmt: skip
@@ -239,7 +240,7 @@ def test_kept_rows_learn_the_base_model(program: SimpleNamespace, tmp_path: Path
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": p, "max_new_tokens": 12}) + "\n" for p in FACTS))
     rows = program.finetune.complete(program.rows.read(path, True), base, model, tmp_path / "answers.jsonl")
-    sequences = program.rows.encode_all(rows, base.tokenizer, base.ends, 999)
+    sequences = program.rows.encode_all(rows, base, 999)
     assert all(s.kept and len(s.tokens) > s.start for s in sequences)
     model.set_attn_implementation("by_sequence")
     student = program.model.with_lora(model, base, tiny.MASK, 4)
@@ -252,7 +253,7 @@ def test_a_stopped_run_continues_where_it_was(
     program: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, rows = stock("llama", tmp_path / "base"), write_rows(tmp_path / "rows.jsonl")
-    words = f"--base {base} --rows {rows} --held-out 0 --batch 4 --rank 4 --dtype bfloat16 --threads 1"
+    words = f"--base {base} --rows {rows} --batch 4 --rank 4 --dtype bfloat16 --threads 1"
     whole, stopped = ([*words.split(), "--out", str(tmp_path / name)] for name in ("whole", "stopped"))
     program.finetune.main(whole)
     update = program.finetune.Run.update
