@@ -26,6 +26,9 @@ ELSEWHERE = ("benchmarks/gpu/", "benchmarks/peers/", "tests/ray/")
 OWN = {"mars_export", "mars_export_kernels", "mars_export_default"}
 
 
+providers = cache(packages_distributions)
+
+
 def variable(name: str) -> str:
     (value,) = re.findall(rf"^{name} \??= (.+)$", MAKEFILE, flags=re.M)
     return str(value).replace("$(EXTRAS)", variable("EXTRAS") if name != "EXTRAS" else "")
@@ -87,21 +90,21 @@ def missing(
 @pytest.mark.parametrize("extras", ["EXTRAS", "MORE_EXTRAS"])
 def test_the_environment_has_what_is_imported(extras: str) -> None:
     """Modules are imported by `make check`, for all tests; what a function imports may be of `check-more`."""
-    providers, distributions = packages_distributions(), installed(variable(extras))
+    distributions = installed(variable(extras))
     found = {}
     for path in sources():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = foreign(tree if extras == "MORE_EXTRAS" else at_module_level(tree))
-        if lacks := missing(imported, distributions, providers):
+        if lacks := missing(imported, distributions, providers()):
             found[path.relative_to(ROOT).as_posix()] = lacks
     assert not found, f"in no extra of {extras} in the Makefile: {found}"
 
 
 def test_a_package_of_another_extra_does_not_count() -> None:
     """scipy comes with lm-eval, so it may be here without being in the environment of `make check`."""
-    providers = packages_distributions() | {"scipy": ["scipy"], "yaml": ["PyYAML"]}
-    assert missing({"scipy", "yaml", "os", "support"}, installed(variable("EXTRAS")), providers) == {"scipy"}
-    assert not missing({"scipy"}, {"scipy"}, providers)
+    known = providers() | {"scipy": ["scipy"], "yaml": ["PyYAML"]}
+    assert missing({"scipy", "yaml", "os", "support"}, installed(variable("EXTRAS")), known) == {"scipy"}
+    assert not missing({"scipy"}, {"scipy"}, known)
 
 
 def test_one_environment_for_people_and_ci() -> None:

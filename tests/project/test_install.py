@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from hashlib import sha256
 from importlib.util import find_spec
@@ -24,69 +23,82 @@ from mars_export import cli
 BASE = {"inspect", "doctor", "verify", "profiles", "grammar", "pull"}
 ABSENT = tuple({name for needs in cli.NEEDS.values() for need in needs for name in need.modules})
 RUNNERS = cli.RUN.modules
-BLOCKER = """
-import sys
+# One process for many commands: each begins without its modules, and none comes as far as to import others.
+PROGRAM = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in BLOCKED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+BLOCKED, results = (), []
 sys.meta_path.insert(0, Blocker())
 from mars_export import cli
-cli.main()
+for BLOCKED, words in json.loads(sys.argv[1]):
+    sys.argv = ["mars-export", *words]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = cli.main()
+        except SystemExit as end:
+            code = end.code
+    results.append((code or 0, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
 """
 
 
-def without(blocked: tuple[str, ...], *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = f"BLOCKED = {set(blocked)!r}\n{BLOCKER}"
-    command = [sys.executable, "-c", code, *arguments]
-    return call(*command, cwd=cwd)
+def without(asked: list[tuple[tuple[str, ...], list[object]]], cwd: Path) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command, all in one process that blocks these modules."""
+    words = json.dumps([(blocked, [str(word) for word in command]) for blocked, command in asked])
+    done = call(sys.executable, "-c", PROGRAM, words, cwd=cwd)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
-@pytest.mark.parametrize("command", cli.NEEDS)
-def test_the_extra_is_the_message(command: str, tmp_path: Path) -> None:
-    for need in cli.NEEDS[command]:
-        blocked = need.modules if need.enough is any else need.modules[-1:]
-        done = without(blocked, *command.split(), "no/such/place", "--no-such-option", cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (1, ""), done.stderr
-        assert f"pip install 'mars-export[{need.extra}]'" in done.stderr
-        assert f"pip install '.[{need.extra}]'" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert list(tmp_path.iterdir()) == []
+def test_the_extra_is_the_message(tmp_path: Path) -> None:
+    needed = [(command, need) for command, needs in cli.NEEDS.items() for need in needs]
+    asked: list[tuple[tuple[str, ...], list[object]]] = [
+        (
+            need.modules if need.enough is any else need.modules[-1:],
+            [*command.split(), "no/such/place", "--no-such-option"],
+        )
+        for command, need in needed
+    ]
+    for (command, need), (code, out, err) in zip(needed, without(asked, tmp_path), strict=True):
+        assert (code, out) == (1, ""), (command, err)
+        assert f"pip install 'mars-export[{need.extra}]'" in err
+        assert f"pip install '.[{need.extra}]'" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_that_lacks_is_named_at_once(tmp_path: Path) -> None:
-    done = without(("torch", "onnx", *RUNNERS), "onnx", cwd=tmp_path)
-    assert "pip install 'mars-export[export,cpu]' (or gpu, rtx, trt instead of cpu)" in done.stderr
-    assert "torch, onnx; none of onnxruntime, tensorrt, tensorrt_rtx" in done.stderr
+    [(_, _, err)] = without([(("torch", "onnx", *RUNNERS), ["onnx"])], tmp_path)
+    assert "pip install 'mars-export[export,cpu]' (or gpu, rtx, trt instead of cpu)" in err
+    assert "torch, onnx; none of onnxruntime, tensorrt, tensorrt_rtx" in err
 
 
-@pytest.mark.parametrize("command", [*cli.NEEDS, *sorted(BASE)])
-def test_help_answers_all_the_same(command: str, tmp_path: Path) -> None:
-    done = without(ABSENT, *command.split(), "--help", cwd=tmp_path)
-    assert (done.returncode, "Usage" in done.stdout) == (0, True), done.stderr
+def test_help_answers_all_the_same(tmp_path: Path) -> None:
+    commands = [*cli.NEEDS, *sorted(BASE)]
+    helps = without([(ABSENT, [*command.split(), "--help"]) for command in commands], tmp_path)
+    for command, (code, out, err) in zip(commands, helps, strict=True):
+        assert (code, "Usage" in out) == (0, True), (command, err)
 
 
-def test_the_base_does_what_it_can(tmp_path: Path) -> None:
-    done = without(ABSENT, "doctor", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = {f["subject"]: f for f in json.loads(done.stdout)["findings"]}
-    assert "mars-export[cpu]" in found["onnxruntime"]["detail"]
-
-
-def test_the_base_reads_and_writes_bundles(bundles: Named, tmp_path: Path) -> None:
+def test_the_base_does_what_it_can(bundles: Named, tmp_path: Path) -> None:
     path = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
     archive = Path(shutil.make_archive(str(path), "tar", tmp_path, path.name))
-    asked = (
-        ["inspect", path], ["verify", path], ["profiles", "list", path],
+    asked: list[list[object]] = [
+        ["doctor", "--json"], ["inspect", path], ["verify", path], ["profiles", "list", path],
         ["grammar", path, "--regex", "a+", "--name", "a"],
         ["pull", archive, "-o", tmp_path / "pulled", "--sha256", sha256(archive.read_bytes()).hexdigest()],
-    )  # fmt: skip
-    assert {words[0] for words in asked} == BASE - {"doctor"}
-    for words in asked:
-        done = without(ABSENT, *map(str, words), cwd=tmp_path)
-        assert done.returncode == 0, (words, done.stderr)
+    ]  # fmt: skip
+    assert {words[0] for words in asked} == BASE
+    results = without([(ABSENT, words) for words in asked], tmp_path)
+    for words, (code, _, err) in zip(asked, results, strict=True):
+        assert code == 0, (words, err)
+    found = {f["subject"]: f for f in json.loads(results[0][1])["findings"]}
+    assert "mars-export[cpu]" in found["onnxruntime"]["detail"]
 
 
 def test_every_command_is_in_the_table_or_needs_nothing() -> None:

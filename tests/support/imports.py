@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 Arrows = Mapping[str, Collection[str]]
 """Who -> whom it imports."""
+PARTS = ("body", "orelse", "finalbody", "handlers")  # statements in a statement
 
 
 def modules(root: Path) -> dict[str, ast.Module]:
@@ -37,15 +38,17 @@ def foreign(tree: ast.AST) -> set[str]:
 
 def at_module_level(tree: ast.Module) -> ast.Module:
     """What runs when the module is imported: no function's body, nothing under `if TYPE_CHECKING`."""
+    return ast.Module([*_outer(tree.body)], [])
 
-    class Outer(ast.NodeTransformer):
-        def visit_FunctionDef(self, _: ast.FunctionDef) -> None:
-            return None
 
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
-
-    return Outer().visit(deepcopy(tree))
+def _outer(nodes: Iterable[ast.AST]) -> Iterator[Any]:
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        inner = {name: [*_outer(part)] for name in PARTS if (part := getattr(node, name, None))}
+        yield type(node)(**{**dict(ast.iter_fields(node)), **inner}) if inner else node
 
 
 def circle(graph: Arrows) -> list[str]:
