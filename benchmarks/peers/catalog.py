@@ -13,7 +13,6 @@ from typing import Any
 TORCH = "torch==2.13.0"
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
-    "onnx-genai": ("onnx-genai==0.1.0.dev6", "tokenizers"),
     "openvino": (TORCH, "openvino-genai==2026.4.1.0", "openvino==2026.4.1", "nncf==3.4.0",
      "optimum-intel[openvino]==2.2.0", "transformers==5.5.4"),
     "llama-cpp": ("llama-cpp-python", "gguf", "safetensors"),
@@ -95,11 +94,7 @@ def programs(work: Path, venvs: Path, server: Path | None = None, device: str = 
     builder += ["-o", "{out}", "-e", device, "-c", str(work / "genai-cache")]
     builder += ["--extra_options", "enable_cuda_graph=true"] if is_gpu else []
     for p in ("fp16" if is_gpu else "fp32", "int4"):
-        place = work / f"genai-{p}"
-        yield Program(f"genai {p}", environment, "genai", place, [*builder, "-p", p])
-        if not is_gpu:
-            fixed = [builder[0], "-m", "peers.onnx_genai_model", str(place), "{out}"]
-            yield Program(f"onnx-genai {p}", "onnx-genai", "onnx_genai", work / f"onnx-genai-{p}", fixed)
+        yield Program(f"genai {p}", environment, "genai", work / f"genai-{p}", [*builder, "-p", p])
 
     if not is_gpu:
         for kind in ("q4_0", "q4_k_m", "q8_0"):

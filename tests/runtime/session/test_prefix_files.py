@@ -106,35 +106,6 @@ def test_damaged_files_are_removed_and_written_again(
     assert Twin(tmp_path).length(IDS) == 20
 
 
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), OSError(errno.EMFILE, "Too many open files"), PermissionError(errno.EACCES, "no")],
-)
-def test_a_file_that_cannot_be_read_now_stays(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise error
-
-    Twin(tmp_path).save(IDS)
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "load", fails)
-        assert Twin(tmp_path).length(IDS) == 0
-    assert Twin(tmp_path).length(IDS) == 20
-
-
-def test_a_damaged_file_that_cannot_be_removed_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(*_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    Twin(tmp_path).save(IDS)
-    changed(tmp_path, lambda data: data[:-1])
-    monkeypatch.setattr(Path, "unlink", denied)
-    assert Twin(tmp_path).length(IDS) == 0
-
-
 def test_a_file_of_another_version_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("mars_export.runtime.session.prefix_dir.VERSION", 9)
