@@ -144,7 +144,6 @@ def test_onnx_runtime_reads_no_data_outside_the_bundle(path: Path) -> None:
         Session.open(path, threads=1)
 
 
-
 HOSTILE = "[/x][bold]\x1b]0;owned\x07\u202e"
 
 

@@ -44,14 +44,6 @@ def test_a_restart_finds_what_was_saved(tmp_path: Path) -> None:
     assert {os.stat(file).st_mode & 0o777 for file in (tmp_path / "a" / "b").iterdir()} == {0o600}
 
 
-def test_a_longer_entry_replaces_the_file_of_its_beginning(tmp_path: Path) -> None:
-    twin = Twin(tmp_path)
-    twin.save(IDS[:5])
-    twin.save(IDS)
-    assert len(names(tmp_path)) == 1
-    assert Twin(tmp_path).length(IDS) == 20
-
-
 def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
     twin = Twin(tmp_path, 3 * SIZE)
     for number in (1, 2, 3):
