@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,6 +144,29 @@ def test_onnx_runtime_reads_no_data_outside_the_bundle(path: Path) -> None:
     rehash(path)
     with pytest.raises(SessionError, match=r"cannot load the graph: .*outside"):
         Session.open(path, threads=1)
+
+
+STORE = """
+import sys
+from dataclasses import replace
+from mars_export.runtime.bundle import profiles
+from mars_export.runtime.bundle.manifest import Profile
+path, name, number, digest = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+for i in range(number):
+    profiles.store(path, Profile(f"{name}{i}", 0.9, "probability", "model", digest))
+"""
+
+
+def test_two_writers_lose_nothing(path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
+    writers = [
+        subprocess.Popen([sys.executable, "-c", STORE, str(path), name, "15", digest], env=environment)
+        for name in "ab"
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    stored = {p.name for p in open_bundle(path, full=True).manifest.profiles}
+    assert stored == {f"{name}{i}" for name in "ab" for i in range(15)}
 
 
 HOSTILE = "[/x][bold]\x1b]0;owned\x07\u202e"

@@ -16,6 +16,7 @@ from mars_export.calibration.tasks.tasks import TaskRow
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
+from mars_export.calibration.tau.report import markdown
 from mars_export.calibration.tau.run import CalibrationRequest, run
 
 
@@ -51,6 +52,14 @@ def test_the_worst_change_lost_most_and_then_changed_most() -> None:
     found = changes_of(tasks, before, after)
     assert [c.row for c in found] == [5, 4, 3, 2]
     assert found[0] == Change(5, "p", "1 2 3", "1 2 4", 1.0, 0.0)
+
+
+def test_a_busy_machine_is_reported(request_for: Callable[..., CalibrationRequest]) -> None:
+    made = run(request_for())
+    quiet, busy = replace(made, load=0.0), replace(made, load=1e6)
+    [note] = set(busy.facts) - set(quiet.facts)
+    assert note[0] == "note" and "the machine was busy" in note[1]
+    assert note[1] in markdown(busy) and note[1] not in markdown(quiet)
 
 
 def test_the_report_folder(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:

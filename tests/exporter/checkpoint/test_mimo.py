@@ -183,6 +183,17 @@ def test_prompts_that_share_a_beginning_share_entries_of_all_layers(
     assert answer.stats.cached_tokens > 0
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp16"])
+def test_other_precisions_give_their_own_one_token_text(precision: str, opened: Open) -> None:
+    session = opened(2, "--precision", precision, "--allow-drift")
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=(), masks="full")
+    answers = session.generate_batch(list(PROMPTS), config)
+    ones = session.generate_batch(list(PROMPTS), config.with_values(tau=1.0))
+    assert [answer.token_ids for answer in answers] == [one.token_ids for one in ones]
+    if precision != "int4":  # whose text is not the fitted one
+        assert sum(answer.stats.accepted_draft_tokens for answer in answers) > 10
+
+
 def test_the_context_ends_where_it_should(opened: Open, model: PreTrainedModel) -> None:
     """The last steps have no room for the draft tokens' entries beyond the context."""
     prompt = [i % 200 for i in range(500)]

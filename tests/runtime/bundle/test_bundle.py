@@ -40,6 +40,15 @@ def test_places_that_are_no_bundle(tmp_path: Path) -> None:
         open_bundle(tmp_path)
 
 
+def test_a_linked_bundle_is_fine(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(directory)
+    open_bundle(tmp_path / "elsewhere")
+    (tmp_path / "snapshot").mkdir()  # as in the cache of the hub
+    for file in directory.iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(f"../{directory.relative_to(tmp_path)}/{file.name}")
+    open_bundle(tmp_path / "snapshot", full=True)
+
+
 def test_missing_short_and_changed_files_are_listed_at_once(directory: Path) -> None:
     (directory / "model.onnx").unlink()
     (directory / "tokenizer.json").write_bytes(b"{}")
@@ -137,6 +146,22 @@ def test_a_newer_bundle_is_called_newer_and_not_damaged(directory: Path) -> None
     (directory / "manifest.json").write_text(text.replace('"format_version": "1', '"format_version": "2'))
     with pytest.raises(BundleError, match=r"this runtime reads 1.x: update mars-export"):
         open_bundle(directory)
+
+
+@pytest.mark.parametrize(
+    "stamp", ["", "{", "[]", "3", "[" * 100_000, '{"weights.bin": 3}', '{"weights.bin": [1, 2, 3, 4]}']
+)
+def test_a_broken_stamp_only_costs_a_new_hash(
+    stamp: str, directory: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    open_bundle(directory)
+    (file,) = (tmp_path / "cache" / "verified").iterdir()
+    file.write_text(stamp)
+    open_bundle(directory)
+    assert len(hashed) == 8
+    open_bundle(directory)
+    assert len(hashed) == 8
 
 
 def test_old_stamps_are_forgotten(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -123,6 +123,18 @@ def test_an_answer_behind_results_is_a_turn_like_others() -> None:
             talk.resume(wrong)
 
 
+def test_the_oldest_turns_go_with_the_results_behind_them() -> None:
+    talk, asked = conversation_of(capacity=160, drop_oldest=True)
+    talk.send("a long question " * 2)
+    talk.give(["a result"])
+    for question in ("one", "two", "three", "four"):
+        talk.send(question)
+        assert not asked[-1].startswith("<|im_start|>tool"), asked[-1]
+    assert talk.dropped or "a result" not in asked[-1]
+    with pytest.raises(SessionError, match="the conversation has"):
+        talk.give(["a result " * 60])
+
+
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
     (tmp_path / "tools.json").write_text(json.dumps(TOOLS))

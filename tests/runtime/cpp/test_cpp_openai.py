@@ -155,6 +155,18 @@ def test_an_answer_is_pythons_own(client: Any, sessions: Sessions) -> None:
     assert answer.choices[0].message.content == sessions(MAIN).generate(HELLO, drawn).text
 
 
+def test_steps_are_what_the_decoder_did(client: Any, sessions: Sessions) -> None:
+    for setting in ({"masks": "full"}, {"tau": 0.3, "masks": "full"}):
+        config = GenerationConfig(max_new_tokens=24, **setting)  # type: ignore[arg-type]
+        events = [event for event in sessions(MAIN).stream(HELLO, config) if event.token_ids]
+        steps = chat(client, max_tokens=24, extra_body={"return_steps": True, **setting}).choices[0].steps
+        assert [[t["id"] for t in step["tokens"]] for step in steps] == [list(e.token_ids) for e in events]
+        hows = [[t["how"] for t in step["tokens"]] for step in steps]
+        proposed = "accepted" if "tau" in setting else "verified"
+        assert all(how == [*[proposed] * (len(how) - 1), "accepted"] for how in hows), hows
+        assert any(len(how) > 1 for how in hows)
+
+
 def test_profiles_are_models_and_stale_ones_are_not(
     bundles: Named, sessions: Sessions, tmp_path: Path
 ) -> None:
@@ -183,6 +195,24 @@ def test_profiles_are_models_and_stale_ones_are_not(
         == 404
     )
     service.stop()
+
+
+def test_several_answers_are_several_seeds(client: Any, sessions: Sessions) -> None:
+    def drawn(seed: int) -> str:
+        config = GenerationConfig(max_new_tokens=12, temperature=1.0, seed=seed)
+        return sessions(MAIN).generate(HELLO, config).text
+
+    wanted = [drawn(seed) for seed in (5, 6, 7)]
+    answer = chat(client, temperature=1.0, seed=5, n=3)
+    assert [choice.message.content for choice in answer.choices] == wanted
+    assert answer.usage.completion_tokens == 36 and answer.mars["seed"] == 5
+    texts = ["", "", ""]
+    for chunk in chat(client, temperature=1.0, seed=5, n=3, stream=True):
+        [choice] = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+    assert texts == wanted
+    one, other = (chat(client, temperature=2.0).mars["seed"] for _ in range(2))
+    assert one != other  # a fresh one where none is given
 
 
 def test_keys_are_needed_where_there_is_a_file_of_them(bundles: Named, tmp_path: Path) -> None:

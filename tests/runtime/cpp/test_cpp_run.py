@@ -89,6 +89,15 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
     assert re.search(r"^\d+ tokens, .* ended by ", shown.stderr)
 
 
+def test_mars_run_takes_the_short_forms_that_hands_know(bundles: Named) -> None:
+    asked = (bundles("llama"), "-p", "hello", "--seed", 3, "--json")
+    long = run(*asked, "--max-new-tokens", 5, "--temperature", 0.7, "--threads", 1)
+    short = run(*asked, "-n", 5, "--temp=0.7", "-t", 1)
+    assert long.returncode == short.returncode == 0, short.stderr
+    assert json.loads(long.stdout)["token_ids"] == json.loads(short.stdout)["token_ids"]
+    assert len(json.loads(run(*asked, "--max-tokens", 3).stdout)["token_ids"]) <= 3
+
+
 def test_mars_run_starts_no_more_threads_than_cores(bundles: Named) -> None:
     done = run(bundles("llama"), "-p", "hello", "-n", 2, "-t", 999)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,10 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from support.cabi import build
 from support.cpp_service import ASK, post, raw, read_all, text_of
+from support.fixtures import Named
+from support.shell import call
 
 from mars_export import GenerationConfig, Session
 
@@ -29,6 +32,22 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(ask, [0.3, 1.0, None] * 4))
+
+
+def test_a_port_in_use_is_named(port: int, bundles: Named) -> None:
+    program = [build() / "examples/cpp_service/service", bundles("llama"), str(port), "1"]
+    done = call(*program)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: cannot listen on port {port}: Address already in use\n",
+    )
+
+
+def test_a_client_that_goes_away_and_one_that_says_nothing(port: int) -> None:
+    for text in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(text)
+    assert post(port, ASK)[0] == 200
 
 
 def test_a_client_that_waits_for_100_continue_and_one_without_chunks(port: int) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event, Thread
 from time import monotonic, sleep
 
 import pytest
 from support.cpp_service import ASK, HEAD, LONG, health, post, read_all, start, text_of
+from support.fixtures import Named
 
 
 def test_an_answer_that_nobody_waits_for_is_not_computed(endless: Path) -> None:
@@ -34,6 +37,37 @@ def test_an_answer_that_nobody_waits_for_is_not_computed(endless: Path) -> None:
     assert process.wait(60) == 0
 
 
+def test_silent_and_slow_clients_take_nothing_from_the_others(bundles: Named) -> None:
+    process, port = start(bundles("llama"))
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(400)
+        ]
+        dripping = Event()
+
+        def drip() -> None:
+            for i in range(10**6):
+                for client in clients[::4]:
+                    with suppress(OSError):
+                        client.sendall(HEAD[i % len(HEAD) :][:1])
+                if dripping.wait(0.2):
+                    return
+
+        thread = Thread(target=drip)
+        thread.start()
+        try:
+            for _ in range(5):
+                begun = monotonic()
+                assert health(port)["status"] == "ok"
+                assert post(port, ASK)[0] == 200
+                assert monotonic() - begun < 5
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            dripping.set()
+            thread.join()
+
+
 def test_more_clients_than_there_are_places(endless: Path) -> None:
     process, port = start(endless)
     with ThreadPoolExecutor(65) as pool:
@@ -53,6 +87,32 @@ def test_more_clients_than_there_are_places(endless: Path) -> None:
     assert {error["type"] for error in refused} == {"rate_limit_error"}
     assert health(port)["refused"] == len(refused)
     assert post(port, ASK)[0] == 200
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_addresses_take_turns_where_there_are_no_keys(endless: Path) -> None:
+    process, port = start(endless, "--rows", "2", "--rows-per-client", "1", "--waiting", "3")
+    never_ends = json.dumps({"prompt": "the onion", "tau": 1, "max_tokens": 1000, "stream": True})
+
+    def ask(address: str, body: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(address, 0))
+        path = "/v1/completions" if body == never_ends else "/v1/chat/completions"
+        connection.request("POST", path, body)
+        return connection
+
+    flood = [ask("127.0.0.2", never_ends) for _ in range(4)]
+    until = monotonic() + 20
+    while (now := health(port))["running"] + now["waiting"] < 4:
+        assert monotonic() < until
+        sleep(0.01)
+    assert ask("127.0.0.2", json.dumps(ASK)).getresponse().status == 429, "the other row is none of its"
+    other = ask("127.0.0.3", json.dumps(ASK)).getresponse()
+    assert other.status == 200 and json.loads(other.read())["usage"]["completion_tokens"] > 0
+    now = health(port)
+    assert (now["running"], now["waiting"]) == (1, 3), "nobody of the others has ended"
+    for connection in flood:
+        connection.close()
     process.terminate()
     assert process.wait(60) == 0
 

@@ -88,6 +88,14 @@ def test_the_conformance_files_are_what_their_script_writes() -> None:
             )
 
 
+def test_the_script_s_splitmix64_is_the_published_one() -> None:
+    assert maker("make").splitmix64(1234567, 3) == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+
+
 @pytest.mark.parametrize("case", cases("exact.json"), ids=lambda case: case["name"])
 def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> None:
     predict = maker("make_loops").predict

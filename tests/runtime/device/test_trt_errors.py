@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from support.fake_trt import BLOCK, CAPACITY, build
@@ -48,6 +50,30 @@ def test_the_most_predictions_are_the_engines() -> None:
     index = np.zeros((1, 2 * BLOCK), np.int64)
     with pytest.raises(SessionError, match="1 x 7 slots with 8 predictions is beyond this engine"):
         backend.step(backend.new_cache(1), 0, StepInput(np.full((1, 7), 5), np.array([0]), index), False)
+
+
+def test_an_error_that_stays_is_told_each_time() -> None:
+    backend, _, device = build()
+    cache = backend.new_cache(1)
+    device.is_broken = True
+    for _ in range(3):
+        with pytest.raises(SessionError, match="CUDA: .* failed: an illegal memory access was encountered"):
+            backend.step(cache, 0, StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]])), False)
+
+
+def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
+    backend, engine, device = build()
+    cache = backend.new_cache(1)
+    plan = StepInput(np.array([[1, 2]]), np.array([0]), np.array([[0]]))
+    for _ in range(3):
+        backend.step(cache, 0, plan, False)
+    engine.breaks = True
+    for _ in range(2):
+        with pytest.raises(SessionError, match="illegal memory access .* start it again"):
+            backend.step(cache, 0, plan._replace(input_ids=np.array([[1]])), False)
+    del cache, backend
+    gc.collect()
+    assert device.closed == 1, "without a word"
 
 
 def test_a_step_that_failed_leaves_the_next_one_right() -> None:

@@ -120,6 +120,14 @@ def test_calls(choice: dict[str, Any], client: anthropic.Anthropic) -> None:
     assert len(one.content) == 1 and one.stop_reason == "tool_use"
 
 
+def test_a_schema(client: anthropic.Anthropic) -> None:
+    need("llguidance", "grammar")
+    form = {"format": {"type": "json_schema", "schema": {**CITY, "additionalProperties": False}}}
+    answer = ask(client, output_config=form, max_tokens=60)
+    assert answer.content[0].text in ('{"city": "Rome"}', '{"city": "Oslo"}')
+    assert answer.stop_reason == "end_turn"
+
+
 def test_tokens_are_counted(client: anthropic.Anthropic, session: Session) -> None:
     counted = client.messages.count_tokens(model="tiny", messages=HELLO, system="be kind")
     messages = [{"role": "system", "content": "be kind"}, *HELLO]

@@ -82,6 +82,14 @@ def test_one_call_and_no_more(size: int) -> None:
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", call["id"]) for call in made.message["tool_calls"])
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", '[{"name": ', "", "  ["])
+def test_what_has_no_calls_is_text(text: str) -> None:
+    made, _ = choice(Tools([], False, False))
+    pieces = fed(made, text, 2, "eos")
+    assert made.text == text == "".join(piece.text for piece in pieces)
+    assert made.calls == [] and made.finish_reason == "stop"
+
+
 @pytest.mark.parametrize("reason", ["length", "deadline", "stop"])
 def test_the_beginning_of_a_call_that_was_cut_is_left_out(reason: str) -> None:
     made, _ = choice(Tools([], False, False))

@@ -196,6 +196,25 @@ def test_short_memory_closes_another(at_first_step: bool, shelf: Shelf) -> None:
     assert others == [1, 0], "the session whose first step failed is freed before the next attempt"
 
 
+def test_a_request_that_gives_up_does_not_stop_the_closing(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes = LoadedModel.close
+
+    def slow(model: LoadedModel, drain: float) -> None:
+        time.sleep(0.8)
+        closes(model, drain)
+
+    with serving(shelf.both, ServeOptions(max_models=1, queue_timeout=0.2)) as server:
+        until(lambda: answer(server, "a").status == 200)
+        shelf.most = 0
+        monkeypatch.setattr(LoadedModel, "close", slow)
+        assert answer(server, "b").status == 429
+        until(lambda: answer(server, "b").status == 200)
+        assert shelf.most == 1, "the closed one is freed before the other is opened"
+        monkeypatch.undo()
+
+
 def test_a_request_that_gives_up_does_not_stop_the_opening(shelf: Shelf) -> None:
     both = shelf.both
 

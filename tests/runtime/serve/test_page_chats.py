@@ -12,6 +12,9 @@ need("uvicorn", "serve")
 
 from support.fake_serve import FakeServe, tokens_of  # noqa: E402
 
+BLOCKED = """for (const name of ["localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });"""
+
 FILL = """for (let text = "x".repeat(1 << 22); text.length > 64; ) {
   try { localStorage.setItem(`other.${localStorage.length}`, text); }
   catch { text = text.slice(text.length / 2); }
@@ -119,3 +122,16 @@ def test_no_more_than_fifty_chats(visit: Open) -> None:
     ask(tab, "new")
     assert titles(tab) == ["new", *(f"old {i}" for i in range(49))]
     assert tab.evaluate("localStorage.getItem('mars.chat.c49')") is None
+
+
+def test_a_blocked_storage(visit: Open) -> None:
+    fake = FakeServe([tokens_of("the first"), tokens_of("the second")])
+    tab = visit(fake)
+    tab.add_init_script(BLOCKED)
+    tab.reload()
+    ask(tab, "one")
+    tab.get_by_role("button", name="New chat").click()
+    ask(tab, "two")
+    assert titles(tab) == ["two", "one"]
+    chat(tab, "one")
+    assert tab.locator("article .text").all_inner_texts() == ["the first"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from support.missing import need
 from support.page import WORDS, Open, ask, ended
 
@@ -41,6 +42,19 @@ def test_by_keyboard_alone(visit: Open) -> None:
     assert tab.get_by_role("slider", name="Tau").input_value() == "0.9"
 
 
+def test_every_control_has_a_name(visit: Open) -> None:
+    tab = visit(FakeServe([tokens_of(WORDS)]))
+    ask(tab, "go")
+    page = tab.locator("body").aria_snapshot()
+    tab.get_by_role("button", name="Settings").click()
+    shown = page + tab.get_by_role("dialog").aria_snapshot()
+    controls = re.findall(
+        r"- (button|combobox|textbox|slider|radio|spinbutton|dialog|group|log)\b(.*)", shown
+    )
+    assert len(controls) > 15
+    assert [c for c in controls if not c[1].strip().startswith('"')] == []
+
+
 def test_the_system_message_is_in_sight_and_the_page_says_what_it_is(visit: Open) -> None:
     tab = visit(FakeServe([tokens_of(WORDS)]))
     assert "A chat with a language model on this server" in tab.locator("#empty").inner_text()
@@ -52,6 +66,22 @@ def test_the_system_message_is_in_sight_and_the_page_says_what_it_is(visit: Open
     ask(tab, "go")
     assert tab.get_by_role("button", name="System: be kind").is_visible()
     assert tab.locator(".system").inner_text() == "system: be kind"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours(visit: Open, scheme: str) -> None:
+    tab = visit(FakeServe([tokens_of(WORDS)]), color_scheme=scheme)
+    other = {"light": "dark", "dark": "light"}[scheme]
+    theme = tab.locator("html")
+    assert theme.get_attribute("data-theme") == scheme
+    tab.get_by_role("button", name="Colours: as the system").click()
+    assert theme.get_attribute("data-theme") == other
+    tab.reload()
+    assert theme.get_attribute("data-theme") == other
+    tab.get_by_role("button", name=f"Colours: {other}").click()
+    tab.get_by_role("button", name=f"Colours: {scheme}").click()
+    tab.emulate_media(color_scheme=other)
+    tab.locator(f"html[data-theme={other}]").wait_for()
 
 
 def test_on_a_phone(visit: Open) -> None:

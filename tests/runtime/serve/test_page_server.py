@@ -26,6 +26,16 @@ def port(address: str) -> int:
     return int(address.rstrip("/").rpartition(":")[2])
 
 
+def test_a_refusal_is_shown(visit: Open) -> None:
+    fake = FakeServe([tokens_of("fine")], refusal="the queue is full; come back")
+    tab = visit(fake)
+    ask(tab, "go")
+    assert "the queue is full; come back" in tab.locator("article").inner_text()
+    fake.refusal = ""
+    ask(tab, "again")
+    assert fake.requests[1]["messages"] == [{"role": "user", "content": "again"}], "what was never answered"
+
+
 def test_a_server_that_goes(visit: Open) -> None:
     """What it had said stays, and the page says what happened; it finds a server that is there again."""
     fake = FakeServe([tokens_of(WORDS)], pace=0.1)

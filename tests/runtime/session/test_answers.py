@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support import nasty
-from support.fake import FakeBackend
+from support.chaos import chaotic
+from support.fake import FakeBackend, FakeCache
 from support.fixtures import Sessions
 
 from mars_export import GenerationConfig, Session, SessionError
@@ -67,3 +68,18 @@ def test_a_completion_is_the_same_each_time_it_is_read(sessions: Sessions) -> No
     stream = session.stream(prompt, GenerationConfig(tau=1.0, max_new_tokens=len(answer), eos_ids=()))
     shown = "".join(event.text for event in stream)
     assert [stream.completion.text for _ in range(3)] == [shown] * 3 == ["a😀\ufffd\ufffd"] * 3
+
+
+def test_a_row_that_cannot_be_moved_raises_its_error(session: Session) -> None:
+    class Torn(FakeCache):
+        def move(self, *_: int) -> None:
+            raise SessionError("no memory for the copy")
+
+    class Short(FakeBackend):
+        def new_cache(self, num_rows: int) -> FakeCache:
+            return Torn(num_rows)
+
+    short = Session(session.bundle, session.variant, Short(chaotic, max_capacity=20))
+    config = GenerationConfig(tau=1.0, max_new_tokens=30, eos_ids=())
+    with pytest.raises(SessionError, match="no memory for the copy"):  # when the first row's context is full
+        short.generate_batch([[1] * 18, [1] * 3], config)

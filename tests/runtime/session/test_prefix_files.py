@@ -44,6 +44,14 @@ def test_a_restart_finds_what_was_saved(tmp_path: Path) -> None:
     assert {os.stat(file).st_mode & 0o777 for file in (tmp_path / "a" / "b").iterdir()} == {0o600}
 
 
+def test_a_longer_entry_replaces_the_file_of_its_beginning(tmp_path: Path) -> None:
+    twin = Twin(tmp_path)
+    twin.save(IDS[:5])
+    twin.save(IDS)
+    assert len(names(tmp_path)) == 1
+    assert Twin(tmp_path).length(IDS) == 20
+
+
 def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
     twin = Twin(tmp_path, 3 * SIZE)
     for number in (1, 2, 3):
@@ -96,6 +104,35 @@ def test_damaged_files_are_removed_and_written_again(
     assert (twin.length(IDS), names(tmp_path)) == (0, [])
     twin.save(IDS)
     assert Twin(tmp_path).length(IDS) == 20
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), OSError(errno.EMFILE, "Too many open files"), PermissionError(errno.EACCES, "no")],
+)
+def test_a_file_that_cannot_be_read_now_stays(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    Twin(tmp_path).save(IDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "load", fails)
+        assert Twin(tmp_path).length(IDS) == 0
+    assert Twin(tmp_path).length(IDS) == 20
+
+
+def test_a_damaged_file_that_cannot_be_removed_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    Twin(tmp_path).save(IDS)
+    changed(tmp_path, lambda data: data[:-1])
+    monkeypatch.setattr(Path, "unlink", denied)
+    assert Twin(tmp_path).length(IDS) == 0
 
 
 def test_a_file_of_another_version_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
