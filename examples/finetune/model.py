@@ -45,9 +45,11 @@ def open_base(location: str | None) -> Base:
     """Config and tokenizer, not the weights; None is SmolLM2-135M-Instruct. Raises CheckpointError."""
     opened = open_checkpoint(location or str(default.base_directory()), masks=False)
     name = str(Path(location).resolve()) if location and Path(location).is_dir() else location
-    tokenizer = AutoTokenizer.from_pretrained(opened.adapter or opened.model)
-    ends, rows = frozenset(opened.vocabulary.eos_token_ids), opened.dims.vocab_size
-    return Base(opened.model, opened.adapter, name or default.BASE_NAME, rows, tokenizer, ends)
+    words, own = opened.vocabulary, opened.adapter
+    source = own if own and (own / "tokenizer.json").is_file() else opened.model
+    named = {"mask_token": words.named_mask, "chat_template": words.chat_template}
+    tokenizer, ends = AutoTokenizer.from_pretrained(source, **named), frozenset(words.eos_token_ids)
+    return Base(opened.model, own, name or default.BASE_NAME, opened.dims.vocab_size, tokenizer, ends)
 
 
 def choose_mask(base: Base, used: Collection[int]) -> tuple[int, str]:
@@ -92,13 +94,11 @@ def with_lora(model: Any, base: Base, mask_id: int, rank: int) -> Any:
 
 
 def save(model: Any, base: Base, out: Path) -> None:
-    """An adapter directory; a whole model after full training, or if the embedding has an additional row,
-    which merges the LoRA of `model`."""
+    """An adapter directory; a whole model after full training, or if the embedding has a new row."""
     base.tokenizer.save_pretrained(out)
     if isinstance(model, PeftModel) and model.config.vocab_size != base.rows:
         model = model.merge_and_unload()
-    more = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
-    model.save_pretrained(out, **more)
+    model.save_pretrained(out, save_embedding_layers=False)  # an argument that transformers ignores
 
 
 Batch = list[tuple[Sequence, list[tuple[int, int]]]]  # sequences with their windows of masks, [start, stop)

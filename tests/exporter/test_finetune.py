@@ -270,5 +270,8 @@ def test_a_stopped_run_continues_where_it_was(
     with pytest.raises(SystemExit, match="other rows or settings"):
         program.finetune.main([*stopped, "--lr", "1"])
     program.finetune.main(stopped)
+    (tmp_path / "whole" / "tokenizer.json").unlink()  # an adapter may have the base's
+    opened = program.model.open_base(str(tmp_path / "whole"))
+    assert opened.adapter == tmp_path / "whole" and opened.tokenizer.mask_token == "<|mask|>"
     name = "adapter_model.safetensors"
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
