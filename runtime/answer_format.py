@@ -38,8 +38,6 @@ Json = str | Mapping[str, Any] | bool | Sequence[Mapping[str, Any]]
 
 def canonical(name: str, value: Any) -> Any:
     """A schema or tools as JSON text in one form, the order of keys kept; other text unchanged."""
-    if value is None:
-        return None
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -147,10 +147,11 @@ class GenerationConfig:
             put("exact", self.tau is None)
         if self.exact is False and self.tau is None:
             put("tau", DEFAULT_TAU)
-        for name in ("schema", "tools"):
+        given = [name for name in ("schema", "tools") if getattr(self, name) is not None]
+        for name in given:
             put(name, canonical(name, getattr(self, name)))
         problems = list(broken(self).items())
-        for name in ("schema", "tools"):
+        for name in given:
             problems += [(name, problem) for problem in json_problems(name, getattr(self, name))]
         if len(names := self._structures) > 1 and names != ["schema", "tools"]:
             problems.append((names[0], f"{' and '.join(names)} exclude each other: give one of them"))

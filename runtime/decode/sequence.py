@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +61,6 @@ class Sequence:
     acceptance_rates: shared by the sequences of a session.
     prompt_lookup: another source of draft tokens than the sequence's masks.
     prefix_handle: the sequence's connection to the prefix cache.
-    penalties: the bias and the penalties of its logits.
     mask_limit: the most masks of a step; None for the block's.
     client: whose sequence it is; None for no client.
     on_start: called before each forward of the sequence.
@@ -94,12 +94,16 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)
-        self.penalties = Penalties(config, len(prompt))
         self.pass_rates = PassRates()
         self.acceptance_rates = acceptance_rates or AcceptanceRates()
         self.mask_rates = MaskRates()
         self.draft_tokens = NONE
         self.prompt_lookup = PromptLookup(config.prompt_lookup) if config.prompt_lookup else None
+
+    @cached_property
+    def penalties(self) -> Penalties:
+        """The bias and the penalties of its logits, which most sequences do not have."""
+        return Penalties(self.config, self.stats.prompt_tokens)
 
     @property
     def num_pending(self) -> int:

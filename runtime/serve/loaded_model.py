@@ -101,6 +101,7 @@ class LoadedModel:
     users: requests that keep it open
     levels: the settings of `--adaptive` by name, which `adaptive` chooses from
     compiling: threads for prompts with a grammar to compile
+    default_tokens: most tokens of an answer to a request without `max_tokens`
     """
 
     def __init__(self, name: str, session: Session, options: ServeOptions) -> None:
@@ -111,6 +112,7 @@ class LoadedModel:
         self.levels = read_levels(session, options.adaptive)
         self.adaptive = Adaptive(options) if options.adaptive else None
         self.compiling = ThreadPoolExecutor(COMPILING, "mars-compile")
+        self.default_tokens = self._default_tokens()
 
     def warm(self) -> None:
         """Answer one token and build what later requests need, so that the first client need not wait."""
@@ -195,9 +197,7 @@ class LoadedModel:
         session = self.session
         return min(session.bundle.manifest.model.context_length, session.backend.max_capacity)
 
-    @property
-    def default_tokens(self) -> int:
-        """Most tokens of an answer to a request without `max_tokens`."""
+    def _default_tokens(self) -> int:
         limits, num_tokens = self._options.limits, self.context
         if limits.max_new_tokens is not None:
             num_tokens = min(num_tokens, limits.max_new_tokens)

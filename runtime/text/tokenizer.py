@@ -235,8 +235,8 @@ class Text:
         self, messages: Sequence[Message], functions: Sequence[Any] | None, template: Template | None
     ) -> Sequence[Message]:
         """Messages in which calls, results and tools that the template does not take are text."""
-        original = messages
-        if template is None or not template.takes_calls:
+        original, has_calls = messages, any(m.get("tool_calls") for m in messages)
+        if has_calls and (template is None or not template.takes_calls):
             messages = calls_as_text(messages, self._dialect)
         if any(m["role"] in RESULT_ROLES for m in messages) and not self._keeps(template, "tool"):
             messages = results_as_user(messages, original)
