@@ -22,7 +22,6 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from ..decode.config import GenerationConfig, Limits
-from ..decode.schedule import Schedule
 from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
@@ -48,18 +47,9 @@ class Batcher:
     """
 
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
-        manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
-        self._schedule = Schedule(
-            session.backend,
-            manifest.block,
-            manifest.mask_id,
-            replace(self.limits, max_rows=budget.max_rows),
-            session.planner(),
-            budget,
-        )
-        self._budget = budget
+        self._budget = budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
+        self._schedule = session.schedule(replace(self.limits, max_rows=budget.max_rows), budget)
         self._changed = threading.Condition()  # guards the fields below; never held while a step runs
         self._requests: dict[int, Request] = {}  # in the order in which they came
         self._admission = AdmissionQueue(self.limits)
@@ -77,7 +67,8 @@ class Batcher:
                 f"the batcher's thread cannot be started ({error}); free memory, or allow more threads"
             ) from error
         _RUNNING.add(self)
-        LOG.info("batcher started: %r, %r, %s", manifest.source, session.variant.name, self.limits)
+        source = session.bundle.manifest.source
+        LOG.info("batcher started: %r, %r, %s", source, session.variant.name, self.limits)
 
     # --- requests ---
 

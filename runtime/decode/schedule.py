@@ -150,7 +150,7 @@ class Schedule:
                 output = self.batch.forward(seqs, plans)
                 if self.planner is not None and output.is_prepared:
                     slots = max(plan.slots for plan in plans)
-                    self.planner.record(len(seqs), slots, self.batch.step_seconds)
+                    self.planner.learned_cost.record(len(seqs), slots, self.batch.step_seconds)
                 for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
                     with error_boundary([seq], accepted):
                         self._take(seq, output, i, plan, accepted)

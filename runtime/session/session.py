@@ -173,7 +173,7 @@ class Session:
     ) -> Stream:
         """Answer one prompt step by step."""
         [(seq, text)] = self._new_sequences([prompt], config)
-        return Stream(seq, text, run(self._schedule(1, cache_block), [seq]))
+        return Stream(seq, text, run(self.schedule(Limits.of_rows(1, cache_block)), [seq]))
 
     def encode(
         self,
@@ -261,7 +261,7 @@ class Session:
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
             self.check(config)
             seq, text = self.new_sequence(0, ids, config, system=system, template={})
-            return Stream(seq, text, run(self._schedule(1), [seq]))
+            return Stream(seq, text, run(self.schedule(Limits.of_rows(1)), [seq]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
@@ -350,9 +350,10 @@ class Session:
             max_rows = max(1, min(max_rows, num_bytes // (capacity * entry)))
         return KvBudget(max_rows, num_bytes, entry, capacity, variant.is_engine, is_host)
 
-    def planner(self) -> StepPlanner:
-        """A planner for one batch."""
-        return StepPlanner(lambda: self.cost, self._learned_cost.record)
+    def schedule(self, limits: Limits, budget: KvBudget | None = None) -> Schedule:
+        """A decoding loop of its own, for one thread."""
+        manifest, planner = self.bundle.manifest, StepPlanner(self._learned_cost)
+        return Schedule(self.backend, manifest.block, manifest.mask_id, limits, planner, budget)
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError if this bundle, or this variant's graph, lacks something that `config` needs."""
@@ -375,17 +376,12 @@ class Session:
             for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
 
-    def _schedule(self, num_rows: int, cache_block: int = 1) -> Schedule:
-        """A loop of at most `num_rows` sequences at a time."""
-        manifest, limits = self.bundle.manifest, Limits.of_rows(num_rows, cache_block)
-        return Schedule(self.backend, manifest.block, manifest.mask_id, limits, self.planner())
-
     def _answers(
         self, streams: abc.Sequence[tuple[Sequence, TextStream | None]], num_rows: int, cache_block: int = 1
     ) -> Iterator[Completion]:
         """Completions in the order of `streams`. The error of one sequence is raised."""
         seqs = [seq for seq, _ in streams]
-        steps = run(self._schedule(num_rows, cache_block), seqs)
+        steps = run(self.schedule(Limits.of_rows(num_rows, cache_block)), seqs)
         events: list[list[Event]] = [[] for _ in streams]
         for (seq, text), mine in zip(streams, events, strict=True):
             # By its last event: a sequence that fails has its finish_reason before.

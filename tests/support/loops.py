@@ -9,6 +9,7 @@ from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
 from mars_export.runtime.decode.speculation.planner import StepPlanner
 
 
@@ -22,6 +23,13 @@ def decode(
 ) -> Iterator[list[Accepted]]:
     limits = Limits.of_rows(max(1, len(seqs)), cache_block)
     yield from run(Schedule(backend, block, mask_id, limits, planner), seqs)
+
+
+def planner_of(cost: Cost) -> StepPlanner:
+    """A planner to which a step costs just that."""
+    learned_cost = LearnedCost(cost)
+    learned_cost.fix(cost)
+    return StepPlanner(learned_cost)
 
 
 def outcomes(schedule: Schedule) -> list[Accepted]:

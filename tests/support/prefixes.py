@@ -16,9 +16,9 @@ from mars_export.runtime.decode.prefix import PrefixCache, Saved
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.planner import StepPlanner
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
+from support.loops import planner_of
 
 PLENTY = 1 << 30
 GROUP = ("", 1)
@@ -88,7 +88,7 @@ def spoken(
         for i, (ids, config) in enumerate(jobs)
     ]
     limits = Bounds(max_rows, prefill_tokens=piece, cache_block=cache_block)
-    schedule = Schedule(backend, BLOCK, MASK, limits, StepPlanner(lambda: Cost(((1, 1.0),))))
+    schedule = Schedule(backend, BLOCK, MASK, limits, planner_of(Cost(((1, 1.0),))))
     for events in run(schedule, seqs):
         for event in events:
             assert event.error is None, event.error

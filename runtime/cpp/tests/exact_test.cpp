@@ -136,7 +136,9 @@ TEST_CASE("a stop string within verified draft tokens counts all that stay") {
 }
 
 TEST_CASE("exact rows give the one-token text with any number of masks, lookup, draft tokens and neighbors") {
-    const auto cost = std::make_shared<mars::Cost>(std::vector<std::pair<std::int64_t, double>>{{1, 1.0}, {8, 1.4}, {64, 9.0}});
+    const mars::Cost known(std::vector<std::pair<std::int64_t, double>>{{1, 1.0}, {8, 1.4}, {64, 9.0}});
+    mars::LearnedCost cost(known);
+    cost.fix(known);
     for (std::int64_t seed = 1; seed < 9; ++seed)
         for (const std::int64_t masks : {mars::auto_masks, mars::all_masks, std::int64_t{2}}) {
             CAPTURE(seed);
@@ -149,8 +151,7 @@ TEST_CASE("exact rows give the one-token text with any number of masks, lookup, 
             looking.prompt_lookup = 1;
             mars::Sequence copied(2, prompt, looking, eos), fast(3, prompt, asking(0.3, masks), eos);
             run(backend, {&one}, 4);
-            const auto loop =
-                loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, 1, mars::StepPlanner([&] { return cost; }));
+            const auto loop = loops::decode(backend, {&exact, &rumoured, &copied, &fast}, 4, fake::mask, 1, mars::StepPlanner(cost));
             while (loop->next()) rumoured.draft_tokens = rumours(rumoured.tokens);
             for (const mars::Sequence* row : {&exact, &rumoured, &copied}) {
                 CHECK(row->tokens == one.tokens);

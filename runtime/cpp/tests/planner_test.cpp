@@ -75,8 +75,9 @@ TEST_CASE("automatic and fixed numbers of masks in one batch: the same text, and
     automatic.tau = fixed.tau = 0.5;
     for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
         mars::Sequence one(0, {1, 2, 3}, automatic, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
-        const auto loop =
-            loops::decode(backend, {&one, &two}, 8, fake::mask, 1, mars::StepPlanner([&] { return std::make_shared<mars::Cost>(points); }));
+        mars::LearnedCost cost{mars::Cost(points)};
+        cost.fix(mars::Cost(points));
+        const auto loop = loops::decode(backend, {&one, &two}, 8, fake::mask, 1, mars::StepPlanner(cost));
         while (loop->next()) {
         }
         CHECK(one.stats.tokens == 30);

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
 from ..backend import StepPlan
-from .cost import Cost
+from .cost import Cost, LearnedCost
 from .exact_planner import ExactPlanner, TrialBudget
 
 if TYPE_CHECKING:
@@ -22,32 +21,33 @@ class StepPlanner:
     Sequences with a fixed number of masks feed the widest. Those with masks "auto" are left to an
     `ExactPlanner` in exact mode, and to a `TauPlanner` with a tau.
 
-    `cost` is called for each choice. `record` gets the sequences, slots and seconds of each decode step.
+    `learned_cost`: the cost of a step, which learns from those that run.
     """
 
-    def __init__(
-        self, cost: Callable[[], Cost], record: Callable[[int, int, float], None] = lambda *_: None
-    ) -> None:
-        self._cost, self.record = cost, record
+    def __init__(self, learned_cost: LearnedCost) -> None:
+        self.learned_cost = learned_cost
         self._exact_planner, self._tau_planner = ExactPlanner(), TauPlanner()
 
     def plans(self, seqs: abc.Sequence[Sequence], rooms: abc.Sequence[int], block: int) -> list[StepPlan]:
         """The plan of each sequence, with at most `rooms` slots after its pending tokens."""
-        plans = [seq.widest_plan(room, block) for seq, room in zip(seqs, rooms, strict=True)]
-        if not any(plan.masks or seq.config.exact for plan, seq in zip(plans, seqs, strict=True)):
+        exact = [i for i, seq in enumerate(seqs) if seq.config.exact and seq.config.masks == "auto"]
+        plans = [
+            StepPlan(seq.num_pending) if i in exact else seq.widest_plan(rooms[i], block)
+            for i, seq in enumerate(seqs)
+        ]
+        if not exact and not any(plan.masks for plan in plans):
             return plans  # nothing to choose, and time between two forwards is short
         with_tau = [i for i, seq in enumerate(seqs) if not seq.config.exact]
         if any(plans[i].masks and seqs[i].config.masks == "auto" for i in with_tau):
             most = [plans[i].masks for i in with_tau]
-            masks = self._tau_planner.choose(self._cost(), [seqs[i] for i in with_tau], most)
+            masks = self._tau_planner.choose(self.learned_cost.cost, [seqs[i] for i in with_tau], most)
             for i, m in zip(with_tau, masks, strict=True):
                 plans[i] = StepPlan(plans[i].pending, plans[i].draft_tokens, m)
-        exact = [i for i, seq in enumerate(seqs) if seq.config.exact and seq.config.masks == "auto"]
         if exact:
             others = [plan for i, plan in enumerate(plans) if i not in exact]
             floor = max((plan.slots for plan in others), default=0)
             forecasts = [seqs[i].forecast(block, rooms[i]) for i in exact]
-            choices = self._exact_planner.choose(self._cost(), forecasts, len(others), floor)
+            choices = self._exact_planner.choose(self.learned_cost.cost, forecasts, len(others), floor)
             for i, plan in zip(exact, choices, strict=True):
                 usable = min(plan.masks, seqs[i].usable_masks(plan.draft_tokens))
                 plans[i] = StepPlan(plan.pending, plan.draft_tokens, usable)

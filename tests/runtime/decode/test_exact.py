@@ -15,7 +15,7 @@ from support.agreement import MAIN, NEW, PROMPTS
 from support.chaos import BLOCK, RANDOM_COSTS, ChaoticOracle, chaotic
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
-from support.loops import decode, outcomes
+from support.loops import decode, outcomes, planner_of
 from support.oracle import generate
 
 from mars_export import GenerationConfig
@@ -77,9 +77,7 @@ def test_any_draft_tokens_give_the_one_token_text(
     max_rows: int,
 ) -> None:
     backend = FakeBackend(chaotic, capacity, most, outputs)
-    schedule = Schedule(
-        backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), StepPlanner(lambda: cost)
-    )
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), planner_of(cost))
     batch = [Sequence(i, prompt, config, ()) for i, (prompt, config) in enumerate(seqs)]
     for seq in batch:
         if guessing:
@@ -217,7 +215,7 @@ def seconds(chance: Callable[[int], float], costs: str, seqs: int, **changes: ob
     cost, backend = Cost(COSTS[costs]), Speaker(chance)
     config = GenerationConfig(max_new_tokens=TOKENS, eos_ids=()).with_values(**changes)
     batch = [Sequence(i, [spoken(0)], config, ()) for i in range(seqs)]
-    for _ in decode(backend, batch, 8, MASK, StepPlanner(lambda: cost)):
+    for _ in decode(backend, batch, 8, MASK, planner_of(cost)):
         pass
     assert all(seq.tokens == [spoken(i) for i in range(TOKENS + 1)] for seq in batch)
     return sum(cost.of(size) for size in backend.sizes[1 + seqs :])
@@ -248,12 +246,15 @@ def learning_seconds(learned: LearnedCost, clock: Callable[..., float], sure: fl
     """As `seconds` of one sequence, with costs that are learned by `clock`."""
     draw, backend, steps = random.Random(3), Speaker(lambda _: sure), count()
 
-    def record(seqs: int, slots: int, _: float) -> None:
-        size = seqs * slots
-        RECORD(learned, seqs, slots, true.of(size) * clock(draw, next(steps), size))
+    class Clocked:
+        cost = property(lambda _: learned.cost)
+
+        def record(self, seqs: int, slots: int, _: float) -> None:
+            size = seqs * slots
+            RECORD(learned, seqs, slots, true.of(size) * clock(draw, next(steps), size))
 
     seq = Sequence(0, [spoken(0)], GenerationConfig(max_new_tokens=TOKENS, eos_ids=()), ())
-    for _ in decode(backend, [seq], 8, MASK, StepPlanner(lambda: learned.cost, record)):
+    for _ in decode(backend, [seq], 8, MASK, StepPlanner(Clocked())):
         pass
     return sum(true.of(size) for size in backend.sizes[2:])
 

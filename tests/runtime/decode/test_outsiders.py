@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.chaos import BLOCK, ChaoticOracle, chaotic
 from support.fake import MASK
+from support.loops import planner_of
 from support.oracle import generate
 from support.prefixes import PLENTY, Strict
 
@@ -19,7 +20,6 @@ from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.planner import StepPlanner
 
 CHANGES: list[dict[str, Any]] = [{"tau": 0.5}, {"exact": True}, {"masks": 1}, {"masks": "full"}]
 # Rows hold other rows' entries for a moment within these.
@@ -84,7 +84,7 @@ def a_service(draw: random.Random) -> None:
     num_bytes = draw.choice([None, 8 * rows * draw.choice([350, 500, 900])])
     budget = KvBudget(rows, num_bytes, 8, backend.max_capacity, by_row=draw.random() < 0.6)
     limits = Limits(rows, prefill_tokens=draw.choice([1, 3, 8, 17]), cache_block=draw.choice([1, 4, 32]))
-    planner = draw.choice([None, StepPlanner(lambda: Cost(((1, 1.0),)))])
+    planner = draw.choice([None, planner_of(Cost(((1, 1.0),)))])
     schedule = Schedule(backend, BLOCK, MASK, limits, planner, budget)
     histories = [draw.choices(range(1, 9), k=draw.randrange(1, 60)) for _ in range(8)]
     seqs = [sequence(draw, i, histories, store) for i in range(draw.randrange(8, 24))]

@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.automata import EOS, Automaton, Scoring, constrained, random_automaton
 from support.fake import MASK
-from support.loops import outcomes
+from support.loops import outcomes, planner_of
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.config import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.planner import StepPlanner
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
 from mars_export.runtime.structured.grammar_state import GrammarState
 
@@ -80,7 +79,7 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
     backend = Scoring(seed, top_k, has_logits=True, max_slots=most)
     table = Cost(tuple((2**i, seconds) for i, seconds in enumerate(cost)))
     limits = Limits(max_rows, prefill_tokens=chunk, cache_block=cache_block)
-    schedule = Schedule(backend, BLOCK, MASK, limits, StepPlanner(lambda: table))
+    schedule = Schedule(backend, BLOCK, MASK, limits, planner_of(table))
     batch = []
     for i, (prompt, config, grammar, eos) in enumerate(seqs):
         grammar_state = (

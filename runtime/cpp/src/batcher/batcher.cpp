@@ -62,9 +62,7 @@ Limits limits_for(const Opened& opened, Limits limits) {
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
         : session(std::move(opened)), limits(limits_for(*session.opened_, given)), budget(budget_of(*session.opened_, limits)),
-          schedule(*session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.mask_id(),
-                   with_rows(limits, budget.max_rows), session.opened_->planner(), budget),
-          admission(limits) {}
+          schedule(session.opened_->schedule(with_rows(limits, budget.max_rows), budget)), admission(limits) {}
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
 

@@ -15,11 +15,10 @@ std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, con
     std::vector<StepPlan> plans;
     std::vector<std::size_t> with_tau, exact;
     for (std::size_t i = 0; i < seqs.size(); ++i) {
-        plans.push_back(seqs[i]->widest_plan(rooms[i], block));
-        if (!seqs[i]->config().is_exact())
-            with_tau.push_back(i);
-        else if (is_free(*seqs[i]))
-            exact.push_back(i);
+        const bool is_exact = seqs[i]->config().is_exact(), is_split = is_exact && is_free(*seqs[i]);
+        plans.push_back(is_split ? StepPlan{seqs[i]->num_pending()} : seqs[i]->widest_plan(rooms[i], block));
+        if (!is_exact) with_tau.push_back(i);
+        if (is_split) exact.push_back(i);
     }
     if (std::any_of(with_tau.begin(), with_tau.end(), [&](std::size_t i) { return plans[i].masks > 0 && is_free(*seqs[i]); })) {
         std::vector<Sequence*> choosers;
@@ -28,7 +27,7 @@ std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, con
             choosers.push_back(seqs[i]);
             most.push_back(plans[i].masks);
         }
-        const std::vector<std::int64_t> masks = tau_planner_.choose(*cost_(), choosers, most);
+        const std::vector<std::int64_t> masks = tau_planner_.choose(*learned_cost->cost(), choosers, most);
         for (std::size_t i = 0; i < with_tau.size(); ++i) plans[with_tau[i]].masks = masks[i];
     }
     if (exact.empty()) return plans;
@@ -41,7 +40,7 @@ std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, con
             floor = std::max(floor, plans[i].slots());
     }
     const auto others = static_cast<std::int64_t>(seqs.size() - exact.size());
-    const std::vector<StepPlan> split = exact_planner_.choose(*cost_(), forecasts, others, floor);
+    const std::vector<StepPlan> split = exact_planner_.choose(*learned_cost->cost(), forecasts, others, floor);
     for (std::size_t i = 0; i < exact.size(); ++i) {
         StepPlan& plan = plans[exact[i]];
         plan = split[i];

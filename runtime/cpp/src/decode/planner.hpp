@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include "decode/cost.hpp"
@@ -11,12 +9,6 @@
 #include "decode/sequence.hpp"
 
 namespace mars {
-
-/// Provides the cost of a step for each choice.
-using CostSource = std::function<std::shared_ptr<const Cost>()>;
-
-/// Gets the sequences, slots and seconds of each decode step.
-using StepRecorder = std::function<void(std::int64_t seqs, std::int64_t slots, double seconds)>;
 
 /// Chooses the masks of sequences with a tau: the same number for all, because a step is a rectangle.
 class TauPlanner {
@@ -34,17 +26,15 @@ class TauPlanner {
 /// mode, and to a TauPlanner with a tau.
 class StepPlanner {
   public:
-    explicit StepPlanner(
-        CostSource cost, StepRecorder recorder = [](std::int64_t, std::int64_t, double) {})
-        : record(std::move(recorder)), cost_(std::move(cost)) {}
+    /// `cost` must outlive this.
+    explicit StepPlanner(LearnedCost& cost) : learned_cost(&cost) {}
 
-    StepRecorder record;
+    LearnedCost* learned_cost; // the cost of a step, which learns from those that run
 
     /// The plan of each sequence, with at most `rooms` slots after its pending tokens.
     std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block);
 
   private:
-    CostSource cost_;
     ExactPlanner exact_planner_;
     TauPlanner tau_planner_;
 };

@@ -90,7 +90,7 @@ void Schedule::decode(std::vector<Accepted>& accepted) {
         error_boundary(seqs, accepted, [&] {
             const std::vector<StepPlan> plans = plans_of(seqs);
             const std::vector<Predictions> predictions = batch_.forward(seqs, plans);
-            if (planner_ && batch_.is_prepared) planner_->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
+            if (planner_ && batch_.is_prepared) planner_->learned_cost->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
             for (std::size_t i = 0; i < seqs.size(); ++i)
                 error_boundary({seqs[i]}, accepted, [&] { take(*seqs[i], predictions[i], plans[i], accepted); });
         });
@@ -102,12 +102,11 @@ void Schedule::decode(std::vector<Accepted>& accepted) {
 /// The plans of these sequences for a decode step.
 std::vector<StepPlan> Schedule::plans_of(const std::vector<Sequence*>& seqs) {
     std::vector<std::int64_t> rooms;
+    for (const Sequence* seq : seqs) rooms.push_back(room(*seq));
+    if (planner_) return planner_->plans(seqs, rooms, block_);
     std::vector<StepPlan> plans;
-    for (const Sequence* seq : seqs) {
-        rooms.push_back(room(*seq));
-        plans.push_back(seq->widest_plan(rooms.back(), block_));
-    }
-    return planner_ ? planner_->plans(seqs, rooms, block_) : plans;
+    for (std::size_t i = 0; i < seqs.size(); ++i) plans.push_back(seqs[i]->widest_plan(rooms[i], block_));
+    return plans;
 }
 
 /// Take the predictions of a sequence; those of a chunk that is not the last are not used.

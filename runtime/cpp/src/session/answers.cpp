@@ -25,7 +25,6 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     const Clock::time_point began = Clock::now();
     if (configs.size() != prompts.size())
         throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
-    const Manifest& manifest = session_->bundle.manifest;
     std::vector<Sequence*> seqs;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         NewSequence request = session_->new_sequence(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
@@ -39,7 +38,7 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     limits.prefill_tokens = session_->prefill_tokens;
     limits.cache_block = cache_block;
     limits.check();
-    run_.emplace(std::make_unique<Schedule>(*session_->backend, manifest.block, manifest.mask_id(), limits, session_->planner()), seqs);
+    run_.emplace(std::unique_ptr<Schedule>(new Schedule(session_->schedule(limits))), seqs);
 }
 
 std::optional<std::vector<Event>> Answers::next() {

@@ -58,10 +58,9 @@ struct Opened {
 
     const Variant& runs() const { return bundle.variant(variant); }
 
-    /// A planner for one batch, which must not outlive this.
-    StepPlanner planner() const {
-        return StepPlanner([this] { return learned_cost->cost(); },
-                           [this](std::int64_t rows, std::int64_t slots, double seconds) { learned_cost->record(rows, slots, seconds); });
+    /// A decoding loop of its own, for one thread. It must not outlive this.
+    Schedule schedule(const Limits& limits, const std::optional<KvBudget>& budget = std::nullopt) const {
+        return Schedule(*backend, bundle.manifest.block, bundle.manifest.mask_id(), limits, StepPlanner(*learned_cost), budget);
     }
     GrammarState new_grammar_state(const GenerationConfig& config) const;
 
