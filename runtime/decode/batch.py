@@ -126,7 +126,7 @@ class Batch:
         """
         if seq.prefix_handle is not None:
             row, capacity = self.active.index(seq), self.backend.max_capacity
-            seq.cursor = seq.prefix_handle.lookup(
+            seq.cursor = seq.num_reproducible = seq.prefix_handle.lookup(
                 self.cache, row, seq.tokens, chunk, capacity, max_entries, self.lengths
             )
             seq.stats.cached_tokens = seq.cursor
@@ -134,7 +134,8 @@ class Batch:
     def store(self, seq: Sequence) -> None:
         """Offer the sequence's final entries to the prefix cache."""
         if seq.prefix_handle is not None:
-            seq.prefix_handle.store(self.cache, self.active.index(seq), seq.tokens)
+            row = self.active.index(seq)
+            seq.prefix_handle.store(self.cache, row, seq.tokens, seq.num_reproducible)
 
     def add(self, seq: Sequence, accepted: list[Accepted]) -> None:
         """Add a sequence before the others whose prompts are being read."""

@@ -232,16 +232,11 @@ class PrefixCache:
 
 
 class PrefixHandle:
-    """One sequence's connection to the prefix cache. Used by the thread that runs the sequence.
-
-    `num_reproducible` counts the sequence's leading entries with the same bits that any other sequence
-    would have. Only these are saved; they end at the sequence's cursor or before it.
-    """
+    """One sequence's connection to the prefix cache. Used by the thread that runs the sequence."""
 
     def __init__(self, prefixes: PrefixCache, salt: str, marks: Sequence[int]) -> None:
         self._prefixes, self._salt, self._marks = prefixes, salt, tuple(marks)
         self._group: Group | None = None  # until the sequence begins
-        self.num_reproducible = 0
 
     def lookup(
         self,
@@ -268,7 +263,7 @@ class PrefixHandle:
         self._marks = tuple(mark // block_size * block_size for mark in self._marks)
         last = (len(tokens) - 1) // chunk * chunk  # where the last chunk begins
         limit = last if reproducible_slots is None else max(last, len(tokens) - reproducible_slots)
-        match = self._prefixes.match(self._group, tokens[:limit], self._marks)
+        match, num_loaded = self._prefixes.match(self._group, tokens[:limit], self._marks), 0
         if match is not None:
             saved, num_common = match
             length = _usable(num_common, last, chunk, reproducible_slots)
@@ -278,26 +273,16 @@ class PrefixHandle:
                 with suppress(Exception):
                     cache.reserve(max(saved.length, room), lengths)
                     cache.load(place, saved.data, length)
-                    self.num_reproducible = length
-        self._prefixes.count(len(tokens), self.num_reproducible)
-        return self.num_reproducible
+                    num_loaded = length
+        self._prefixes.count(len(tokens), num_loaded)
+        return num_loaded
 
-    def moved(self, before: int, cursor: int, slots: int, *, is_chunk: bool) -> None:
-        """Note that a step of `slots` slots moved the sequence's cursor from `before`; `is_chunk`: it read a
-        whole chunk of a prompt.
-        """
-        reproducible_slots = self._prefixes.reproducible_slots
-        if before == self.num_reproducible and (
-            is_chunk if reproducible_slots is None else slots >= reproducible_slots
-        ):
-            self.num_reproducible = cursor
-
-    def store(self, cache: Cache, place: int, tokens: Sequence[int]) -> None:
+    def store(self, cache: Cache, place: int, tokens: Sequence[int], num_reproducible: int) -> None:
         """Save the sequence's reproducible entries, and the marked beginnings by themselves."""
         if self._group is None:
             return
-        for length, fixed in [*((mark, True) for mark in self._marks), (self.num_reproducible, False)]:
-            if 0 < length <= self.num_reproducible:
+        for length, fixed in [*((mark, True) for mark in self._marks), (num_reproducible, False)]:
+            if 0 < length <= num_reproducible:
                 num_bytes = length * cache.entry_bytes
                 copy = partial(_copy, cache, place, length)
                 self._prefixes.save(self._group, tokens[:length], num_bytes, copy, fixed=fixed)

@@ -172,9 +172,10 @@ class Schedule:
             seq.commit_chunk(plan.pending)
         elif (each := seq.commit_and_accept(output, i, plan)) is not None:
             accepted.append(each)
-        if seq.prefix_handle is not None:
-            slots = self.batch.step_slots
-            seq.prefix_handle.moved(before, seq.cursor, slots, is_chunk=is_chunk and is_prompt)
+        least = self.backend.reproducible_slots
+        is_reproducible = is_chunk and is_prompt if least is None else self.batch.step_slots >= least
+        if is_reproducible and before == seq.num_reproducible:
+            seq.num_reproducible = seq.cursor
 
     def _drop_finished(self, accepted: list[Accepted]) -> None:
         self.waiting.drop_finished()

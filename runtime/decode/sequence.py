@@ -53,6 +53,7 @@ class Sequence:
     index: its number, also in its `Accepted`.
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
+    num_reproducible: leading entries with the bits that they have in any other sequence; these are cached.
     cache_block: with a tau the cursor moves when this many tokens are pending; the schedule sets it.
     draft_tokens: predicted next tokens that are not verified yet.
     config, finish_reason: of the current step; `change` and `end` in other threads apply from the next one.
@@ -89,7 +90,7 @@ class Sequence:
         self._end_reason: FinishReason | None = None
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
-        self.cursor, self.cache_block = 0, 1
+        self.cursor, self.num_reproducible, self.cache_block = 0, 0, 1
         self.num_passes = 0  # sequences that started before this one while it waited for memory
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()

@@ -44,7 +44,6 @@ CPP_ONLY: dict[str, str] = {
     "Batch.num_active PrefixCache.held": "Python reads the attribute",
     "Schedule.num_entries": "Python sums over `running`",
     "Run Schedule.is_in_step": "Python's generators `run` and `Schedule.step`",
-    "PrefixHandle.begin_step": "the slots are known before a part of a step, not after the whole",
     "Sequence.cancel Sequence.expire": "Python has end",
     "Sequence.tau Sequence.set_tau Sequence.set_exact": "Python has change",
     "Sequence.wants_topk ConstrainedSequence.wants_topk": "top-k is copied only if it is read",

@@ -198,21 +198,20 @@ TEST_CASE("every request of prefix.json finds and saves the expected entries") {
             Small cache(entry_bytes);
             const std::int64_t hits = store.stats().hits;
             const auto prefix_handle = store.handle(request["salt"], request["marks"].get<Tokens>());
-            std::int64_t cursor = prefix_handle->lookup(cache, 0, prompt, request["piece"], 1000000);
+            std::int64_t cursor = prefix_handle->lookup(cache, 0, prompt, request["piece"], 1000000), num_reproducible = cursor;
             CHECK(cursor == request["cached"].get<std::int64_t>());
             CHECK((store.stats().hits > hits) == (cursor > 0));
             if (cursor > 0) CHECK(std::equal(prompt.begin(), prompt.begin() + cursor, cache.entries[0].begin()));
             const auto step = [&](std::int64_t slots, std::int64_t moved, bool is_piece) {
                 cache.reserve(cursor + slots, {cursor});
                 std::copy_n(tokens.begin() + cursor, moved, cache.entries[0].begin() + cursor);
-                prefix_handle->begin_step(cursor, slots, is_piece);
+                if (cursor == num_reproducible && (reproducible ? slots >= *reproducible : is_piece)) num_reproducible += moved;
                 cursor += moved;
-                prefix_handle->moved(cursor);
             };
             for (const auto& read : request["reads"]) step(read[0], read[1], read[2]);
-            prefix_handle->store(cache, 0, prompt);
+            prefix_handle->store(cache, 0, prompt, num_reproducible);
             for (const auto& more : request["steps"]) step(more[0], more[1], false);
-            if (!request["steps"].empty()) prefix_handle->store(cache, 0, tokens);
+            if (!request["steps"].empty()) prefix_handle->store(cache, 0, tokens, num_reproducible);
             std::vector<std::tuple<mars::Group, Tokens, bool>> wanted;
             std::int64_t num_tokens = 0;
             for (const auto& entry : request["entries"]) {

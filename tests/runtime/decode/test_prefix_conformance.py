@@ -38,16 +38,20 @@ def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> 
         prompt, tokens = request["prompt"], request["prompt"] + request["answer"]
         cache, prefix_handle = Small(case["entry_bytes"]), store.handle(request["salt"], request["marks"])
         assert prefix_handle is not None
-        cursor = prefix_handle.lookup(cache, 0, prompt, request["piece"], 10**6)
+        cursor = num_reproducible = prefix_handle.lookup(cache, 0, prompt, request["piece"], 10**6)
+        least = case["reproducible_slots"]
         assert cursor == request["cached"]
         assert cache.entries[0, :cursor].tolist() == prompt[:cursor]
-        for slots, moved, is_piece in request["reads"]:
-            cursor = step(prefix_handle, cache, tokens, cursor, slots, moved, is_piece)
-        prefix_handle.store(cache, 0, prompt)
-        for slots, moved in request["steps"]:
-            cursor = step(prefix_handle, cache, tokens, cursor, slots, moved, False)
-        if request["steps"]:
-            prefix_handle.store(cache, 0, tokens)
+        steps = [(slots, moved, False) for slots, moved in request["steps"]]
+        for i, (slots, moved, is_piece) in enumerate([*request["reads"], *steps]):
+            if i == len(request["reads"]):
+                prefix_handle.store(cache, 0, prompt, num_reproducible)
+            cache.reserve(cursor + slots, [cursor])
+            cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
+            if cursor == num_reproducible and (is_piece if least is None else slots >= least):
+                num_reproducible += moved
+            cursor += moved
+        prefix_handle.store(cache, 0, tokens if steps else prompt, num_reproducible)
         wanted = []
         for number, length, fixed in request["entries"]:
             of = case["requests"][number]
@@ -57,12 +61,3 @@ def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> 
         stats = store.stats
         assert (stats.evicted, stats.saved, stats.failed) == (request["evicted"], request["saved"], 0)
         assert stats.num_bytes == case["entry_bytes"] * sum(len(ids) for _, _, ids, _ in wanted)
-
-
-def step(
-    prefix_handle: Any, cache: Small, tokens: list[int], cursor: int, slots: int, moved: int, is_piece: bool
-) -> int:
-    cache.reserve(cursor + slots, [cursor])
-    cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
-    prefix_handle.moved(cursor, cursor + moved, slots, is_chunk=is_piece)
-    return cursor + moved

@@ -98,14 +98,15 @@ void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
     }
     reserve(first, count, input_.slots);
     input_.interrupt = std::make_shared<Interrupt>(input_.rows);
+    const std::optional<std::int64_t> least = backend.reproducible_slots();
     bool want_logits = false;
     for (std::size_t i = 0; i < count; ++i) {
         Sequence& seq = *active_[first + i];
         const StepPlan& plan = plans[i];
         seq.stats.starts();
         seq.watch(input_.interrupt);
-        if (seq.prefix_handle)
-            seq.prefix_handle->begin_step(seq.cursor, input_.slots, seq.is_reading() && plan.pending < seq.num_pending());
+        const bool is_chunk = seq.is_reading() && plan.pending < seq.num_pending();
+        seq.is_reproducible = seq.cursor == seq.num_reproducible && (least ? input_.slots >= *least : is_chunk);
         std::vector<std::int64_t>& ids = input_.input_ids;
         ids.insert(ids.end(), seq.tokens.begin() + seq.cursor, seq.tokens.begin() + seq.cursor + plan.pending);
         ids.insert(ids.end(), seq.draft_tokens.token_ids.begin(), seq.draft_tokens.token_ids.begin() + plan.draft_tokens);
@@ -149,12 +150,12 @@ std::int64_t Batch::room(const Sequence& seq) const {
 void Batch::lookup(Sequence& seq, std::int64_t chunk, std::optional<std::int64_t> most) {
     if (!seq.prefix_handle) return;
     const auto row = static_cast<std::int64_t>(row_of(seq));
-    seq.cursor = seq.prefix_handle->lookup(*cache_, row, seq.tokens, chunk, backend.max_capacity(), most, lengths());
+    seq.cursor = seq.num_reproducible = seq.prefix_handle->lookup(*cache_, row, seq.tokens, chunk, backend.max_capacity(), most, lengths());
     seq.stats.cached_tokens = seq.cursor;
 }
 
 void Batch::store(const Sequence& seq) {
-    if (seq.prefix_handle) seq.prefix_handle->store(*cache_, static_cast<std::int64_t>(row_of(seq)), seq.tokens);
+    if (seq.prefix_handle) seq.prefix_handle->store(*cache_, static_cast<std::int64_t>(row_of(seq)), seq.tokens, seq.num_reproducible);
 }
 
 void Batch::add(std::shared_ptr<Sequence> seq, std::vector<Accepted>& accepted) {

@@ -147,6 +147,7 @@ std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& t
     const auto size = static_cast<std::int64_t>(tokens.size());
     const std::int64_t last = (size - 1) / chunk * chunk; // where the last chunk begins
     const std::int64_t most = reproducible_slots ? std::max(last, size - *reproducible_slots) : last;
+    std::int64_t num_loaded = 0;
     if (const auto match = prefixes_.match(*group_, first(tokens, most), marks_)) {
         std::int64_t length = match->length;
         if (!reproducible_slots)
@@ -161,33 +162,24 @@ std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& t
                 if (!is_wide || !max_entries || bucket(saved.length, present) <= *max_entries) {
                     cache.reserve(std::max(saved.length, own), lengths);
                     cache.load(place, saved, length);
-                    num_reproducible_ = length;
+                    num_loaded = length;
                 }
             }
         } catch (const std::exception&) { // out of memory, for example: the sequence then reads its whole prompt
         }
     }
-    prefixes_.count(size, num_reproducible_);
-    return num_reproducible_;
+    prefixes_.count(size, num_loaded);
+    return num_loaded;
 }
 
-void PrefixHandle::begin_step(std::int64_t cursor, std::int64_t slots, bool is_chunk) {
-    is_reproducible_ = cursor == num_reproducible_ && (prefixes_.reproducible_slots ? slots >= *prefixes_.reproducible_slots : is_chunk);
-}
-
-void PrefixHandle::moved(std::int64_t cursor) {
-    if (is_reproducible_) num_reproducible_ = cursor;
-    is_reproducible_ = false;
-}
-
-void PrefixHandle::store(Cache& cache, std::int64_t place, const Ids& tokens) {
+void PrefixHandle::store(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t num_reproducible) {
     if (!group_) return;
     const auto give = [&](std::int64_t length, bool fixed) {
-        if (length < 1 || length > num_reproducible_) return;
+        if (length < 1 || length > num_reproducible) return;
         prefixes_.save(*group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
     };
     for (const std::int64_t mark : marks_) give(mark, true);
-    give(num_reproducible_, false);
+    give(num_reproducible, false);
 }
 
 } // namespace mars

@@ -86,9 +86,6 @@ class PrefixCache {
 };
 
 /// The exchange of one sequence with the prefix cache. Used by the thread that runs the sequence.
-///
-/// `num_reproducible` counts the sequence's leading entries whose bits equal those of any other sequence with these tokens. Only they are
-/// given. They never reach past the sequence's cursor.
 class PrefixHandle {
   public:
     PrefixHandle(PrefixCache& prefixes, std::string salt, std::vector<std::int64_t> marks)
@@ -101,22 +98,14 @@ class PrefixHandle {
     std::int64_t lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
                         std::optional<std::int64_t> max_entries = std::nullopt, const std::vector<std::int64_t>& lengths = {});
 
-    /// A step of `slots` slots is about to run; `is_chunk`: it reads a whole chunk of a prompt.
-    void begin_step(std::int64_t cursor, std::int64_t slots, bool is_chunk);
-
-    /// The step is done, and the sequence's cursor has moved.
-    void moved(std::int64_t cursor);
-
     /// Give the cache the sequence's reproducible entries, and the marked beginnings as entries of their own.
-    void store(Cache& cache, std::int64_t place, const Ids& tokens);
+    void store(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t num_reproducible);
 
   private:
     PrefixCache& prefixes_;
     std::string salt_;
     std::vector<std::int64_t> marks_;
     std::optional<Group> group_; // set when the sequence begins
-    std::int64_t num_reproducible_ = 0;
-    bool is_reproducible_ = false; // the running step extends the reproducible entries
 };
 
 } // namespace mars

@@ -90,7 +90,8 @@ void Schedule::decode(std::vector<Accepted>& accepted) {
         error_boundary(seqs, accepted, [&] {
             const std::vector<StepPlan> plans = plans_of(seqs);
             const std::vector<Predictions> predictions = batch_.forward(seqs, plans);
-            if (planner_ && batch_.is_prepared) planner_->learned_cost->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
+            if (planner_ && batch_.is_prepared)
+                planner_->learned_cost->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
             for (std::size_t i = 0; i < seqs.size(); ++i)
                 error_boundary({seqs[i]}, accepted, [&] { take(*seqs[i], predictions[i], plans[i], accepted); });
         });
@@ -115,7 +116,7 @@ void Schedule::take(Sequence& seq, const Predictions& predictions, const StepPla
         seq.commit_chunk(plan.pending);
     else if (std::optional<Accepted> each = seq.commit_and_accept(predictions, plan))
         accepted.push_back(std::move(*each));
-    if (seq.prefix_handle) seq.prefix_handle->moved(seq.cursor);
+    if (seq.is_reproducible) seq.num_reproducible = seq.cursor;
 }
 
 void Schedule::drop_finished(std::vector<Accepted>& accepted) {

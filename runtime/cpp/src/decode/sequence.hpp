@@ -71,6 +71,8 @@ class Sequence {
     const std::int64_t index;
     std::vector<std::int64_t> tokens;
     std::int64_t cursor = 0;
+    std::int64_t num_reproducible = 0; ///< leading entries with the bits that they have in any other sequence; these are cached
+    bool is_reproducible = false;      ///< whether the running step extends them
     std::int64_t cache_block = 1; ///< with a tau the cursor moves when this many tokens are pending; the schedule sets it
     std::int64_t num_passes = 0;  ///< sequences that started before this one while it waited for memory
     std::optional<FinishReason> finish_reason;

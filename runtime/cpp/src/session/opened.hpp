@@ -12,8 +12,8 @@
 #include <mars/session.hpp>
 
 #include "bundle/bundle.hpp"
-#include "decode/planner.hpp"
 #include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
 #include "decode/sequence.hpp"
 #include "structured/grammar_state.hpp"
 #include "text/text.hpp"
