@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class MarsError(Exception):
@@ -77,3 +78,19 @@ def listed(problems: Sequence[str], most: int = 20) -> str:
     if len(problems) > most:
         lines.append(f"and {len(problems) - most} more")
     return "".join(f"\n  {line}" for line in lines)
+
+
+def brief(error: BaseException) -> str:
+    """The message of an error, shortened, or its class."""
+    return (str(error) or type(error).__name__)[:2000]
+
+
+@contextmanager
+def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
+    """Turn errors of a Rust library into `kind`. Hostile input can cause panics, which are not Exceptions."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MarsError):
+        raise
+    except BaseException as error:
+        raise kind(f"{what} ({brief(error)}); {remedy}") from error

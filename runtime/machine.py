@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from .errors import SessionError
+
 CPUINFO, BOARD = Path("/proc/cpuinfo"), Path("/proc/device-tree/model")
 GPUS = Path("/proc/driver/nvidia/gpus")
 MEMINFO = Path("/proc/meminfo")
@@ -51,6 +53,17 @@ def available() -> int | None:
     """Bytes that this process may still take, by free memory and control groups; None if unknown."""
     limits = (_kilobytes(MEMINFO, "MemAvailable"), group_left())
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def require(num_bytes: int, what: str, advice: str) -> None:
+    """Raise SessionError if there are not `num_bytes` of memory for `what`; `advice` is how to need less."""
+    free = available()
+    if free is not None and num_bytes > free:
+        raise SessionError(
+            f"not enough memory: {what} takes {num_bytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
+            f" {advice}, or free memory",
+            code="out_of_memory",
+        )
 
 
 def group_left() -> int | None:

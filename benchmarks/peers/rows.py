@@ -28,7 +28,7 @@ class Prompts:
 
     def accuracy(self, answers: Sequence[Sequence[int]]) -> float:
         """Share of rows answered rightly; `answers` are token ids with the end token."""
-        made = [Output(self.text.decode([i for i in ids if i not in self.eos])) for ids in answers]
+        made = [Output(self.text.tokenizer.decode([i for i in ids if i not in self.eos])) for ids in answers]
         return sum(row.score(output) for row, output in zip(self.rows, made, strict=False)) / max(
             len(made), 1
         )

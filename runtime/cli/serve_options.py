@@ -87,7 +87,7 @@ class AccessOptions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        from ..serve.options import parse_keys, read_keys
+        from ..serve.keys import parse_keys, read_keys
 
         keys = parse_keys(self.api_key, "--api-key") if self.api_key else ()
         return keys + (read_keys(self.api_key_file) if self.api_key_file is not None else ())

@@ -12,7 +12,8 @@ import numpy as np
 
 from .. import machine
 from ..errors import DeviceLost, SessionError
-from .failures import LASTING, RESTART, require
+from ..machine import require
+from .failures import LASTING, RESTART
 
 INSTALL = (
     "pip install 'cuda-bindings<13' for a driver of CUDA 12, 'cuda-bindings>=13' for one of CUDA 13,"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-from .. import machine
-from ..errors import SessionError
-
 # CUDA errors after which "the process must be terminated and relaunched": every later call returns them.
 LASTING = {
     "cudaErrorECCUncorrectable": 214,
@@ -45,14 +42,3 @@ def memory_advice(error: Exception) -> str:
     if not (isinstance(error, MemoryError) or "alloc" in words or "out of memory" in words):
         return ""
     return "; not enough memory: run fewer rows at once, shorten the prompt, or free memory"
-
-
-def require(num_bytes: int, what: str, advice: str) -> None:
-    """Raise SessionError if there are not `num_bytes` of memory for `what`; `advice` is how to need less."""
-    free = machine.available()
-    if free is not None and num_bytes > free:
-        raise SessionError(
-            f"not enough memory: {what} takes {num_bytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
-            f" {advice}, or free memory",
-            code="out_of_memory",
-        )

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..decode.backend import bucket
 from ..errors import SessionError
-from .failures import first_line, require
+from ..machine import require
+from .failures import first_line
 from .memory import HostMemory
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from starlette.routing import Route, Router
 
 from ..session.session import Session
 from .api_error import ApiError, encoded
+from .keys import Keys
 from .metrics import CONTENT_TYPE, Metrics, exposition
 from .middleware import CLIENT, Middleware
 from .models import LazyModel, Models
-from .options import Keys, ServeOptions
+from .options import ServeOptions
 from .requests.api_request import PATHS, Bodies, Kind, read_request
 from .responses.admission import count_tokens
 from .responses.api_response import Service, begin, steer

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from ..bundle.turns import ThinkingMarks
 from ..decode.config import GenerationConfig
-from ..errors import SessionError
+from ..errors import SessionError, no_panic
 from ..text.dialects import Dialect, call_forms
-from ..text.tokenizer import no_panic
 from .matcher import SIMPLER, TokenMatcher
 from .vocabulary import Vocabulary, words_of
 

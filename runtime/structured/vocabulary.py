@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..errors import SessionError
-from ..text.tokenizer import no_panic
+from ..errors import SessionError, no_panic
 
 PER_BYTE = 4  # continuations tried for each first byte
 CACHED_TEXTS = 1024  # texts whose tokens and continuations are cached

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ..bundle.turns import ThinkingMarks
-from ..errors import SessionError
+from ..errors import SessionError, no_panic
 from .tokenizer import Text
 
 MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
@@ -104,7 +104,7 @@ class TextStream:
     """
 
     def __init__(self, text: Text, stop: Sequence[str] = (), thinking: ThinkingStream | None = None) -> None:
-        self._source = text
+        self._tokenizer = text.tokenizer
         if len(stop) > MAX_STOPS or any(len(s) > MAX_STOP for s in stop):
             raise SessionError(
                 f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters are taken,"
@@ -139,7 +139,7 @@ class TextStream:
     def _next_piece(self) -> str:
         """The text that the last token completes. The work for each token is bounded."""
         ids, num_open = self._token_ids, 0
-        whole = self._source.decode(ids)
+        whole = self._decode(ids)
         if whole.endswith(BROKEN) or len(whole) <= len(self._known):
             if len(ids) - self._num_read < MAX_UNREAD:
                 return ""
@@ -152,7 +152,7 @@ class TextStream:
             del ids[: self._num_read]
             self._num_read = len(ids)
         piece = whole[len(self._known) : len(whole) - num_open]
-        self._known = self._source.decode(ids)
+        self._known = self._decode(ids)
         self._known = self._known[: len(self._known) - num_open]
         return piece
 
@@ -164,7 +164,12 @@ class TextStream:
             return whole
         del self._token_ids[: self._num_read]
         self._num_read, self._known = 0, ""
-        return self._source.decode(self._token_ids)
+        return self._decode(self._token_ids)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        with no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
+            text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
 
     def read(self) -> str:
         """The text that became final since the last call."""
@@ -187,7 +192,7 @@ class TextStream:
         """Add the text of an incomplete last character, as U+FFFD, to `text`. No token follows."""
         if self.stopped:
             return
-        rest = self._continued(self._source.decode(self._token_ids))[len(self._known) :]
+        rest = self._continued(self._decode(self._token_ids))[len(self._known) :]
         self._token_ids, self._num_read, self._known = [], 0, ""
         self._append(rest)
 

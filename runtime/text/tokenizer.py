@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ..bundle.files import read_small
 from ..bundle.open import Bundle
 from ..bundle.turns import ChatTurns, ThinkingMarks
-from ..errors import BundleError, MarsError, SessionError
+from ..errors import BundleError, SessionError, brief, no_panic
 from .dialects import LIST, RESULT_ROLES, Dialect, calls_as_text, dialect_in, results_as_user, with_tools
 from .template import PlainText, Template
 
@@ -82,7 +82,7 @@ class Text:
             )
         except Exception as error:  # a hostile template can raise anything
             raise BundleError(
-                f"the chat template is not valid jinja2 ({_words(error)});"
+                f"the chat template is not valid jinja2 ({brief(error)});"
                 " export again with a corrected template"
             ) from error
 
@@ -273,11 +273,7 @@ class Text:
         try:
             return template.render(messages, **{**self._tokens, **values})
         except Exception as error:  # a template can raise anything
-            raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        with no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
-            return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+            raise SessionError(f"the chat template refuses these messages: {brief(error)}") from error
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
         """Refuse unknown roles, which many templates would print unchanged. libmars refuses them too."""
@@ -339,19 +335,3 @@ def _joined(number: int, message: Message) -> Message:
 def _is_plain(message: Message) -> bool:
     """Whether the table of turns covers the form of a message."""
     return message.keys() == {"role", "content"} and isinstance(message["content"], str)
-
-
-def _words(error: BaseException) -> str:
-    """The message of an error, shortened, or its class."""
-    return (str(error) or type(error).__name__)[:2000]
-
-
-@contextmanager
-def no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
-    """Turn errors of a Rust library into `kind`. Hostile input can cause panics, which are not Exceptions."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MarsError):
-        raise
-    except BaseException as error:
-        raise kind(f"{what} ({_words(error)}); {remedy}") from error

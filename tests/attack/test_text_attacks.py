@@ -73,9 +73,8 @@ def test_a_tokenizer_that_panics_is_an_error_of_ours(path: Path) -> None:
     stream = TextStream(text)
     ids = TOKENIZER.encode("bcda").ids
     assert [stream.push(token) for token in ids[:-1]] == [False] * 3
-    for panicking in (lambda: stream.push(ids[-1]), lambda: text.decode(ids)):
-        with pytest.raises(SessionError, match="tokenizer cannot decode this answer"):
-            panicking()
+    with pytest.raises(SessionError, match="tokenizer cannot decode this answer"):
+        stream.push(ids[-1])
 
 
 def test_a_request_is_checked_before_a_step_runs(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:

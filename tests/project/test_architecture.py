@@ -25,7 +25,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "runtime/accept": (),
     "runtime/rules": (),
     "runtime/answer_format": ("runtime/rules",),
-    "runtime/machine": (),
+    "runtime/machine": ("runtime/errors",),
     "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine", "runtime/rules"),
     "runtime/decode": (  # token ids only
         "runtime/errors",

@@ -14,7 +14,6 @@ from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
 from ...errors import MarsWarning, SessionError
-from ..failures import require
 from ..kv import KV_TYPES, KvRows
 from ..step_io import IDS
 from . import kernels, library
@@ -86,7 +85,7 @@ class OrtBackend:
         graph, model = bundle.path / variant.file, bundle.manifest.model
         sizes = {entry.path: entry.size for entry in bundle.manifest.files}
         weights = sizes.get(variant.weights or variant.file, 0)
-        require(weights, "opening this model", "use a smaller model or narrower weights")
+        machine.require(weights, "opening this model", "use a smaller model or narrower weights")
         slow = {"w4a8": SLOW_WEIGHTS}.get(variant.precision, SLOW_KV if variant.kv_dtype == "int8" else ())
         if slow and kernels.used(variant.precision, "cpu") is None:
             warnings.warn(f"{graph}: {WITHOUT_KERNELS.format(*slow)}", MarsWarning, stacklevel=2)

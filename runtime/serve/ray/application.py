@@ -20,8 +20,9 @@ from starlette.types import ASGIApp
 
 from ...errors import SessionError
 from ..api_error import ApiError
+from ..keys import read_keys
 from ..models import read_bundles
-from ..options import MAX_CONNECTIONS, read_keys
+from ..options import MAX_CONNECTIONS
 from ..routes import SharedRoutes, app, steered
 from ..server import listen
 from .fleet import Fleet, read_fleet, read_replicas

@@ -18,9 +18,10 @@ from ...decode.config import GenerationConfig
 from ...errors import MarsError
 from ...session.answer import Event
 from ..api_error import ApiError, encoded, overloaded
+from ..keys import Keys
 from ..metrics import Metrics
 from ..models import Models
-from ..options import Keys, ServeOptions
+from ..options import ServeOptions
 from ..requests.api_request import ApiRequest, Kind
 from ..requests.fields import Field, flag, read_fields, setting
 from .admission import Admitted, admit

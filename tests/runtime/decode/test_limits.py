@@ -69,11 +69,12 @@ def test_a_stop_string_inside_a_run_cuts_tokens_and_text(
     assert session.text is not None
     for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
         for at in inside_runs(answer):
-            first, second = (session.text.decode([token]) for token in answer.tokens[at - 1 : at + 1])
+            decode = session.text.tokenizer.decode
+            first, second = (decode([token]) for token in answer.tokens[at - 1 : at + 1])
             before, stop, whole = (
-                session.text.decode(answer.tokens[: at - 1]),
+                decode(answer.tokens[: at - 1]),
                 first + second,
-                session.text.decode(answer.tokens[: at + 1]),
+                decode(answer.tokens[: at + 1]),
             )
             if not first or not second or not stop.isascii() or whole != before + stop or stop in whole[:-1]:
                 continue

@@ -25,7 +25,7 @@ from mars_export import Batcher, Limits, MarsError, Session, SessionError  # noq
 from mars_export.runtime.device.trt.backend import TrtBackend  # noqa: E402
 from mars_export.runtime.errors import DeviceLost  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.options import Keys, read_keys  # noqa: E402
+from mars_export.runtime.serve.keys import Keys, read_keys  # noqa: E402
 from mars_export.runtime.serve.server import Lines  # noqa: E402
 
 NARROW = Limits(max_rows=1, max_waiting=1)

@@ -53,7 +53,8 @@ class Scripted:
 
     def __init__(self, ids: list[int], reason: str) -> None:
         shown = tuple(ids[:-1]) if reason == "eos" else tuple(ids)
-        self.completion = SimpleNamespace(text=TEXT.decode(shown), token_ids=tuple(ids), finish_reason=reason)
+        text = TEXT.tokenizer.decode(shown)
+        self.completion = SimpleNamespace(text=text, token_ids=tuple(ids), finish_reason=reason)
         self.is_over, self.failed = True, False
 
     def close(self) -> None:

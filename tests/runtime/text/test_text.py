@@ -58,7 +58,7 @@ def test_pieces_make_up_the_text_cut_at_the_first_stop(text: str, stop: list[str
     pieces, final, taken = streamed(ids, stop)
     assert "".join(pieces) == final == cut(text, stop)
     if cut(text, stop) != text:
-        assert not any(s in TEXT.decode(ids[: taken - 1]) for s in stop), (
+        assert not any(s in TEXT.tokenizer.decode(ids[: taken - 1]) for s in stop), (
             "stopped at the first token that completes one"
         )
     if "�" not in text:
@@ -126,7 +126,7 @@ def test_the_work_for_a_token_is_bounded(kind: str, run: str) -> None:
 
 
 def test_specials_are_not_text() -> None:
-    assert TEXT.decode([tiny.IM_START, *TOKENIZER.encode("hi").ids, tiny.IM_END]) == "hi"
+    assert TEXT.tokenizer.decode([tiny.IM_START, *TOKENIZER.encode("hi").ids, tiny.IM_END]) == "hi"
     assert streamed([*TOKENIZER.encode("hi").ids, tiny.IM_END])[1] == "hi"
 
 
