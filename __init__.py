@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .runtime.batcher.batcher import Batcher as Batcher
     from .runtime.batcher.request import Request as Request
     from .runtime.decode.config import GenerationConfig as GenerationConfig
-    from .runtime.decode.config import Limits as Limits
+    from .runtime.decode.limits import Limits as Limits
     from .runtime.decode.stats import Stats as Stats
     from .runtime.session.answer import Completion as Completion
     from .runtime.session.answer import Event as Event
@@ -38,7 +38,7 @@ _LAZY = {
     "Counts": "batcher.admission_queue",
     "Event": "session.answer",
     "GenerationConfig": "decode.config",
-    "Limits": "decode.config",
+    "Limits": "decode.limits",
     "Request": "batcher.request",
     "Session": "session.session",
     "Stats": "decode.stats",

@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import Annotated, Any
 
 from ..runtime.batcher.batcher import Batcher
-from ..runtime.decode.config import GenerationConfig, Limits, Masks
+from ..runtime.decode.config import GenerationConfig, Masks
+from ..runtime.decode.limits import Limits
 from ..runtime.decode.stats import Stats
 from ..runtime.errors import CalibrationError, MarsError
 from ..runtime.rules import broken, integer

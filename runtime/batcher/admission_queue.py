@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from ..decode.config import Limits
+from ..decode.limits import Limits
 from ..decode.stats import Stats
 from ..errors import Overloaded
 

@@ -21,7 +21,8 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
-from ..decode.config import GenerationConfig, Limits
+from ..decode.config import GenerationConfig
+from ..decode.limits import Limits
 from ..decode.sequence import Accepted, FinishReason, Sequence
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session

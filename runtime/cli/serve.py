@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..decode.config import Limits
+from ..decode.limits import Limits
 from ..errors import MarsError, MarsWarning
 from ..serve.options import ServeOptions
 from ..terminal.console import err

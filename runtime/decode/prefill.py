@@ -6,8 +6,9 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from itertools import takewhile
 
-from .batch import Batch, KvBudget
-from .config import Limits
+from .batch import Batch
+from .budget import KvBudget
+from .limits import Limits
 from .sequence import Accepted, Sequence
 
 MAX_PASSES = 4  # times max_rows: sequences that may pass one that waits for memory

@@ -8,8 +8,9 @@ from itertools import groupby
 
 from ..errors import SessionError
 from .backend import Backend, StepOutput, StepPlan
-from .batch import Batch, KvBudget, error_boundary
-from .config import Limits
+from .batch import Batch, error_boundary
+from .budget import KvBudget
+from .limits import Limits
 from .prefill import Prefill, Queue
 from .sequence import Accepted, Sequence
 from .speculation.planner import StepPlanner
@@ -36,7 +37,8 @@ class Schedule:
     ) -> None:
         self.backend, self.block, self.limits, self.planner = backend, block, limits, planner
         self.budget = budget or KvBudget(limits.max_rows)
-        slots = min(filter(None, (backend.max_slots, self.budget.max_slots)), default=None)
+        self._max_slots = self.budget.max_slots
+        slots = min(filter(None, (backend.max_slots, self._max_slots)), default=None)
         if slots is not None and limits.cache_block > slots:
             raise SessionError(
                 f"a cache block of {limits.cache_block} tokens does not fit a step of {slots} slots;"
@@ -183,7 +185,7 @@ class Schedule:
 
     def _room(self, seq: Sequence) -> int:
         """Slots of a decode step after the sequence's pending tokens."""
-        room, limit = self.batch.room(seq), self.budget.max_slots
+        room, limit = self.batch.room(seq), self._max_slots
         return room if limit is None else min(room, limit - seq.num_pending)
 
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 from time import monotonic
 
 from ..batcher.batcher import Batcher
-from ..decode.config import GenerationConfig, Limits
+from ..decode.config import GenerationConfig
+from ..decode.limits import Limits
 from ..errors import MarsError, SessionError
 from ..session.session import Session
 from .api_error import ApiError, overloaded

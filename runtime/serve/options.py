@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..decode.config import Limits
+from ..decode.limits import Limits
 from ..errors import SessionError
 from ..rules import Rule, broken, integer, num_bytes, seconds
 

@@ -12,8 +12,9 @@ from ..bundle import profiles
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
 from ..decode.backend import Backend
-from ..decode.batch import KvBudget
-from ..decode.config import GenerationConfig, Limits, repeatable
+from ..decode.budget import KvBudget
+from ..decode.config import GenerationConfig, repeatable
+from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence

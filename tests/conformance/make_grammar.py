@@ -32,7 +32,8 @@ from support.automata import walk  # noqa: E402
 from support.scripted import Scripted  # noqa: E402
 
 from mars_export import SessionError  # noqa: E402
-from mars_export.runtime.decode.config import GenerationConfig, Limits  # noqa: E402
+from mars_export.runtime.decode.config import GenerationConfig  # noqa: E402
+from mars_export.runtime.decode.limits import Limits  # noqa: E402
 from mars_export.runtime.decode.schedule import Schedule  # noqa: E402
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence  # noqa: E402
 from mars_export.runtime.structured.grammar import SEPARATORS, Grammars  # noqa: E402

@@ -79,7 +79,7 @@ COMMAND_LINE = {"cli"} | {
     "exporter/commands",
     "calibration/commands",
 }
-SHOWN = {"runtime/decode/config", "runtime/serve/options"}  # as options of commands
+SHOWN = {"runtime/decode/config", "runtime/decode/limits", "runtime/serve/options"}  # as options of commands
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
 # Libraries, and the only modules or packages that name them.
 HOMES: dict[str, set[str]] = {

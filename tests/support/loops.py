@@ -6,7 +6,7 @@ from collections import abc
 from collections.abc import Iterator
 
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.config import Limits
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost

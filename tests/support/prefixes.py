@@ -11,7 +11,7 @@ import numpy as np
 
 from mars_export import GenerationConfig
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.config import Limits as Bounds
+from mars_export.runtime.decode.limits import Limits as Bounds
 from mars_export.runtime.decode.prefix import PrefixCache, Saved
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from inspect import signature
 from typing import Annotated, Any
 
-from ...decode.config import Limits
+from ...decode.limits import Limits
 from ...errors import SessionError
 from ...rules import Rule, broken, integer, number, one_of
 from ...session.session import Session

@@ -12,7 +12,8 @@ from typing import Any
 
 from ...batcher.request import Items, Request
 from ...bundle.turns import SWITCH
-from ...decode.config import GenerationConfig, Limits, repeatable
+from ...decode.config import GenerationConfig, repeatable
+from ...decode.limits import Limits
 from ...errors import MarsError
 from ...session.session import PROFILE_SETS, Session
 from ...text.prompts import system_of

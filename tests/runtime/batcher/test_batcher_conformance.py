@@ -9,7 +9,8 @@ from support.fake import MASK, FakeBackend
 from support.loops import outcomes
 from support.makers import cases, maker
 
-from mars_export.runtime.decode.config import GenerationConfig, Limits
+from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 

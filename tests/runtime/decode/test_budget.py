@@ -12,8 +12,9 @@ from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
 from support.loops import decode, outcomes
 
-from mars_export.runtime.decode.batch import KvBudget
-from mars_export.runtime.decode.config import GenerationConfig, Limits
+from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.prefill import MAX_PASSES
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence

@@ -20,7 +20,7 @@ from support.oracle import generate
 
 from mars_export import GenerationConfig
 from mars_export.runtime.decode.backend import Cache, Predictions, StepInput, StepOutput
-from mars_export.runtime.decode.config import Limits
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost

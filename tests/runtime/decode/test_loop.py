@@ -14,7 +14,8 @@ from support.fake import MASK, FakeBackend, FakeCache, scripted
 from support.loops import decode
 from support.oracle import generate
 
-from mars_export.runtime.decode.config import GenerationConfig, Limits
+from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.schedule import run as run_schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence

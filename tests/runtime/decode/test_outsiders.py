@@ -15,7 +15,7 @@ from support.oracle import generate
 from support.prefixes import PLENTY, Strict
 
 from mars_export import GenerationConfig, Limits
-from mars_export.runtime.decode.batch import KvBudget
+from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence

@@ -17,7 +17,7 @@ from support.prefixes import PLENTY, SYSTEM, Strict, found, greedy, put, spoken
 
 from mars_export import SessionError
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.decode.config import Limits as Bounds
+from mars_export.runtime.decode.limits import Limits as Bounds
 from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence

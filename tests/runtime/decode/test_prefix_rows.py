@@ -12,8 +12,8 @@ from support.loops import outcomes
 from support.prefixes import PLENTY, SYSTEM, Strict, greedy, spoken
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.batch import KvBudget
-from mars_export.runtime.decode.config import Limits as Bounds
+from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.limits import Limits as Bounds
 from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence

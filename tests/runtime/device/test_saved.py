@@ -10,7 +10,7 @@ import pytest
 from support.fake_trt import BLOCK, build
 
 from mars_export import GenerationConfig
-from mars_export.runtime.decode.config import Limits
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence

@@ -10,7 +10,7 @@ from support.fake import MASK
 from support.loops import outcomes, planner_of
 
 from mars_export import GenerationConfig, SessionError
-from mars_export.runtime.decode.config import Limits
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Accepted, Sequence
 from mars_export.runtime.decode.speculation.cost import Cost

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from mars_export import Batcher, BundleError, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.decode.config import Limits
+from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
 from mars_export.runtime.structured.grammar import SEPARATORS, Grammars

@@ -1,4 +1,4 @@
-// runtime/decode/config.py: how much a batcher runs at once, and how much one request may ask for.
+// runtime/decode/limits.py: how much a batcher runs at once, and how much one request may ask for.
 #include <mars/batcher.hpp>
 
 namespace mars {
