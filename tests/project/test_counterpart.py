@@ -53,7 +53,7 @@ CPP_ONLY: dict[str, str] = {
     "Automaton Matcher Walk leaves_a_choice read_automaton": "Python has llguidance",
 }
 PYTHON_ONLY: dict[str, str] = {
-    "Penalties Sequence.penalties Occurrences SampledTokens top_of": "logit_bias, other penalties and logprobs",
+    "Penalties Sequence.penalties Occurrences SampledTokens top_of": "logit_bias, penalties and logprobs",
     "PrefixEntry Copies Cache.upload Cache.download Backend.kv_device": "the prefix cache on disk",
     "KvBudget.short_entries built_in": "an expression, or another name",
     "GenerationConfig.host_chooses GenerationConfig.logits_field": "only two fields need logits",
