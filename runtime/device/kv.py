@@ -6,6 +6,7 @@ entries of an `appended` graph are copied by `KvRows.place`.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,15 @@ from ..decode.backend import bucket
 from ..errors import SessionError
 from ..machine import require
 from .failures import first_line
-from .memory import HostMemory
 
 if TYPE_CHECKING:
-    from .ort.binding import Binding
+    from .ort.backend import Binding
 
+PAGE = mmap.PAGESIZE
+# Of memory that child processes do not share. Windows has only such memory.
+PRIVATE: dict[str, int] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)
 # The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
 KV_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -32,7 +37,10 @@ ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"
 
 
 class KvRows:
-    """KV memory of some rows, and a session's binding of it, which never outlives the memory."""
+    """KV memory of some rows, and a session's binding of it, which never outlives the memory.
+
+    buffers: the KV tensors, [rows, kv_heads, capacity, head_dim]. A method that raises changes nothing.
+    """
 
     def __init__(
         self,
@@ -42,10 +50,11 @@ class KvRows:
         head_dim: int,
         dtype: np.dtype[Any],
     ) -> None:
-        self.memory, self._count, self._dtype = HostMemory(), count, dtype
+        self._count, self._dtype = count, dtype
         self.num_rows, self.kv_heads, self.head_dim = num_rows, kv_heads, head_dim
         self.capacity = 0
-        self.buffers: list[Any] = []
+        self.buffers: list[np.ndarray] = []
+        self._block: mmap.mmap | None = None  # the memory of the buffers, one after the other
         self.binding: Binding | None = None
         self.binding_key: tuple[int, int, bool] | None = None  # its first row, rows, and whether with logits
 
@@ -58,59 +67,83 @@ class KvRows:
         """Size of one row of one KV tensor."""
         return self.kv_heads * self.capacity * self.head_dim * self._dtype.itemsize
 
-    def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:
-        """Make room for `capacity` entries a row, keeping the first `lengths[i]` entries of row i. Raises
-        SessionError if memory is short; the rows stay as they were.
-        """
-        if capacity <= self.capacity:
-            return
-        self._resize(bucket(capacity, self.capacity), lengths)
-
-    def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
-        self._resize(bucket(capacity, 0), lengths)
-
-    def release(self, row: int) -> None:
-        self.memory.release(self.buffers, row)
-
-    def _resize(self, entries: int, lengths: Sequence[int]) -> None:
-        shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
-        num_rows = max(1, len(lengths))  # unused rows take no memory, because it is never written
-        num_bytes = entries * num_rows * self.entry_bytes
-        require(num_bytes, f"KV memory of {num_rows} row(s) of {entries} entries", ADVICE)
-        try:
-            if self.capacity:
-                buffers = self.memory.widen(self.buffers, entries, lengths)
-            else:
-                buffers = self.memory.zeros(self._count, shape, self._dtype)
-        except Exception as error:
-            raise shortage(num_rows, entries, num_bytes, error) from error
-        # From here on nothing can fail. The binding goes first, because it refers to the old memory.
-        self.unbind()
-        self.buffers, self.capacity = buffers, entries
-
-    def move(self, source: int, target: int, length: int) -> None:
-        if length and source != target:
-            self.memory.move(self.buffers, source, target, length)
-
     @property
     def entry_bytes(self) -> int:
         return self._count * self.kv_heads * self.head_dim * self._dtype.itemsize
 
-    def save(self, row: int, length: int) -> list[Any]:
-        return self.memory.save(self.buffers, row, length)
+    def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:
+        """Make room for `capacity` entries a row, keeping the first `lengths[i]` entries of row i. Raises
+        SessionError if memory is short; the rows stay as they were.
+        """
+        if capacity > self.capacity:
+            self._resize(bucket(capacity, self.capacity), lengths)
 
-    def load(self, row: int, saved: list[Any], length: int) -> None:
-        self.memory.load(self.buffers, row, saved, length)
+    def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
+        self._resize(bucket(capacity, 0), lengths)
 
-    def upload(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        return self.memory.upload(arrays)
+    def _resize(self, entries: int, lengths: Sequence[int]) -> None:
+        num_rows = max(1, len(lengths))  # unused rows take no memory, because it is never written
+        num_bytes = entries * num_rows * self.entry_bytes
+        require(num_bytes, f"KV memory of {num_rows} row(s) of {entries} entries", ADVICE)
+        try:
+            block, buffers = self._zeros(entries)
+            for old, new in zip(self.buffers, buffers, strict=False):
+                for row, length in enumerate(lengths):
+                    new[row, :, :length] = old[row, :, :length]
+        except Exception as error:
+            raise shortage(num_rows, entries, num_bytes, error) from error
+        # From here on nothing can fail. The binding goes first, because it refers to the old memory.
+        self.unbind()
+        self.buffers, self._block, self.capacity = buffers, block, entries
 
-    def download(self, saved: list[Any]) -> list[np.ndarray]:
-        return self.memory.download(saved)
+    def _zeros(self, entries: int) -> tuple[mmap.mmap, list[np.ndarray]]:
+        """Empty KV tensors. They must be zero: a masked entry still enters the product 0 * value, and 0 * NaN
+        is NaN.
 
-    def place(self, first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
-        """Write a step's new entries at the cursors of the rows first, first + 1, ..."""
-        self.memory.place(self.buffers, first, kv_length, new)
+        numpy would ask for huge pages. With pages of the usual size, rows that are never written take no
+        memory.
+        """
+        shape = (self._count, self.num_rows, self.kv_heads, entries, self.head_dim)
+        block = mmap.mmap(-1, self.num_rows * entries * self.entry_bytes, **PRIVATE)
+        return block, list(np.frombuffer(block, self._dtype).reshape(shape))
+
+    def release(self, row: int) -> None:
+        """Return the whole pages of a row to the system; they are zero when they are next used."""
+        if self._block is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for i in range(self._count):
+            start = (i * self.num_rows + row) * self.row_bytes
+            first, end = -(-start // PAGE) * PAGE, (start + self.row_bytes) // PAGE * PAGE
+            if first < end:
+                self._block.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        if source != target:
+            for buffer in self.buffers:
+                buffer[target, :, :length] = buffer[source, :, :length]
+
+    def save(self, row: int, length: int) -> list[np.ndarray]:
+        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer."""
+        return [buffer[row, :, :length].copy() for buffer in self.buffers]
+
+    def load(self, row: int, saved: Sequence[np.ndarray], length: int) -> None:
+        for buffer, entries in zip(self.buffers, saved, strict=True):
+            buffer[row, :, :length] = entries[:, :length]
+
+    def upload(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(arrays)
+
+    def download(self, saved: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(saved)
+
+    def place(self, first: int, kv_length: np.ndarray, new: Sequence[np.ndarray]) -> None:
+        """Write a step's new entries [rows, kv_heads, slots, head_dim] at the cursors of the rows first,
+        first + 1, ...
+        """
+        rows, _, slots, _ = new[0].shape
+        row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
+        for buffer, entries in zip(self.buffers, new, strict=True):
+            buffer[row, :, entry] = entries.swapaxes(1, 2)  # [rows, slots, kv_heads, head_dim]
 
 
 def shortage(num_rows: int, entries: int, num_bytes: int, error: Exception) -> SessionError:

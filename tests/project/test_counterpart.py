@@ -17,7 +17,7 @@ BOTH = ("accept", "batcher", "decode", "session", "structured")
 # Units with another name than their Python file, and why.
 RENAMED = {
     "bundle/bundle": "declares Manifest and Bundle",
-    "device/ort/signature": "is a part of binding.py",
+    "device/ort/signature": "is a part of backend.py",
     "decode/queue": "is the first class of prefill.py",
     "device/lost": "has one kind of failure",
     "device/ort/open": "is a part of library.py",

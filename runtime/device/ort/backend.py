@@ -1,9 +1,10 @@
-"""ONNX Runtime on the CPU: a step bound by address, KV rows in host memory."""
+"""ONNX Runtime on the CPU: a step bound once by address, KV rows in host memory."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +14,20 @@ from ... import machine
 from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
-from ...errors import MarsWarning, SessionError
+from ...errors import BundleError, MarsWarning, SessionError
 from ..kv import KV_TYPES, KvRows
 from ..step_io import IDS
 from . import kernels, library
-from .binding import Binding, check_signature
 from .kernels import exact_entries
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
 
+TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8": "tensor(int8)"}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # Rotary angles are computed in groups of this size; a remainder would be computed in another way.
 REPRODUCIBLE_ANGLES = 16
+MAX_SPARE_BYTES, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
 WITHOUT_KERNELS = "without mars-export-kernels {}: `pip install mars-export-kernels`, or export with {}"
 SLOW_KV = "its int8 KV entries are slow, and prompts are read several times slower", "--kv float"
 SLOW_WEIGHTS = "its 4-bit weights take the memory and the time of 16 bits", "--precision w8a8"
@@ -116,34 +118,24 @@ class OrtBackend:
             raise library.failed(error, *inputs.input_ids.shape) from error
 
     def _run(self, cache: KvRows, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
-        rows, slots = inputs.input_ids.shape
-        binding = self._binding(cache, first, rows, want_logits)
-        results = self._bind_step(binding, inputs, want_logits)
-        if self._in_place:
-            binding.run()
-        else:
-            shape = (rows, self._cache_shape[0], slots, self._cache_shape[1])
-            new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
-            binding.run()
-            cache.place(first, inputs.kv_length, new)
-        if want_logits and "logits" in results:
-            results["logits"] = binding.take("logits")
-        values = {n: value if n == "logits" else value.read() for n, value in results.items()}
-        return StepOutput(**values, mtp_drafts=self._mtp_drafts)
-
-    def _bind_step(self, binding: Binding, inputs: StepInput, want_logits: bool) -> dict[str, Any]:
-        """Write the inputs of a step; return the memory of its results, by name."""
+        binding = self._binding(cache, first, len(inputs.input_ids), want_logits)
         for name, value in inputs._asdict().items():
             binding.write(name, value)
         rows, outputs = inputs.output_index.shape
-        predictions = rows, outputs + self._mtp_drafts
-        results: dict[str, Any] = {}
+        results: dict[str, np.ndarray] = {}
         for name in self.outputs:
-            if name == "logits" and not want_logits:
-                continue
-            dtype = INT64 if name in IDS else FLOAT32
-            results[name] = binding.expect(name, (*predictions, *self._widths.get(name, ())), dtype)
-        return results
+            if want_logits or name != "logits":
+                shape = (rows, outputs + self._mtp_drafts, *self._widths.get(name, ()))
+                results[name] = binding.expect(name, shape, INT64 if name in IDS else FLOAT32)
+        if self._in_place:
+            binding.run()
+        else:
+            shape = (rows, self._cache_shape[0], inputs.input_ids.shape[1], self._cache_shape[1])
+            new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
+            binding.run()
+            cache.place(first, inputs.kv_length, new)
+        values = {n: binding.take(n) if n == "logits" else value.copy() for n, value in results.items()}
+        return StepOutput(**values, mtp_drafts=self._mtp_drafts)
 
     def _binding(self, cache: KvRows, first: int, rows: int, want_logits: bool) -> Binding:
         """The KV memory of some rows bound as past and present; the cache's last binding if equal."""
@@ -157,3 +149,105 @@ class OrtBackend:
             binding.bind_rows(names, self._in_place, cache.buffers, self._dtype, shape, offset)
             cache.binding, cache.binding_key = binding, key
         return cache.binding
+
+
+def check_signature(
+    session: Any, graph: Path, variant: Variant, model: ModelInfo
+) -> dict[str, tuple[int, ...]]:
+    """The further dimensions of outputs that have several values for each position. Raises BundleError."""
+    heads, entry = model.entry_shape(variant.kv_dtype, variant.kv_layout)
+    shape = [None, None, entry] if variant.kv_layout == "cuda" else [None, heads, None, entry]
+    kv_type = TYPES[variant.kv_dtype]
+    in_place = variant.kv_layout != "appended"  # past and present are one buffer
+    pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
+    presents = [f"present.{s}" for s in model.kv_suffixes]
+    graph_inputs = {i.name: i for i in session.get_inputs()}
+    graph_outputs = {o.name: o for o in session.get_outputs()}
+    mismatched = graph_inputs.keys() ^ {"input_ids", "kv_length", "output_index", *pasts}
+    mismatched |= graph_outputs.keys() ^ {*variant.outputs, *presents}
+    for name, info in [*graph_inputs.items(), *graph_outputs.items()]:
+        is_kv = name.startswith(("past_key_values.", "present."))
+        sizes = [n if wanted else None for n, wanted in zip(info.shape, shape, strict=False)]
+        if is_kv and (len(info.shape), sizes, info.type) != (len(shape), shape, kv_type):
+            mismatched.add(name)
+    for past_name, present_name in zip(pasts, presents, strict=True):
+        past, present = graph_inputs.get(past_name), graph_outputs.get(present_name)
+        if past and present and (past.shape[-2] == present.shape[-2]) != in_place:
+            mismatched.add(f"{present_name} (KV layout)")
+    wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in graph_outputs]
+    widths = {name: tuple(graph_outputs[name].shape[2:]) for name in wide}
+    expected = {"logits": (model.vocab_size,), "topk_logprobs": widths.get("topk_ids")}
+    for name, width in widths.items():
+        is_valid = all(isinstance(n, int) and 0 < n <= model.vocab_size for n in width)
+        if width != expected.get(name, width) or not is_valid:
+            mismatched.add(name)
+    if mismatched:
+        raise BundleError(
+            f"{graph}: the graph and the manifest disagree about {', '.join(sorted(mismatched)[:6])};"
+            " export again"
+        )
+    return widths
+
+
+class Binding:
+    """One IO binding, and the memory of all its tensors except the KV rows, which belong to the cache."""
+
+    def __init__(self, session: Any) -> None:
+        self._session, self._io = session, session.io_binding()
+        self._tensors: dict[str, np.ndarray] = {}
+        self._spare: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}  # small ones, for later steps
+
+    def bind_rows(
+        self,
+        names: Sequence[tuple[str, str]],
+        in_place: bool,
+        buffers: Sequence[np.ndarray],
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        offset: int,
+    ) -> None:
+        """Bind rows of KV tensors, `offset` bytes from their beginning, as inputs of `shape`, and
+        as outputs if `in_place`. `names` are those of past and present.
+        """
+        for (past, present), buffer in zip(names, buffers, strict=True):
+            place = ("cpu", 0, dtype, shape, buffer.ctypes.data + offset)
+            self._io.bind_input(past, *place)
+            if in_place:
+                self._io.bind_output(present, *place)
+
+    def write(self, name: str, value: np.ndarray) -> None:
+        """Set an input. The memory is reused while the shape is the same, because binding takes much longer
+        than copying a few ids.
+        """
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != value.shape:
+            tensor = self._tensors[name] = self._tensor(name, value.shape, value.dtype)
+            self._io.bind_input(name, "cpu", 0, value.dtype, value.shape, tensor.ctypes.data)
+        tensor[...] = value
+
+    def expect(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Memory for an output."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            tensor = self._tensors[name] = self._tensor(name, shape, dtype)
+            self._io.bind_output(name, "cpu", 0, dtype, shape, tensor.ctypes.data)
+        return tensor
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Memory for a tensor whose shape has changed: that of an earlier step of this shape, or new."""
+        if prod(shape) > MAX_SPARE_BYTES:
+            return np.empty(shape, dtype)
+        if (name, shape) not in self._spare:
+            if len(self._spare) >= MAX_SPARE:
+                self._spare.clear()  # bound tensors stay: `_tensors` has them
+            self._spare[name, shape] = np.empty(shape, dtype)
+        return self._spare[name, shape]
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._io)
+
+    def take(self, name: str) -> np.ndarray:
+        """An output without a copy; the next step gets other memory."""
+        tensor = self._tensors.pop(name)
+        self._spare.pop((name, tensor.shape), None)
+        return tensor

@@ -23,7 +23,7 @@ from ..name import DeviceName, GpuOptions
 from ..pool import GpuCache, KvMemory, KvPool
 from ..step_io import IDS, StepIO, padded, smallest_fit
 from . import library
-from .binding import check_signature
+from .backend import check_signature
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache

@@ -75,13 +75,13 @@ def test_rows_that_grow_keep_their_entries_and_others_are_zero() -> None:
     rows = KvRows(2, 3, 2, 4, np.dtype("f4"))
     rows.reserve(1)
     for buffer in rows.buffers:
-        buffer.array[:] = np.arange(1, buffer.array.size + 1).reshape(buffer.shape)
-    before = [buffer.read() for buffer in rows.buffers]
+        buffer[:] = np.arange(1, buffer.size + 1).reshape(buffer.shape)
+    before = [buffer.copy() for buffer in rows.buffers]
     rows.reserve(129, [7, 0])
     assert rows.capacity == 256
     for old, buffer in zip(before, rows.buffers, strict=True):
-        assert np.array_equal(buffer.array[0, :, :7], old[0, :, :7])
-        assert not buffer.array[0, :, 7:].any() and not buffer.array[1:].any()
+        assert np.array_equal(buffer[0, :, :7], old[0, :, :7])
+        assert not buffer[0, :, 7:].any() and not buffer[1:].any()
 
 
 def test_kv_memory_grows_where_there_is_room(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_step_that_fails_half_bound_leaves_no_binding(
             raise error
 
         with monkeypatch.context() as broken:
-            broken.setattr(f"mars_export.runtime.device.ort.binding.Binding.{failing}", fail)
+            broken.setattr(f"mars_export.runtime.device.ort.backend.Binding.{failing}", fail)
             with pytest.raises(
                 seen, match="not enough memory: run fewer rows" if seen is SessionError else None
             ) as caught:

@@ -29,15 +29,14 @@ def test_saved_entries_are_those_and_no_others(dtype: Any) -> None:
     for value in values:
         value[1, :, 50:] = np.nan  # behind the cursor
     for buffer, value in zip(rows.buffers, values, strict=True):
-        buffer.write(value)
+        buffer[:] = value
     saved = rows.save(1, 50)
     assert rows.entry_bytes == 4 * HEADS * DIM * np.dtype(dtype).itemsize
-    for buffer, value in zip(rows.buffers, values, strict=True):
-        buffer.write(np.zeros_like(value))  # what was saved is a copy
+    for buffer in rows.buffers:
+        buffer[:] = 0  # what was saved is a copy
     rows.reserve(300)
     rows.load(2, saved, 40)
-    for buffer, value in zip(rows.buffers, values, strict=True):
-        now = buffer.read()
+    for now, value in zip(rows.buffers, values, strict=True):
         assert np.array_equal(now[2, :, :40], value[1, :, :40])
         assert np.isfinite(now).all()
         assert not now[:2].any(), "no other row is touched"
@@ -45,7 +44,7 @@ def test_saved_entries_are_those_and_no_others(dtype: Any) -> None:
     later.reserve(60)
     later.load(0, saved, 50)
     for buffer, value in zip(later.buffers, values, strict=True):
-        assert np.array_equal(buffer.read()[0, :, :50], value[1, :, :50])
+        assert np.array_equal(buffer[0, :, :50], value[1, :, :50])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -56,8 +55,7 @@ def test_entries_come_from_the_host_and_go_there(dtype: Any) -> None:
     arrays = [draw.standard_normal((HEADS, 2 * 30, DIM)).astype(dtype)[:, ::2] for _ in range(4)]
     there = rows.upload(arrays)
     rows.load(1, there, 30)
-    for array, buffer in zip(arrays, rows.buffers, strict=True):
-        now = buffer.read()
+    for array, now in zip(arrays, rows.buffers, strict=True):
         assert np.array_equal(now[1, :, :30], array)
         assert not now[0].any()
     for array, back in zip(arrays, rows.download(rows.save(1, 25)), strict=True):

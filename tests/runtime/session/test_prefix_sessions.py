@@ -202,12 +202,12 @@ def test_nothing_behind_the_cursor_is_saved(
     def poisoned(self: Batch, row: Row) -> None:
         nonlocal kept
         place, behind = self.active.index(row), slice(row.cursor, None)
-        before = [buffer.array[place, :, behind].copy() for buffer in self.cache.buffers]  # type: ignore[attr-defined]
+        before = [buffer[place, :, behind].copy() for buffer in self.cache.buffers]  # type: ignore[attr-defined]
         for buffer in self.cache.buffers:  # type: ignore[attr-defined]
-            buffer.array[place, :, behind] = np.nan
+            buffer[place, :, behind] = np.nan
         keep(self, row)
         for buffer, entries in zip(self.cache.buffers, before, strict=True):  # type: ignore[attr-defined]
-            buffer.array[place, :, behind] = entries  # 0 * NaN is NaN, behind a mask too
+            buffer[place, :, behind] = entries  # 0 * NaN is NaN, behind a mask too
         kept += 1
 
     monkeypatch.setattr(Batch, "store", poisoned)
