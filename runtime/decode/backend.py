@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .config import GenerationConfig
-from .speculation.draft_tokens import NONE, DraftTokens
+from .speculation.drafts import NONE, DraftTokens
 
 GROWTH = 128  # entries: capacity grows in multiples of this
 

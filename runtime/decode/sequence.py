@@ -16,9 +16,16 @@ from .backend import Predictions, StepOutput, StepPlan
 from .config import GenerationConfig
 from .prefix import PrefixHandle
 from .sample import Penalties, SampledTokens, Top, top_of
-from .speculation.draft_tokens import NONE, DraftTokens, PromptLookup
-from .speculation.estimates import AcceptanceRates, MaskRates, PassRates, expected_run
-from .speculation.exact_planner import StepForecast
+from .speculation.drafts import (
+    NONE,
+    AcceptanceRates,
+    DraftTokens,
+    MaskRates,
+    PassRates,
+    PromptLookup,
+    StepForecast,
+    expected_run,
+)
 from .stats import Stats
 
 # A sequence with a tau proposes tokens only while all of them are this likely to be accepted.

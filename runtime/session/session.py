@@ -19,8 +19,7 @@ from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Schedule, run
 from ..decode.sequence import Sequence
 from ..decode.speculation.cost import Cost, LearnedCost, built_in
-from ..decode.speculation.draft_tokens import DraftTokens
-from ..decode.speculation.estimates import AcceptanceRates
+from ..decode.speculation.drafts import AcceptanceRates, DraftTokens
 from ..decode.speculation.planner import StepPlanner
 from ..decode.stats import Stats
 from ..device.name import DeviceName, GpuOptions

@@ -9,7 +9,7 @@ from typing import Any
 from ..decode.backend import Predictions
 from ..decode.sample import Top, top_of
 from ..decode.sequence import MIN_PROBABILITY, Accepted, Sequence
-from ..decode.speculation.draft_tokens import NONE, DraftTokens
+from ..decode.speculation.drafts import NONE, DraftTokens
 from .grammar_state import SURE, GrammarState
 
 

@@ -13,7 +13,7 @@ from ..bundle.open import Bundle
 from ..decode.backend import Predictions
 from ..decode.config import GenerationConfig
 from ..decode.sample import Penalties, choose, confidence_of
-from ..decode.speculation.draft_tokens import DraftTokens
+from ..decode.speculation.drafts import DraftTokens
 from ..errors import SessionError
 from ..text.dialects import dialect_in
 from ..text.tokenizer import Text

@@ -21,8 +21,8 @@ from support.paths import CONFORMANCE
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
-from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, StepForecast
-from mars_export.runtime.decode.speculation.planner import TauPlanner
+from mars_export.runtime.decode.speculation.drafts import StepForecast
+from mars_export.runtime.decode.speculation.planner import ExactPlanner, TauPlanner
 
 RECORD = LearnedCost.record  # tests replace it, so that they learn nothing
 TABLES = [

@@ -18,6 +18,9 @@ BOTH = ("accept", "batcher", "decode", "session", "structured")
 RENAMED = {
     "bundle/bundle": "declares Manifest and Bundle",
     "device/ort/signature": "is a part of backend.py",
+    "decode/draft_tokens": "is the first part of drafts.py",
+    "decode/estimates": "is the second part of drafts.py",
+    "decode/exact_planner": "is the part of planner.py for exact mode",
     "decode/queue": "is the first class of prefill.py",
     "device/lost": "has one kind of failure",
     "device/ort/open": "is a part of library.py",

@@ -52,7 +52,7 @@ def test_prompts_and_answers_over_chunks_and_buckets(
     oracles: Callable[[str], Oracle],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 15, 50)]
     follow(appended_sessions("mistral"), oracles("mistral"), 0.6, cache_block=cache_block, prompts=prompts)

@@ -35,7 +35,7 @@ def test_every_family(name: str, sessions: Sessions, oracles: Oracles) -> None:
 def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(
     name: str, loop: str, sessions: Sessions, oracles: Oracles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 8, 14, 15, 50)]
     alone = follow(sessions(name), oracles(name), 0.6, cache_block=LOOPS[loop], prompts=prompts)

@@ -24,7 +24,7 @@ from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost
-from mars_export.runtime.decode.speculation.draft_tokens import MAX_LOOKUP, DraftTokens, PromptLookup
+from mars_export.runtime.decode.speculation.drafts import MAX_LOOKUP, DraftTokens, PromptLookup
 from mars_export.runtime.decode.speculation.planner import StepPlanner
 
 CONFIGS = st.builds(

@@ -53,7 +53,7 @@ def test_any_batch_decodes_as_each_row_alone(
     seqs: list[tuple[list[int], GenerationConfig]], cache_block: int, capacity: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", chunk)
+        patch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", chunk)
         backend = FakeBackend(chaotic, capacity)
         batch = rows_of([prompt for prompt, _ in seqs], [config for _, config in seqs])
         events = run(backend, batch, cache_block)

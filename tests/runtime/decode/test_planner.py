@@ -18,8 +18,8 @@ from support.loops import decode, planner_of
 from mars_export.runtime.decode.config import GenerationConfig, Masks
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
-from mars_export.runtime.decode.speculation.exact_planner import ExactPlanner, StepForecast
-from mars_export.runtime.decode.speculation.planner import StepPlanner, TauPlanner
+from mars_export.runtime.decode.speculation.drafts import StepForecast
+from mars_export.runtime.decode.speculation.planner import ExactPlanner, StepPlanner, TauPlanner
 
 BLOCK = 8
 TOKENS = 2500

@@ -114,7 +114,7 @@ def test_answers_are_bit_for_bit_those_without_a_store(
     bundles: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", piece)
+    monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", piece)
     one, other = twins(bundles(MAIN) if kind == "narrow" else reproducible(kind))
     history: list[int] = []
     for ids, config in asked(seed):
@@ -194,7 +194,7 @@ def test_nothing_behind_the_cursor_is_saved(
     reproducible_slots: int | None, reproducible: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN everywhere behind the row's cursor before each copy: nothing that was saved has one."""
-    monkeypatch.setattr("mars_export.runtime.decode.config.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("mars_export.runtime.decode.limits.PREFILL_CHUNK", 7)
     one, other = twins(reproducible("fp32"))
     one._prefixes.reproducible_slots = reproducible_slots
     keep, kept = Batch.store, 0

@@ -1,4 +1,4 @@
-// runtime/decode/speculation/draft_tokens.py: predicted next tokens, from masks or from a lookup.
+// runtime/decode/speculation/drafts.py: predicted next tokens, from masks or from a lookup.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// runtime/decode/speculation/estimates.py: estimates of what a step will accept, from earlier steps.
+// runtime/decode/speculation/drafts.py: estimates of what a step will accept, from earlier steps.
 #pragma once
 
 #include <array>

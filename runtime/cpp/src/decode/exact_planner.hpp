@@ -1,4 +1,4 @@
-// runtime/decode/speculation/exact_planner.py: how a verifying step is split into draft tokens and masks.
+// runtime/decode/speculation/planner.py: how a verifying step is split into draft tokens and masks.
 #pragma once
 
 #include <cstdint>

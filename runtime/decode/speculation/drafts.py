@@ -1,4 +1,4 @@
-"""Estimates of what a step will accept, from what earlier steps accepted.
+"""Draft tokens, predicted next tokens that the next step verifies, and estimates of what a step will accept.
 
 Sums use reduce(add): some versions of Python round sum() otherwise, and the C++ runtime must get the same.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from operator import add, mul
+from typing import Literal
 
-from .draft_tokens import DraftTokens, Source
+Source = Literal["masks", "prompt_lookup"]
+
+MAX_LOOKUP = 32  # tokens of one lookup: about as wide as the widest step whose cost is measured
+LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; AcceptanceRates corrects it
 
 FIRST_RATE = 0.5  # of a mask before any observation; counts as one observation
 MASK_KEEP = 0.75  # weight of an older step's masks after a newer step's, in exact mode
@@ -22,6 +27,51 @@ MISSED = 0.7  # factor for a position whose last prediction did not pass
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # between confidences that are counted together
 CONFIDENCE_WEIGHT = 16.0  # verified draft tokens that a confidence itself counts for
 COUNT_KEEP = 0.99  # weight of all counts after each verifying step, so that a source is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Tokens for the positions after a sequence's last pending one, and the source's confidences, 0 to 1.
+
+    `forced`: indices of tokens that are accepted whenever all before them are, because a grammar forces them.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    source: Source = "masks"
+    forced: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def num_forced(self, count: int) -> int:
+        """How many of the first `count` are forced."""
+        return sum(i < count for i in self.forced)
+
+
+NONE = DraftTokens()
+
+
+class PromptLookup:
+    """Proposes what followed the last `length` tokens where they occurred before in the prompt or answer, at
+    most MAX_LOOKUP tokens.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._after: dict[tuple[int, ...], int] = {}  # the position after the latest occurrence
+        self._indexed = 0
+
+    def propose(self, tokens: Sequence[int], most: int) -> DraftTokens:
+        # The last tokens are not indexed yet, so that an earlier occurrence is found.
+        for end in range(max(self._indexed, self.length), len(tokens)):
+            self._after[tuple(tokens[end - self.length : end])] = end
+        self._indexed = max(self._indexed, len(tokens))
+        start = self._after.get(tuple(tokens[-self.length :])) if len(tokens) >= self.length else None
+        if start is None:
+            return NONE
+        token_ids = tuple(tokens[start : start + min(most, MAX_LOOKUP)])
+        return DraftTokens(token_ids, (LOOKUP_CONFIDENCE,) * len(token_ids), "prompt_lookup")
 
 
 class MaskRates:
@@ -135,3 +185,30 @@ class AcceptanceRates:
             tried, accepted = counts.get(key, (0.0, 0.0))
             counts[key] = (tried + 1.0, accepted + (1.0 if i < num_verified else 0.0))
         self._counts = counts  # replaced at once, because sequences of other threads read it
+
+
+@dataclass(frozen=True, slots=True)
+class StepForecast:
+    """The slots that one sequence may feed, and their expected outcome.
+
+    pending: tokens that are fed in any case.
+    probabilities: the acceptance probability of each draft token if those before it are accepted.
+    ending: the acceptance probability of an end-of-sequence token proposed after them, None if none is. Such
+        a token is not fed: the output before it decides already.
+    expected: expected[m] is the expected number of accepted draft tokens of m masks, up to the most masks.
+    room: slots after the pending tokens.
+    """
+
+    pending: int
+    probabilities: tuple[float, ...]
+    ending: float | None
+    expected: tuple[float, ...]
+    room: int
+
+    @property
+    def max_masks(self) -> int:
+        return len(self.expected) - 1
+
+    def all_accepted(self, masks: int) -> float:
+        """The probability that all draft tokens of this many masks are accepted."""
+        return self.expected[masks] - self.expected[masks - 1] if masks else 1.0
