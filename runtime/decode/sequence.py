@@ -61,7 +61,8 @@ class Sequence:
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     num_reproducible: leading entries with the bits that they have in any other sequence; these are cached.
-    cache_block: with a tau the cursor moves when this many tokens are pending; the schedule sets it.
+    block: slots of the blocks that the model was trained for. The schedule sets it and `cache_block`.
+    cache_block: with a tau the cursor moves when this many tokens are pending.
     draft_tokens: predicted next tokens that are not verified yet.
     config, finish_reason: of the current step; `change` and `end` in other threads apply from the next one.
     on_token: called with each accepted token, which also makes the text grow; True if the token completes a
@@ -97,7 +98,8 @@ class Sequence:
         self._end_reason: FinishReason | None = None
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
-        self.cursor, self.num_reproducible, self.cache_block = 0, 0, 1
+        self.cursor, self.num_reproducible = 0, 0
+        self.block = self.cache_block = 1
         self.num_passes = 0  # sequences that started before this one while it waited for memory
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()
@@ -191,7 +193,7 @@ class Sequence:
         """Whether the pending tokens become final in the next step."""
         return self.is_reading or not self.commits_blocks or self.num_pending >= self.cache_block
 
-    def max_masks(self, block: int) -> int:
+    def max_masks(self) -> int:
         """Most masks that the next step may feed without draft tokens; no more than can be used, and none
         after the end of the cache block.
         """
@@ -199,7 +201,9 @@ class Sequence:
         if config.one_token:
             return 0
         # Two more than the model was trained for cost their slots and no quality, and are often accepted.
-        limit = block + 1 if block > 1 and self.feeds_draft_tokens else block - 1
+        limit = self.block - 1
+        if limit > 0 and self.feeds_draft_tokens:
+            limit += 2
         if isinstance(config.masks, int):
             limit = min(config.masks, limit)
         if self.mask_limit is not None:
@@ -218,10 +222,10 @@ class Sequence:
         """Whether draft token `i` exists and ends the sequence."""
         return i < len(self.draft_tokens) and self.draft_tokens.token_ids[i] in self.eos_ids
 
-    def widest_plan(self, room: int, block: int) -> StepPlan:
+    def widest_plan(self, room: int) -> StepPlan:
         """All pending tokens, all draft tokens, and as many masks as are allowed and fit in `room` slots."""
         draft_tokens = max(0, min(self.num_draft_tokens, room))
-        masks = min(self.max_masks(block), room - draft_tokens)
+        masks = min(self.max_masks(), room - draft_tokens)
         if self.config.exact or draft_tokens:
             masks = 0 if self.ends_at(draft_tokens) else min(masks, self.usable_masks(draft_tokens))
         return StepPlan(self.num_pending, draft_tokens, max(0, masks))
@@ -240,10 +244,10 @@ class Sequence:
     def _expected_accepted(self, draft_tokens: DraftTokens) -> float:
         return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
 
-    def forecast(self, block: int, room: int) -> StepForecast:
+    def forecast(self, room: int) -> StepForecast:
         """The expectations of the next step for the sequence, with `room` slots after its pending tokens."""
         num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
-        expected = tuple(self.mask_rates.expected(self.max_masks(block)))
+        expected = tuple(self.mask_rates.expected(self.max_masks()))
         ending = probabilities[num] if self.ends_at(num) else None
         return StepForecast(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
 

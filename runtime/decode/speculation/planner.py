@@ -37,11 +37,11 @@ class StepPlanner:
         self.learned_cost = learned_cost
         self._exact_planner, self._tau_planner = ExactPlanner(), TauPlanner()
 
-    def plans(self, seqs: abc.Sequence[Sequence], rooms: abc.Sequence[int], block: int) -> list[StepPlan]:
+    def plans(self, seqs: abc.Sequence[Sequence], rooms: abc.Sequence[int]) -> list[StepPlan]:
         """The plan of each sequence, with at most `rooms` slots after its pending tokens."""
         exact = [i for i, seq in enumerate(seqs) if seq.config.exact and seq.config.masks == "auto"]
         plans = [
-            StepPlan(seq.num_pending) if i in exact else seq.widest_plan(rooms[i], block)
+            StepPlan(seq.num_pending) if i in exact else seq.widest_plan(rooms[i])
             for i, seq in enumerate(seqs)
         ]
         if not exact and not any(plan.masks for plan in plans):
@@ -55,7 +55,7 @@ class StepPlanner:
         if exact:
             others = [plan for i, plan in enumerate(plans) if i not in exact]
             floor = max((plan.slots for plan in others), default=0)
-            forecasts = [seqs[i].forecast(block, rooms[i]) for i in exact]
+            forecasts = [seqs[i].forecast(rooms[i]) for i in exact]
             choices = self._exact_planner.choose(self.learned_cost.cost, forecasts, len(others), floor)
             for i, plan in zip(exact, choices, strict=True):
                 usable = min(plan.masks, seqs[i].usable_masks(plan.draft_tokens))

@@ -15,8 +15,7 @@ from support.loops import decode, outcomes
 from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.limits import Limits
-from mars_export.runtime.decode.prefill import MAX_PASSES
-from mars_export.runtime.decode.schedule import Schedule
+from mars_export.runtime.decode.schedule import MAX_PASSES, Schedule
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.errors import SessionError
 

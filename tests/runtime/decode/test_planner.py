@@ -63,13 +63,14 @@ class Walk:
 
     def __init__(self, text: Text, cost: Cost, planner: TauPlanner | None, config: GenerationConfig) -> None:
         self.seq = Sequence(0, [1], config, ())
+        self.seq.block = BLOCK
         self.text, self.cost, self.planner = text, cost, planner
         self.seconds = 0.0
         self.fed: list[int] = []
 
     def step(self) -> None:
         seq = self.seq
-        most = seq.max_masks(BLOCK)
+        most = seq.max_masks()
         masks = self.planner.choose(self.cost, [seq], [most])[0] if self.planner is not None else most
         self.seconds += self.cost.of(seq.num_pending + masks)
         self.fed.append(masks)
@@ -109,7 +110,9 @@ def test_auto_is_near_the_best_fixed_masks_and_never_much_slower_than_one_token(
 def test_fixed_masks_and_one_token_rows_are_left_alone_and_need_no_costs() -> None:
     seqs = [Sequence(i, [1], GenerationConfig(tau=0.5, masks=w), ()) for i, w in enumerate((2, "full"))]
     seqs.append(Sequence(2, [1], GenerationConfig(tau=1.0), ()))
-    plans = StepPlanner(None).plans(seqs, [20] * 3, BLOCK)  # type: ignore[arg-type]
+    for seq in seqs:
+        seq.block = BLOCK
+    plans = StepPlanner(None).plans(seqs, [20] * 3)  # type: ignore[arg-type]
     assert [plan.masks for plan in plans] == [2, 7, 0]
     free = Sequence(3, [1], GenerationConfig(tau=0.5), ())
     assert TauPlanner().choose(Cost(COSTS["int4"]), [*seqs, free], [2, 7, 0, 7])[:3] == [2, 7, 0]

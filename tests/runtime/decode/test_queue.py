@@ -13,8 +13,7 @@ from support.loops import outcomes
 
 from mars_export import GenerationConfig
 from mars_export.runtime.decode.limits import Limits
-from mars_export.runtime.decode.prefill import Queue
-from mars_export.runtime.decode.schedule import Schedule
+from mars_export.runtime.decode.schedule import Queue, Schedule
 from mars_export.runtime.decode.sequence import Sequence
 
 

@@ -11,12 +11,12 @@ bool is_free(const Sequence& seq) { return seq.config().masks == auto_masks; }
 
 } // namespace
 
-std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block) {
+std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms) {
     std::vector<StepPlan> plans;
     std::vector<std::size_t> with_tau, exact;
     for (std::size_t i = 0; i < seqs.size(); ++i) {
         const bool is_exact = seqs[i]->config().is_exact(), is_split = is_exact && is_free(*seqs[i]);
-        plans.push_back(is_split ? StepPlan{seqs[i]->num_pending()} : seqs[i]->widest_plan(rooms[i], block));
+        plans.push_back(is_split ? StepPlan{seqs[i]->num_pending()} : seqs[i]->widest_plan(rooms[i]));
         if (!is_exact) with_tau.push_back(i);
         if (is_split) exact.push_back(i);
     }
@@ -35,7 +35,7 @@ std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, con
     std::int64_t floor = 0;
     for (std::size_t i = 0; i < seqs.size(); ++i) {
         if (std::find(exact.begin(), exact.end(), i) != exact.end())
-            forecasts.push_back(seqs[i]->forecast(block, rooms[i]));
+            forecasts.push_back(seqs[i]->forecast(rooms[i]));
         else
             floor = std::max(floor, plans[i].slots());
     }

@@ -32,7 +32,7 @@ class StepPlanner {
     LearnedCost* learned_cost; // the cost of a step, which learns from those that run
 
     /// The plan of each sequence, with at most `rooms` slots after its pending tokens.
-    std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms, std::int64_t block);
+    std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms);
 
   private:
     ExactPlanner exact_planner_;

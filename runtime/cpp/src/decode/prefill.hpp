@@ -1,4 +1,4 @@
-// runtime/decode/prefill.py: starting waiting sequences and reading their prompts in chunks.
+// runtime/decode/schedule.py: starting waiting sequences and reading their prompts in chunks.
 #pragma once
 
 #include <cstdint>

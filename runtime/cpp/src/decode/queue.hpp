@@ -1,4 +1,4 @@
-// runtime/decode/prefill.py: waiting sequences: clients take turns, and each client's sequences keep their order.
+// runtime/decode/schedule.py: waiting sequences: clients take turns, and each client's sequences keep their order.
 #pragma once
 
 #include <cstdint>

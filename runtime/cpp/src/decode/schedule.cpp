@@ -40,6 +40,7 @@ std::vector<Accepted> Schedule::step() {
 }
 
 void Schedule::add(std::shared_ptr<Sequence> seq) {
+    seq->block = block_;
     seq->cache_block = limits_.cache_block;
     waiting_.add(std::move(seq));
     publish();
@@ -63,7 +64,7 @@ std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk, std::vector<Accep
         }
         const bool is_last = chunk == seq.num_pending();
         ++prefill_.num_chunks;
-        const StepPlan plan = is_last ? seq.widest_plan(batch_.room(seq), block_) : StepPlan{chunk};
+        const StepPlan plan = is_last ? seq.widest_plan(batch_.room(seq)) : StepPlan{chunk};
         take(seq, batch_.forward({&seq}, {plan}).front(), plan, accepted);
         if (is_last) batch_.start_decoding(seq);
     });
@@ -104,9 +105,9 @@ void Schedule::decode(std::vector<Accepted>& accepted) {
 std::vector<StepPlan> Schedule::plans_of(const std::vector<Sequence*>& seqs) {
     std::vector<std::int64_t> rooms;
     for (const Sequence* seq : seqs) rooms.push_back(room(*seq));
-    if (planner_) return planner_->plans(seqs, rooms, block_);
+    if (planner_) return planner_->plans(seqs, rooms);
     std::vector<StepPlan> plans;
-    for (std::size_t i = 0; i < seqs.size(); ++i) plans.push_back(seqs[i]->widest_plan(rooms[i], block_));
+    for (std::size_t i = 0; i < seqs.size(); ++i) plans.push_back(seqs[i]->widest_plan(rooms[i]));
     return plans;
 }
 

@@ -75,7 +75,7 @@ std::int64_t Sequence::num_draft_tokens() const {
     return std::max(std::int64_t{0}, std::min(end, remaining() - 1));
 }
 
-std::int64_t Sequence::max_masks(std::int64_t block) const {
+std::int64_t Sequence::max_masks() const {
     if (config_.one_token()) return 0;
     // Two more than the model was trained for cost their slots and no quality, and are often accepted.
     std::int64_t most = feeds_draft_tokens() && block > 1 ? block + 1 : block - 1;
@@ -89,9 +89,9 @@ std::int64_t Sequence::usable_masks(std::int64_t num_drafts) const {
     return std::max(std::int64_t{0}, remaining() - num_drafts - (config_.is_exact() ? 2 : 1));
 }
 
-StepPlan Sequence::widest_plan(std::int64_t room, std::int64_t block) const {
+StepPlan Sequence::widest_plan(std::int64_t room) const {
     const std::int64_t drafts = std::max(std::int64_t{0}, std::min(num_draft_tokens(), room));
-    std::int64_t masks = std::min(max_masks(block), room - drafts);
+    std::int64_t masks = std::min(max_masks(), room - drafts);
     if (config_.is_exact() || drafts > 0) masks = ends_at(drafts) ? 0 : std::min(masks, usable_masks(drafts));
     return {num_pending(), drafts, std::max(std::int64_t{0}, masks)};
 }
@@ -191,10 +191,10 @@ void Sequence::consult_prompt_lookup(std::int64_t most) {
 
 double Sequence::expected_accepted(const DraftTokens& those) const { return expected_run(acceptance_rates_->probabilities(those)).back(); }
 
-StepForecast Sequence::forecast(std::int64_t block, std::int64_t room) const {
+StepForecast Sequence::forecast(std::int64_t room) const {
     const std::int64_t num = num_draft_tokens();
     std::vector<double> probabilities = acceptance_rates_->probabilities(draft_tokens);
-    StepForecast result{num_pending(), {}, std::nullopt, mask_rates_.expected(max_masks(block)), room};
+    StepForecast result{num_pending(), {}, std::nullopt, mask_rates_.expected(max_masks()), room};
     if (ends_at(num)) result.ending = probabilities[static_cast<std::size_t>(num)];
     probabilities.resize(static_cast<std::size_t>(num));
     result.probabilities = std::move(probabilities);

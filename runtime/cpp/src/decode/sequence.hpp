@@ -73,8 +73,9 @@ class Sequence {
     std::int64_t cursor = 0;
     std::int64_t num_reproducible = 0; ///< leading entries with the bits that they have in any other sequence; these are cached
     bool is_reproducible = false;      ///< whether the running step extends them
-    std::int64_t cache_block = 1; ///< with a tau the cursor moves when this many tokens are pending; the schedule sets it
-    std::int64_t num_passes = 0;  ///< sequences that started before this one while it waited for memory
+    std::int64_t block = 1;            ///< slots of the blocks that the model was trained for; the schedule sets it, and:
+    std::int64_t cache_block = 1;      ///< with a tau the cursor moves when this many tokens are pending
+    std::int64_t num_passes = 0;       ///< sequences that started before this one while it waited for memory
     std::optional<FinishReason> finish_reason;
     Stats stats;
     PassRates pass_rates;
@@ -111,14 +112,14 @@ class Sequence {
     bool is_full() const { return is_reading() || !commits_blocks() || num_pending() >= cache_block; }
 
     /// Most masks that the next step may feed without draft tokens; no more than can be used, and none after the end of the cache block.
-    std::int64_t max_masks(std::int64_t block) const;
+    std::int64_t max_masks() const;
 
     /// Most masks, after `num_drafts` draft tokens, whose predictions fit in the rest of the answer: the step gives one token besides, and in
     /// exact mode the step that verifies them gives another.
     std::int64_t usable_masks(std::int64_t num_drafts = 0) const;
 
     /// All pending tokens, all draft tokens, and as many masks as are allowed and fit in `room` slots.
-    StepPlan widest_plan(std::int64_t room, std::int64_t block) const;
+    StepPlan widest_plan(std::int64_t room) const;
 
     /// A chunk of the pending tokens is final; its output is not used.
     void commit_chunk(std::int64_t num_tokens);
@@ -142,7 +143,7 @@ class Sequence {
     void consult_prompt_lookup(std::int64_t most);
 
     /// The expectations of the next step for the sequence, with `room` slots after its pending tokens.
-    StepForecast forecast(std::int64_t block, std::int64_t room) const;
+    StepForecast forecast(std::int64_t room) const;
     Accepted finish(FinishReason reason);
 
     /// End the sequence with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
