@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .runtime.batcher.batcher import Batcher as Batcher
     from .runtime.batcher.request import Request as Request
     from .runtime.decode.config import GenerationConfig as GenerationConfig
+    from .runtime.decode.event import Event as Event
     from .runtime.decode.limits import Limits as Limits
     from .runtime.decode.stats import Stats as Stats
     from .runtime.session.answer import Completion as Completion
-    from .runtime.session.answer import Event as Event
     from .runtime.session.answer import Stream as Stream
     from .runtime.session.conversation import Conversation as Conversation
     from .runtime.session.session import Session as Session
@@ -36,7 +36,7 @@ _LAZY = {
     "Completion": "session.answer",
     "Conversation": "session.conversation",
     "Counts": "batcher.admission_queue",
-    "Event": "session.answer",
+    "Event": "decode.event",
     "GenerationConfig": "decode.config",
     "Limits": "decode.limits",
     "Request": "batcher.request",

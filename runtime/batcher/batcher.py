@@ -22,8 +22,9 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from ..decode.config import GenerationConfig
+from ..decode.event import Event, FinishReason
 from ..decode.limits import Limits
-from ..decode.sequence import Accepted, FinishReason, Sequence
+from ..decode.sequence import Sequence
 from ..errors import DeviceLost, Overloaded, SessionError
 from ..session.session import Session
 from ..text.prompts import Prompt
@@ -264,11 +265,10 @@ class Batcher:
     ) -> Request:
         """Tokenize the prompt, with the last parameters of `asubmit`; compile a grammar. Without the lock."""
         number, max_tokens = next(self._numbers), self.limits.max_prompt_tokens
-        seq, text = self.session.new_sequence(
-            number, prompt, config, max_tokens, *context, client=client, on_start=lambda: request.start()
-        )
+        seq = self.session.new_sequence(number, prompt, config, max_tokens, *context)
         self._budget.check(seq)
-        request = Request(seq, text, self._end, ends_at)
+        request = Request(seq, self._end, ends_at)
+        seq.client, seq.on_forward = client, request.start
         return request
 
     def _start(self, request: Request) -> Request:
@@ -352,9 +352,9 @@ class Batcher:
         try:
             for outcomes in schedule.step():
                 # At once: the first tokens of a prompt do not wait for the others' forward.
-                for accepted in outcomes:
-                    self._deliver(accepted)
-                    lost = accepted.error if isinstance(accepted.error, DeviceLost) else lost
+                for event in outcomes:
+                    self._deliver(event)
+                    lost = event.error if isinstance(event.error, DeviceLost) else lost
         finally:
             self._step_began = None
         if schedule.num_rows - schedule.num_waiting > room:
@@ -364,20 +364,15 @@ class Batcher:
             LOG.critical("%s", lost)
             raise lost
 
-    def _deliver(self, accepted: Accepted) -> None:
-        request, error = self._requests.get(accepted.seq), accepted.error
+    def _deliver(self, event: Event) -> None:
+        request = self._requests.get(event.seq)
         if request is None:
             return  # it ended while the forward ran
-        if error is None:
-            try:
-                request.deliver(accepted)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as panic:  # of the tokenizer; it concerns only this answer
-                error = panic
-        if error is not None or accepted.finish_reason is not None:
+        if event.error is None:
+            request.deliver(event)
+        if event.finish_reason is not None:
             with self._changed:
-                self._conclude(request, accepted.finish_reason or "cancelled", error)
+                self._conclude(request, event.finish_reason, event.error)
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

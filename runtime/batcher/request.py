@@ -11,12 +11,12 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import Any
 
-from ..decode.sequence import Accepted, FinishReason, Sequence
+from ..decode.event import Event, FinishReason
+from ..decode.sequence import Sequence
 from ..decode.stats import Stats
 from ..errors import SessionError
 from ..rules import is_number
-from ..session.answer import Answer, Completion, Event
-from ..text.stream import TextStream
+from ..session.answer import Answer, Completion
 
 End = Callable[["Request", FinishReason], None]
 """(request, reason): the batcher's function that ends a request"""
@@ -38,10 +38,8 @@ class Request(Answer):
     last_reason: the finish_reason of a delivered step, if one ended the request
     """
 
-    def __init__(
-        self, seq: Sequence, text: TextStream | None, end: End, deadline: float | None = None
-    ) -> None:
-        super().__init__(seq, text)
+    def __init__(self, seq: Sequence, end: End, deadline: float | None = None) -> None:
+        super().__init__(seq)
         self.finish_reason: FinishReason | None = None
         self.last_reason: FinishReason | None = None
         self.error: BaseException | None = None
@@ -160,16 +158,14 @@ class Request(Answer):
                 self.row_wait = perf_counter() - self.accepted_at
                 self._send(None)
 
-    def deliver(self, accepted: Accepted) -> None:
-        """Add the event of a step. Called in the batcher's thread only, because the text grows here."""
-        event = Event.of(accepted, self._text)
-        text = self._text.text if self._text is not None else ""
+    def deliver(self, event: Event) -> None:
+        """Add the event of a step. Called in the batcher's thread only, because the text grows there."""
         with self._lock:
             if self.finish_reason is not None:
                 return  # it ended while the step ran
             # The sequence may have tokens of a later event of this step.
             num_tokens = self._stats.tokens + len(event.token_ids)
-            self._answer_text, self._stats = text, self.seq.stats.copy()
+            self._answer_text, self._stats = self.seq.text, self.seq.stats.copy()
             self._stats.tokens, self.last_reason = num_tokens, event.finish_reason
             self._add(event)
 

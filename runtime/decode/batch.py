@@ -12,7 +12,8 @@ import numpy as np
 from ..errors import SessionError
 from .backend import Backend, StepInput, StepOutput, StepPlan, bucket
 from .budget import SLOTS
-from .sequence import Accepted, Sequence
+from .event import Event
+from .sequence import Sequence
 
 
 class NoMemory(Exception):
@@ -24,7 +25,7 @@ class NoMemory(Exception):
 
 
 @contextmanager
-def error_boundary(seqs: abc.Sequence[Sequence], accepted: list[Accepted]) -> Iterator[None]:
+def error_boundary(seqs: abc.Sequence[Sequence], accepted: list[Event]) -> Iterator[None]:
     """If the body raises, `seqs` end, and no others; how they ended is added to `accepted`.
 
     It catches BaseException, because a panic of a Rust library is not an Exception.
@@ -76,7 +77,9 @@ class Batch:
         The output of a slot predicts the token at the next position.
         """
         for seq in seqs:
-            seq.start()
+            seq.stats.starts()
+            if seq.on_forward is not None:
+                seq.on_forward()
         slots = max([plan.slots for plan in plans])
         outputs = max([plan.outputs for plan in plans])
         # Lists, and one array of each at the end: after a forward the processor's caches are cold, and each
@@ -134,7 +137,7 @@ class Batch:
             row = self.active.index(seq)
             seq.prefix_handle.store(self.cache, row, seq.tokens, seq.num_reproducible)
 
-    def add(self, seq: Sequence, accepted: list[Accepted]) -> None:
+    def add(self, seq: Sequence, accepted: list[Event]) -> None:
         """Add a sequence before the others whose prompts are being read."""
         self.active.append(seq)
         for i in range(len(self.active) - 1, self.num_decoding, -1):
@@ -147,7 +150,7 @@ class Batch:
         self.num_decoding += 1
         self.store(seq)  # now: the next prompt may begin alike
 
-    def drop_finished(self, accepted: list[Accepted]) -> None:
+    def drop_finished(self, accepted: list[Event]) -> None:
         """Remove sequences that have ended, and close the gaps; decoding sequences stay first."""
         active, before = self.active, len(self.active)
         while ended := [i for i, seq in enumerate(active) if seq.finish_reason is not None]:
@@ -164,7 +167,7 @@ class Batch:
         if 0 < len(active) < before:
             self._shrink()
 
-    def move(self, source: int, target: int, accepted: list[Accepted]) -> None:
+    def move(self, source: int, target: int, accepted: list[Event]) -> None:
         """Move the sequence at `source` to `target`, with its final entries unless it has ended. It ends if
         these cannot be copied.
         """

@@ -10,8 +10,9 @@ from ..errors import SessionError
 from .backend import Backend, StepOutput, StepPlan
 from .batch import Batch, error_boundary
 from .budget import KvBudget
+from .event import Event
 from .limits import Limits
-from .sequence import Accepted, Sequence
+from .sequence import Sequence
 from .speculation.planner import StepPlanner
 
 MAX_PASSES = 4  # times max_rows: sequences that may pass one that waits for memory
@@ -82,7 +83,7 @@ class Prefill:
         self.is_memory_short = False  # a sequence waits for memory
         self.num_chunks = 0  # that were read so far: prompts take turns
 
-    def next(self, left: int, accepted: list[Accepted]) -> Sequence | None:
+    def next(self, left: int, accepted: list[Event]) -> Sequence | None:
         """The sequence whose prompt is read next; None if its chunk has more than `left` tokens."""
         self.admit(accepted)
         seq = self._reader()
@@ -92,7 +93,7 @@ class Prefill:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
         return seq.num_pending > self.max_pending and self.batch.fits(seq)
 
-    def admit(self, accepted: list[Accepted]) -> None:
+    def admit(self, accepted: list[Event]) -> None:
         """Start a waiting sequence, before the others whose prompts are being read, if there is room."""
         has_place = len(self.batch.active) < self.limits.max_rows
         if has_place and (seq := self._next_waiting()) is not None:
@@ -199,7 +200,7 @@ class Schedule:
         self.batch = Batch(backend, limits.max_rows, mask_id, releases_rows=releases_rows)
         self.prefill = Prefill(self.batch, self.waiting, block, limits, self.budget)
 
-    def step(self) -> Iterator[list[Accepted]]:
+    def step(self) -> Iterator[list[Event]]:
         """One step: chunks of prompts, one of a long forced text, then a forward of all decoding sequences.
 
         Yields the outcomes of each chunk, even if there are none, and of the forward. What other threads
@@ -258,15 +259,15 @@ class Schedule:
 
     # --- the parts of a step ---
 
-    def _refresh(self) -> list[Accepted]:
+    def _refresh(self) -> list[Event]:
         """Take what other threads asked for, and drop sequences that have ended."""
-        accepted: list[Accepted] = []
+        accepted: list[Event] = []
         for seq in self.batch.active:
             seq.refresh()
         self._drop_finished(accepted)
         return accepted
 
-    def _read(self, seq: Sequence, chunk: int, accepted: list[Accepted]) -> int:
+    def _read(self, seq: Sequence, chunk: int, accepted: list[Event]) -> int:
         """Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns
         its length. Tokens that are known without a prediction come first, as a chunk of length 0.
         """
@@ -284,13 +285,13 @@ class Schedule:
         self._drop_finished(accepted)
         return chunk
 
-    def _decode(self, accepted: list[Accepted]) -> None:
+    def _decode(self, accepted: list[Event]) -> None:
         """One forward of all decoding sequences. Those whose context is full end."""
         for seq in self.batch.decoding:
-            if not self.batch.fits(seq):
-                accepted.append(seq.finish("capacity"))
-            elif seq.prompt_lookup is not None and not self.prefill.is_behind(seq):
-                with error_boundary([seq], accepted):
+            with error_boundary([seq], accepted):
+                if not self.batch.fits(seq):
+                    accepted.append(seq.finish("capacity"))
+                elif seq.prompt_lookup is not None and not self.prefill.is_behind(seq):
                     seq.consult_prompt_lookup(self._room(seq))
         self.batch.drop_finished(accepted)
         for is_behind, group in groupby(self.batch.decoding, self.prefill.is_behind):
@@ -315,9 +316,7 @@ class Schedule:
             return [seq.widest_plan(room) for seq, room in zip(seqs, rooms, strict=True)]
         return self.planner.plans(seqs, rooms)
 
-    def _take(
-        self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan, accepted: list[Accepted]
-    ) -> None:
+    def _take(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan, accepted: list[Event]) -> None:
         """Take the outputs of batch row `i`; those of a chunk that is not the last are not used."""
         before, is_chunk, is_prompt = seq.cursor, plan.pending < seq.num_pending, seq.is_reading
         if is_chunk:
@@ -329,7 +328,7 @@ class Schedule:
         if is_reproducible and before == seq.num_reproducible:
             seq.num_reproducible = seq.cursor
 
-    def _drop_finished(self, accepted: list[Accepted]) -> None:
+    def _drop_finished(self, accepted: list[Event]) -> None:
         self.waiting.drop_finished()
         self.batch.drop_finished(accepted)
 
@@ -339,7 +338,7 @@ class Schedule:
         return room if limit is None else min(room, limit - seq.num_pending)
 
 
-def run(schedule: Schedule, seqs: abc.Sequence[Sequence]) -> Iterator[list[Accepted]]:
+def run(schedule: Schedule, seqs: abc.Sequence[Sequence]) -> Iterator[list[Event]]:
     """Add `seqs` and decode until all have ended; yields the outcomes of each forward.
 
     Between two of them a sequence may be changed or ended.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ..accept import accept, verify
 from ..errors import SessionError
 from .backend import Predictions, StepOutput, StepPlan
 from .config import GenerationConfig
+from .event import AnswerText, Event, FinishReason
 from .prefix import PrefixHandle
 from .sample import Penalties, SampledTokens, Top, top_of
 from .speculation.drafts import (
@@ -32,32 +32,11 @@ from .stats import Stats
 MIN_PROBABILITY = 0.5
 LOOKUP_BELOW = 3.0  # nothing is looked up if this many draft tokens will probably be accepted
 
-FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The outcome of one step for one sequence. The last one has a `finish_reason`, and may have no tokens.
-
-    `error`: what ended the sequence, if it failed; its finish_reason is then "cancelled".
-    `accepted_draft_tokens`: how many of the first tokens were draft tokens. `forced`: positions of the tokens
-    that a grammar forced. `top_logprobs`: of each token, if the config asks for them.
-    """
-
-    seq: int
-    token_ids: tuple[int, ...]
-    confidences: tuple[float, ...]
-    finish_reason: FinishReason | None
-    error: BaseException | None = None
-    accepted_draft_tokens: int = 0
-    forced: tuple[int, ...] = ()
-    top_logprobs: tuple[Top, ...] = ()
-
 
 class Sequence:
     """A sequence that is being decoded.
 
-    index: its number, also in its `Accepted`.
+    index: its number, also in its events.
     tokens: the prompt and all accepted tokens.
     cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
     num_reproducible: leading entries with the bits that they have in any other sequence; these are cached.
@@ -65,14 +44,13 @@ class Sequence:
     cache_block: with a tau the cursor moves when this many tokens are pending.
     draft_tokens: predicted next tokens that are not verified yet.
     config, finish_reason: of the current step; `change` and `end` in other threads apply from the next one.
-    on_token: called with each accepted token, which also makes the text grow; True if the token completes a
-        stop string.
+    stream: the text of its answer, which knows the stop strings; None without a tokenizer.
     acceptance_rates: shared by the sequences of a session.
     prompt_lookup: another source of draft tokens than the sequence's masks.
     prefix_handle: the sequence's connection to the prefix cache.
     mask_limit: the most masks of a step; None for the block's.
-    client: whose sequence it is; None for no client.
-    on_start: called before each forward of the sequence.
+    client, on_forward: whose sequence it is, None for no client, and what is called before each of its
+        forwards; a batcher sets them.
     check: raises SessionError for a config that the sequence's session does not support.
     """
 
@@ -82,18 +60,18 @@ class Sequence:
         prompt: abc.Sequence[int],
         config: GenerationConfig,
         eos_ids: abc.Sequence[int],
-        on_token: Callable[[int], bool] | None = None,
+        stream: AnswerText | None = None,
         stats: Stats | None = None,
         acceptance_rates: AcceptanceRates | None = None,
         prefix_handle: PrefixHandle | None = None,
         *,
         mask_limit: int | None = None,
-        client: Hashable = None,
-        on_start: Callable[[], None] | None = None,
         check: Callable[[GenerationConfig], None] | None = None,
     ) -> None:
-        self.index, self.config, self.on_token, self.prefix_handle = index, config, on_token, prefix_handle
-        self.mask_limit, self.client, self.on_start, self._check = mask_limit, client, on_start, check
+        self.index, self.config, self.stream, self.prefix_handle = index, config, stream, prefix_handle
+        self.mask_limit, self._check = mask_limit, check
+        self.client: Hashable = None
+        self.on_forward: Callable[[], None] | None = None
         self.next_config = config  # of other threads, as is `_end_reason`, until `refresh` takes them
         self._end_reason: FinishReason | None = None
         self.tokens = list(prompt)
@@ -118,6 +96,11 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         return len(self.tokens) - self.cursor
+
+    @property
+    def text(self) -> str:
+        """The text of the answer so far."""
+        return "" if self.stream is None else self.stream.text
 
     @property
     def remaining(self) -> int:
@@ -155,12 +138,6 @@ class Sequence:
         self.finish_reason = self.finish_reason or self._end_reason
 
     # --- what the next step feeds ---
-
-    def start(self) -> None:
-        """Note that the sequence takes part in the next forward."""
-        self.stats.starts()
-        if self.on_start is not None:
-            self.on_start()
 
     @property
     def wants_logits(self) -> bool:
@@ -253,7 +230,7 @@ class Sequence:
 
     # --- hooks of ConstrainedSequence, which also overrides `accept`, `_append` and two properties ---
 
-    def begin(self, limit: int) -> Accepted | None:  # noqa: ARG002
+    def begin(self, limit: int) -> Event | None:  # noqa: ARG002
         """Append tokens that are known without a prediction, up to `limit` tokens in all."""
         return None
 
@@ -271,7 +248,7 @@ class Sequence:
         else:
             self.stats.forwards += 1
 
-    def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Accepted | None:
+    def commit_and_accept(self, output: StepOutput, i: int, plan: StepPlan) -> Event | None:
         """Take the outputs of `plan`, which are those of batch row `i`. Its pending tokens are final now if
         the cache block is full.
 
@@ -287,7 +264,7 @@ class Sequence:
         self.stats.forwards += 1
         return self.accept(predictions, plan.draft_tokens)
 
-    def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Accepted | None:
+    def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Event | None:
         """Accept predictions from the left. The first `num_draft_tokens` draft tokens were fed; the
         predictions verify them.
         """
@@ -319,15 +296,30 @@ class Sequence:
             self.pass_rates.record(count, [config.passes(c) for c in confidences])
         self._count(count, refused=refused)
         kept, tops = tuple(token_ids[:count]), self._tops(predictions, token_ids, count)
-        confident = tuple(confidences[:count])
-        return Accepted(self.index, kept, confident, self.finish_reason, None, num_verified, (), tops)
+        return self.event(kept, tuple(confidences[:count]), num_verified, top_logprobs=tops)
+
+    def event(
+        self,
+        token_ids: tuple[int, ...] = (),
+        confidences: tuple[float, ...] = (),
+        accepted_draft_tokens: int = 0,
+        forced: tuple[int, ...] = (),
+        top_logprobs: tuple[Top, ...] = (),
+    ) -> Event:
+        """The outcome of a step, with what it adds to the text."""
+        text, texts = "", ("",) * len(token_ids)
+        if self.stream is not None:
+            text = self.stream.read() if self.finish_reason is None else self.stream.finish()
+            texts = self.stream.take_token_texts(len(token_ids))
+        how = (self.finish_reason, accepted_draft_tokens, forced, top_logprobs)
+        return Event(text, token_ids, confidences, *how, texts, self.index)
 
     def _append(self, token: int) -> None:
         """Make `token` part of the answer, which it may end."""
         self.tokens.append(token)
         if token in self.eos_ids:
             self.finish_reason = "eos"
-        elif self.on_token is not None and self.on_token(token):
+        elif self.stream is not None and self.stream.push(token):
             self.finish_reason = "stop"
 
     def _advance(
@@ -402,12 +394,12 @@ class Sequence:
 
     # --- ends that no token brings ---
 
-    def finish(self, reason: FinishReason) -> Accepted:
+    def finish(self, reason: FinishReason) -> Event:
         """End the sequence without tokens."""
         self.finish_reason = reason
-        return Accepted(self.index, (), (), reason)
+        return self.event()
 
-    def fail(self, error: BaseException) -> Accepted:
+    def fail(self, error: BaseException) -> Event:
         """End the sequence because of `error`; it keeps its tokens."""
         self.finish_reason, self.prefix_handle = self.finish_reason or "cancelled", None
-        return Accepted(self.index, (), (), self.finish_reason, error)
+        return Event("", (), (), self.finish_reason, seq=self.index, error=error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from ..decode.backend import bucket
 from ..errors import SessionError
 from ..machine import require
 from .failures import first_line
-
-if TYPE_CHECKING:
-    from .ort.backend import Binding
 
 PAGE = mmap.PAGESIZE
 # Of memory that child processes do not share. Windows has only such memory.
@@ -55,7 +52,7 @@ class KvRows:
         self.capacity = 0
         self.buffers: list[np.ndarray] = []
         self._block: mmap.mmap | None = None  # the memory of the buffers, one after the other
-        self.binding: Binding | None = None
+        self.binding: Any = None
         self.binding_key: tuple[int, int, bool] | None = None  # its first row, rows, and whether with logits
 
     def unbind(self) -> None:

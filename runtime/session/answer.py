@@ -1,4 +1,4 @@
-"""An answer: an event for each step, a stream of events, and the completion at the end."""
+"""An answer: a stream of events, and the completion at the end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..decode.event import Event, FinishReason
 from ..decode.sample import Top
-from ..decode.sequence import Accepted, FinishReason, Sequence
+from ..decode.sequence import Sequence
 from ..decode.stats import Stats
-from ..text.stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +35,11 @@ class Completion:
         return cls(text, token_ids, confidences, reason, stats, tops)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """The addition of one step to an answer. It has no tokens for a prefill chunk, and possibly at the end.
-
-    `text` may come later than its tokens: incomplete characters and possible stop strings are held back.
-    `accepted_draft_tokens`: how many of the first tokens were draft tokens that held. `forced`: positions of
-    the tokens that a grammar forced. `top_logprobs`: of each token, if the config asks for them. `texts`: of
-    each token, at once, with the text that `text` holds back.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    confidences: tuple[float, ...]
-    finish_reason: FinishReason | None
-    accepted_draft_tokens: int = 0
-    forced: tuple[int, ...] = ()
-    top_logprobs: tuple[Top, ...] = ()
-    texts: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, accepted: Accepted, stream: TextStream | None) -> Event:
-        """The event of what a step accepted, with its text from the sequence's own `stream`."""
-        text, texts = "", ("",) * len(accepted.token_ids)
-        if stream is not None:
-            text = stream.read() if accepted.finish_reason is None else stream.finish()
-            texts = stream.take_token_texts(len(accepted.token_ids))
-        how = (accepted.finish_reason, accepted.accepted_draft_tokens, accepted.forced, accepted.top_logprobs)
-        return cls(text, accepted.token_ids, accepted.confidences, *how, texts)
-
-
 class Answer:
-    """A growing answer: its sequence, its text and its events so far. `tau` and `exact` may be changed at
-    any time.
-    """
+    """A growing answer: its sequence and its events so far. `tau` and `exact` may be changed at any time."""
 
-    def __init__(self, seq: Sequence, text: TextStream | None) -> None:
-        self.seq, self._text = seq, text
+    def __init__(self, seq: Sequence) -> None:
+        self.seq = seq
         self._events: list[Event] = []
 
     @property
@@ -95,7 +63,7 @@ class Answer:
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the answer."""
-        return None if self._text is None else self._text.stop_string
+        return None if self.seq.stream is None else self.seq.stream.stop_string
 
     @property
     def stats(self) -> Stats:
@@ -105,30 +73,29 @@ class Answer:
 class Stream(Answer):
     """Events of one answer, computed when they are read. It may be left early."""
 
-    def __init__(self, seq: Sequence, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
-        super().__init__(seq, text)
+    def __init__(self, seq: Sequence, steps: Iterator[list[Event]]) -> None:
+        super().__init__(seq)
         self._steps = steps
         self.failed = False
 
     def __iter__(self) -> Iterator[Event]:
-        for accepted in self._steps:
-            if not accepted:
+        for events in self._steps:
+            if not events:
                 yield Event("", (), (), None)
-            for event in accepted:
+            for event in events:
                 if event.error is not None:
                     self.failed = True
                     raise event.error
-                self._events.append(Event.of(event, self._text))
-                yield self._events[-1]
+                self._events.append(event)
+                yield event
 
     @property
     def completion(self) -> Completion:
         """The answer so far; `finish_reason` is "cancelled" until it is finished."""
-        text = self._text
-        if text is not None and self.is_over:
-            text.complete()
+        if self.seq.stream is not None and self.is_over:
+            self.seq.stream.complete()
         reason = self.seq.finish_reason or "cancelled"
-        return Completion.of(self._events, text.text if text is not None else "", reason, self.stats)
+        return Completion.of(self._events, self.seq.text, reason, self.stats)
 
     @property
     def prefilled(self) -> int:

@@ -14,6 +14,7 @@ from ..bundle.open import Bundle, open_bundle
 from ..decode.backend import Backend
 from ..decode.budget import KvBudget
 from ..decode.config import GenerationConfig, repeatable
+from ..decode.event import Event
 from ..decode.limits import Limits
 from ..decode.prefix import PrefixCache, PrefixStats
 from ..decode.schedule import Schedule, run
@@ -32,7 +33,7 @@ from ..text.prompts import Prompt, Prompts, system_of
 from ..text.stream import TextStream, ThinkingStream
 from ..text.tokenizer import Text
 from ..text.toolcalls import ToolStream
-from .answer import Completion, Event, Stream
+from .answer import Completion, Stream
 from .conversation import Conversation
 from .prefix_dir import PREFIX_BYTES, PrefixDir, PrefixFormat, cache_share, fingerprint
 from .support import check_support
@@ -162,18 +163,18 @@ class Session:
         A sequence that ends makes room for the next prompt at once. The error of one sequence is raised.
         `drafts`: token ids of probable answers, which exact mode verifies in the first step.
         """
-        answers = self._new_sequences(prompts, config)
-        for (seq, _), ids in zip(answers, drafts, strict=False):
+        seqs = self._new_sequences(prompts, config)
+        for seq, ids in zip(seqs, drafts, strict=False):
             tokens = self.encode(list(ids)) if ids else ()
             seq.draft_tokens = DraftTokens(tuple(tokens), (1.0,) * len(tokens), "prompt_lookup")
-        return self._answers(answers, batch)
+        return self._answers(seqs, batch)
 
     def stream(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, cache_block: int = 1
     ) -> Stream:
         """Answer one prompt step by step."""
-        [(seq, text)] = self._new_sequences([prompt], config)
-        return Stream(seq, text, run(self.schedule(Limits.of_rows(1, cache_block)), [seq]))
+        [seq] = self._new_sequences([prompt], config)
+        return Stream(seq, run(self.schedule(Limits.of_rows(1, cache_block)), [seq]))
 
     def encode(
         self,
@@ -198,17 +199,12 @@ class Session:
         system: str | None = None,
         tools: str | None = None,
         template: Mapping[str, Any] | None = None,
-        *,
-        client: abc.Hashable = None,
-        on_start: abc.Callable[[], None] | None = None,
-    ) -> tuple[Sequence, TextStream | None]:
-        """A sequence for a prompt of at most `max_tokens` tokens, and its growing text if the bundle has a
-        tokenizer.
+    ) -> Sequence:
+        """A sequence for a prompt of at most `max_tokens` tokens.
 
         The bundle has what `config` needs (`check`). `system` is the system message of a prompt of token ids.
         `tools`: functions that the prompt lists, if the config has none. `template`: variables of the chat
-        template; with them, a prompt of token ids is that of a chat. `client` and `on_start` are those of a
-        Sequence. Raises SessionError as `encode` does.
+        template; with them, a prompt of token ids is that of a chat. Raises SessionError as `encode` does.
         """
         stats = Stats()  # its clock runs while the prompt is tokenized
         tools = tools if config.tools is None else str(config.tools)
@@ -223,22 +219,18 @@ class Session:
         if config.is_structured:
             state = self.grammar_state(config, None if thinking is None else thinking.is_open)
             new = partial(ConstrainedSequence, grammar_state=state)
-        seq = new(
+        return new(
             index,
             ids,
             config,
             self.bundle.manifest.tokens.eos,
-            # Each accepted token is pushed: the text grows, and a complete stop string ends the sequence.
-            text.push if text else None,
+            text,
             stats,
             self._acceptance_rates,
             self._prefixes.handle(config.cache_salt, marks),
             mask_limit=self.bundle.manifest.masks,
-            client=client,
-            on_start=on_start,
             check=self.check,
         )
-        return seq, text
 
     @property
     def prefix_stats(self) -> PrefixStats:
@@ -260,8 +252,8 @@ class Session:
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
             self.check(config)
-            seq, text = self.new_sequence(0, ids, config, system=system, template={})
-            return Stream(seq, text, run(self.schedule(Limits.of_rows(1)), [seq]))
+            seq = self.new_sequence(0, ids, config, system=system, template={})
+            return Stream(seq, run(self.schedule(Limits.of_rows(1)), [seq]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
@@ -361,7 +353,7 @@ class Session:
 
     def _new_sequences(
         self, prompts: abc.Sequence[Prompt], config: GenerationConfig | abc.Sequence[GenerationConfig] | None
-    ) -> list[tuple[Sequence, TextStream | None]]:
+    ) -> list[Sequence]:
         configs = (
             list(config)
             if isinstance(config, abc.Sequence)
@@ -377,20 +369,19 @@ class Session:
         ]
 
     def _answers(
-        self, streams: abc.Sequence[tuple[Sequence, TextStream | None]], num_rows: int, cache_block: int = 1
+        self, seqs: abc.Sequence[Sequence], num_rows: int, cache_block: int = 1
     ) -> Iterator[Completion]:
-        """Completions in the order of `streams`. The error of one sequence is raised."""
-        seqs = [seq for seq, _ in streams]
+        """Completions in the order of `seqs`. The error of one sequence is raised."""
         steps = run(self.schedule(Limits.of_rows(num_rows, cache_block)), seqs)
-        events: list[list[Event]] = [[] for _ in streams]
-        for (seq, text), mine in zip(streams, events, strict=True):
+        events: list[list[Event]] = [[] for _ in seqs]
+        for seq, mine in zip(seqs, events, strict=True):
             # By its last event: a sequence that fails has its finish_reason before.
             while (reason := mine[-1].finish_reason if mine else None) is None:
-                for accepted in next(steps):
-                    if accepted.error is not None:
-                        raise accepted.error
-                    events[accepted.seq].append(Event.of(accepted, streams[accepted.seq][1]))
-            yield Completion.of(mine, text.text if text is not None else "", reason, seq.stats)
+                for event in next(steps):
+                    if event.error is not None:
+                        raise event.error
+                    events[event.seq].append(event)
+            yield Completion.of(mine, seq.text, reason, seq.stats)
             mine.clear()
         for _ in steps:
             pass  # the last sequences leave the batch, and their entries are cached

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..decode.backend import Predictions
+from ..decode.event import Event
 from ..decode.sample import Top, top_of
-from ..decode.sequence import MIN_PROBABILITY, Accepted, Sequence
+from ..decode.sequence import MIN_PROBABILITY, Sequence
 from ..decode.speculation.drafts import NONE, DraftTokens
 from .grammar_state import SURE, GrammarState
 
@@ -44,7 +45,7 @@ class ConstrainedSequence(Sequence):
         """The draft tokens that the grammar allows, with forced tokens between and after them."""
         return self.grammar_state.filter_draft(draft_tokens) if draft_tokens else NONE
 
-    def begin(self, limit: int) -> Accepted | None:
+    def begin(self, limit: int) -> Event | None:
         """Append the tokens that are forced before any prediction, until the sequence has `limit` tokens."""
         if self.grammar_state.begun:
             return None
@@ -63,9 +64,9 @@ class ConstrainedSequence(Sequence):
             self.finish_reason = "stop"
         elif not run:
             return None
-        return self._accepted(run)
+        return self._event(run)
 
-    def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Accepted | None:
+    def accept(self, predictions: Predictions, num_draft_tokens: int = 0) -> Event | None:
         """Append tokens from the left: the one that the grammar forces, else the one that the model chooses.
 
         Prediction i is for position i of the run. The model chooses by it only while `is_seen`: the tokens
@@ -91,7 +92,7 @@ class ConstrainedSequence(Sequence):
             return None
         num_forced = sum(pick.is_forced for pick in run)
         self._count(len(run) - num_forced, num_forced)
-        return self._accepted(run, num_verified)
+        return self._event(run, num_verified)
 
     def _is_seen(self, pick: Pick, predictions: Predictions, i: int, num_draft_tokens: int) -> bool:
         """Whether later predictions are for a text with `pick` at position i. A draft token was fed there, or
@@ -143,11 +144,11 @@ class ConstrainedSequence(Sequence):
         logits = self.penalties.follow(self.tokens).of(predictions.logits[i])
         return top_of(logits, self.config.top_logprobs)
 
-    def _accepted(self, run: abc.Sequence[Pick], num_verified: int = 0) -> Accepted:
+    def _event(self, run: abc.Sequence[Pick], num_verified: int = 0) -> Event:
         tops = tuple(pick.top for pick in run) if self.config.top_logprobs else ()
         tokens, confidences = tuple(pick.token for pick in run), tuple(pick.confidence for pick in run)
         forced = tuple(i for i, pick in enumerate(run) if pick.is_forced)
-        return Accepted(self.index, tokens, confidences, self.finish_reason, None, num_verified, forced, tops)
+        return self.event(tokens, confidences, num_verified, forced, tops)
 
     def _append(self, token: int) -> None:
         self.grammar_state.append(token)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mars_export.runtime.decode.backend import Backend
+from mars_export.runtime.decode.event import Event
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule, run
-from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
 from mars_export.runtime.decode.speculation.planner import StepPlanner
 
@@ -20,7 +21,7 @@ def decode(
     mask_id: int,
     planner: StepPlanner | None = None,
     cache_block: int = 1,
-) -> Iterator[list[Accepted]]:
+) -> Iterator[list[Event]]:
     limits = Limits.of_rows(max(1, len(seqs)), cache_block)
     yield from run(Schedule(backend, block, mask_id, limits, planner), seqs)
 
@@ -32,6 +33,26 @@ def planner_of(cost: Cost) -> StepPlanner:
     return StepPlanner(learned_cost)
 
 
-def outcomes(schedule: Schedule) -> list[Accepted]:
+def outcomes(schedule: Schedule) -> list[Event]:
     """What one step gives."""
     return [each for accepted in schedule.step() for each in accepted]
+
+
+class NoText:
+    """The stream of an answer without text. `push` tells whether a token ends the answer."""
+
+    text, stop_string = "", None
+
+    def __init__(self, push: Callable[[int], bool]) -> None:
+        self.push = push
+
+    def read(self) -> str:
+        return ""
+
+    finish = read
+
+    def complete(self) -> None:
+        pass
+
+    def take_token_texts(self, num_tokens: int) -> tuple[str, ...]:
+        return ("",) * num_tokens

@@ -122,7 +122,7 @@ class OrtBackend:
         for name, value in inputs._asdict().items():
             binding.write(name, value)
         rows, outputs = inputs.output_index.shape
-        results: dict[str, np.ndarray] = {}
+        results: dict[str, Any] = {}
         for name in self.outputs:
             if want_logits or name != "logits":
                 shape = (rows, outputs + self._mtp_drafts, *self._widths.get(name, ()))
@@ -148,7 +148,8 @@ class OrtBackend:
             offset = first * cache.row_bytes
             binding.bind_rows(names, self._in_place, cache.buffers, self._dtype, shape, offset)
             cache.binding, cache.binding_key = binding, key
-        return cache.binding
+        bound: Binding = cache.binding
+        return bound
 
 
 def check_signature(

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from ...batcher.request import Item, Items, Request
 from ...decode.config import GenerationConfig
+from ...decode.event import Event
 from ...errors import MarsError
-from ...session.answer import Event
 from ..api_error import ApiError, encoded, overloaded
 from ..keys import Keys
 from ..metrics import Metrics

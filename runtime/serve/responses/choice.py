@@ -9,9 +9,8 @@ from string import ascii_letters, digits
 from typing import Any, Literal
 
 from ...batcher.request import Request
+from ...decode.event import Event, FinishReason
 from ...decode.sample import Top
-from ...decode.sequence import FinishReason
-from ...session.answer import Event
 from ...session.session import Session
 from ...text.tokenizer import Text
 from ...text.toolcalls import ToolStream

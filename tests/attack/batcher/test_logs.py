@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from support.batchers import LONG, SHORT, SOON
+from support.loops import NoText
 from support.paths import BUNDLE
 
 from mars_export import Batcher, Limits, Session, SessionError
@@ -22,7 +23,7 @@ def test_counts_and_logs(session: Session, caplog: pytest.LogCaptureFixture) -> 
         left = batcher.submit(prompt, LONG, client="bob")
         left.cancel()
         bad = batcher.submit([3], LONG)
-        bad.seq.on_token = lambda token: 1 / 0
+        bad.seq.stream = NoText(lambda token: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bad.result(SOON)
         with pytest.raises(SessionError):

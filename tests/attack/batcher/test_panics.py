@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.batchers import LONG, SHORT, SOON, goes_on
+from support.loops import NoText
 from support.stalling import behind_a_gate
 
 from mars_export import Batcher, Counts, Limits, Session, SessionError
@@ -22,7 +23,7 @@ def panic(*_: object, **__: object) -> Any:
 
 def test_a_stop_condition_that_panics_ends_its_row(batcher: Batcher) -> None:
     good, bad = batcher.submit([1, 2], LONG), batcher.submit([3], LONG)
-    bad.seq.on_token = panic
+    bad.seq.stream = NoText(panic)
     with pytest.raises(Panic):
         bad.result(SOON)
     assert good.finish_reason is None

@@ -95,7 +95,7 @@ def test_a_step_has_at_most_one_mask_more_than_were_trained(
     assert run("onnx", checkpoint, "-o", tmp_path / "b", *map(str, words)).returncode == 0
     session = Session.open(tmp_path / "b", threads=1)
     for tau, most in ((None, MASKS + 1), (0.0, MASKS if block is None else MASKS + 1)):
-        row, _ = session.new_sequence(0, [5], GenerationConfig(tau=tau, max_new_tokens=NEW))
+        row = session.new_sequence(0, [5], GenerationConfig(tau=tau, max_new_tokens=NEW))
         row.block = session.bundle.manifest.block
         assert row.max_masks() == most
 

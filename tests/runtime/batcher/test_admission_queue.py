@@ -57,7 +57,7 @@ def test_a_flood_leaves_rows_to_others(session: Session) -> None:
 def test_long_requests_that_fill_the_memory_leave_no_free_rows(session: Session) -> None:
     """Rows that the KV memory has no room for are not free, and are again once it has."""
     whole = session.kv_budget(1, 10**9)
-    row, _ = session.new_sequence(0, [1], LONG, None)
+    row = session.new_sequence(0, [1], LONG, None)
     session, backend = behind_a_gate(session)
     with Batcher(
         session, Limits(max_rows=4, max_waiting=1, kv_bytes=whole.entries(row) * whole.entry_bytes)

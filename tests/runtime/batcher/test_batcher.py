@@ -24,8 +24,9 @@ from support.stalling import Paced, behind_a_gate
 from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.batcher.request import Request
 from mars_export.runtime.decode.backend import StepOutput
+from mars_export.runtime.decode.event import Event
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.sequence import Sequence
 
 
 def test_memory_of_a_long_row_is_given_back_when_nothing_runs() -> None:
@@ -250,7 +251,7 @@ def test_a_cancelled_submission_keeps_its_thread_of_the_executor(
 def test_the_counts_between_two_events_of_a_step_are_those_of_the_events() -> None:
     """A step may give a sequence two events: the end of its prompt, and its first decode."""
     seq = Sequence(0, [1, 2], GenerationConfig(max_new_tokens=8), ())
-    request = Request(seq, None, lambda *_: None)
+    request = Request(seq, lambda *_: None)
     seq.stats.tokens = 2
-    request.deliver(Accepted(0, (5,), (0.5,), None))
+    request.deliver(Event("", (5,), (0.5,), None))
     assert request.completion.token_ids == (5,) and request.completion.stats.tokens == 1

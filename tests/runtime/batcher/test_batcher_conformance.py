@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.fake import MASK, FakeBackend
-from support.loops import outcomes
+from support.loops import NoText, outcomes
 from support.makers import cases, maker
 
 from mars_export.runtime.decode.config import GenerationConfig
@@ -24,14 +24,10 @@ def row_of(index: int, wanted: dict[str, Any]) -> Sequence:
         max_new_tokens=wanted["max_new_tokens"],
         eos_ids=tuple(wanted["eos_ids"]),
     )
-    return Sequence(
-        index,
-        wanted["prompt"],
-        config,
-        (),
-        lambda token: token == wanted["stop_token"],
-        client=wanted["client"],
-    )
+    stream = NoText(lambda token: token == wanted["stop_token"])
+    seq = Sequence(index, wanted["prompt"], config, (), stream)
+    seq.client = wanted["client"]
+    return seq
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

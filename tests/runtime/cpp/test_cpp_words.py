@@ -14,8 +14,8 @@ from support.shell import call
 
 from mars_export import GenerationConfig
 from mars_export.cli import ALIASES, app
+from mars_export.runtime.decode.event import FinishReason
 from mars_export.runtime.decode.prefix import PrefixStats
-from mars_export.runtime.decode.sequence import FinishReason
 from mars_export.runtime.decode.stats import Stats
 
 GUIDE = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")

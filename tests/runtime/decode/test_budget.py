@@ -25,7 +25,9 @@ ROWS = 8
 
 def row(index: int, tokens: int, prompt: int = 4, client: str | None = None) -> Sequence:
     config = GenerationConfig(tau=1.0, max_new_tokens=tokens)
-    return Sequence(index, [1] * prompt, config, (), client=client)
+    seq = Sequence(index, [1] * prompt, config, ())
+    seq.client = client
+    return seq
 
 
 def opened(**limits: int) -> Schedule:

@@ -15,7 +15,7 @@ from support.agreement import MAIN, NEW, PROMPTS
 from support.chaos import BLOCK, RANDOM_COSTS, ChaoticOracle, chaotic
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
-from support.loops import decode, outcomes, planner_of
+from support.loops import NoText, decode, outcomes, planner_of
 from support.oracle import generate
 
 from mars_export import GenerationConfig
@@ -104,7 +104,7 @@ def test_any_draft_tokens_give_the_one_token_text(
 
 
 def test_a_stop_string_within_verified_draft_tokens_counts_all_that_stay() -> None:
-    seq = Sequence(0, [1], GenerationConfig(), (), on_token=lambda token: token == 6)
+    seq = Sequence(0, [1], GenerationConfig(), (), NoText(lambda token: token == 6))
     seq.cursor, seq.draft_tokens = 1, DraftTokens((5, 6, 7), (0.9, 0.9, 0.9))
     sure = np.ones(4)
     event = seq.accept(Predictions(np.array([5, 6, 7, 8]), sure, sure, None), 3)

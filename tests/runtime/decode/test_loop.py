@@ -15,14 +15,15 @@ from support.loops import decode
 from support.oracle import generate
 
 from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.decode.event import Event
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.schedule import run as run_schedule
-from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.errors import SessionError
 
 
-def run(backend: FakeBackend, seqs: abc.Sequence[Sequence], cache_block: int = 1) -> list[list[Accepted]]:
+def run(backend: FakeBackend, seqs: abc.Sequence[Sequence], cache_block: int = 1) -> list[list[Event]]:
     return list(decode(backend, seqs, BLOCK, MASK, cache_block=cache_block))
 
 

@@ -16,9 +16,10 @@ from support.prefixes import PLENTY, Strict
 
 from mars_export import GenerationConfig, Limits
 from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.event import Event
 from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
 
 CHANGES: list[dict[str, Any]] = [{"tau": 0.5}, {"exact": True}, {"masks": 1}, {"masks": "full"}]
@@ -33,7 +34,7 @@ class Outsiders:
         self.draw, self.schedule, self.seqs = draw, schedule, seqs
         self.rate, self.steered = draw.choice([0, 0.0005, 0.005]), set[int]()
 
-    def step(self) -> list[Accepted]:
+    def step(self) -> list[Event]:
         """One step of the schedule, with them."""
         before = sys.gettrace()
         sys.settrace(self._call)
@@ -68,7 +69,9 @@ def sequence(draw: random.Random, i: int, histories: list[list[int]], store: Pre
         eos_ids=draw.choice([(), (3,)]), cache_salt=draw.choice(["", "b"]),
     )  # fmt: skip
     handle, client = store.handle(config.cache_salt, (4, 9)), draw.choice(["A", "B", None])
-    return Sequence(i, prompt, config, (), prefix_handle=handle, client=client)
+    seq = Sequence(i, prompt, config, (), prefix_handle=handle)
+    seq.client = client
+    return seq
 
 
 @pytest.mark.parametrize("seed", range(0, 160, 20))

@@ -19,7 +19,9 @@ from mars_export.runtime.decode.sequence import Sequence
 
 def seq(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Sequence:
     config = GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=())
-    return Sequence(index, [1 + index % 50] * prompt, config, (), client=client)
+    seq = Sequence(index, [1 + index % 50] * prompt, config, ())
+    seq.client = client
+    return seq
 
 
 def queue(clients: str) -> Queue:

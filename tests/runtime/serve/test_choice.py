@@ -17,14 +17,14 @@ need("uvicorn", "serve")
 from support import tiny  # noqa: E402
 
 from mars_export import GenerationConfig  # noqa: E402
-from mars_export.runtime.decode.sequence import Accepted  # noqa: E402
+from mars_export.runtime.decode.event import Event  # noqa: E402
+from mars_export.runtime.decode.sequence import Sequence  # noqa: E402
 from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # noqa: E402
 from mars_export.runtime.serve.responses.choice import (  # noqa: E402
     Choice,
     Delta,
     TokenStream,
 )
-from mars_export.runtime.session.answer import Event  # noqa: E402
 from mars_export.runtime.text.dialects import LIST  # noqa: E402
 from mars_export.runtime.text.stream import TextStream  # noqa: E402
 from mars_export.runtime.text.tokenizer import Text  # noqa: E402
@@ -106,7 +106,9 @@ def test_calls_that_were_cut_short_say_so(reason: str) -> None:
 
 def grown(stream: TextStream, part: list[int], *, is_over: bool) -> Event:
     """The event of a step that gave these tokens, which `stream` has."""
-    return Event.of(Accepted(0, tuple(part), (0.5,) * len(part), "stop" if is_over else None), stream)
+    seq = Sequence(0, [1], GenerationConfig(), (), stream)
+    seq.finish_reason = "stop" if is_over else None
+    return seq.event(tuple(part), (0.5,) * len(part))
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -10,9 +10,10 @@ from support.fake import MASK
 from support.loops import outcomes, planner_of
 
 from mars_export import GenerationConfig, SessionError
+from mars_export.runtime.decode.event import Event
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
-from mars_export.runtime.decode.sequence import Accepted, Sequence
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost
 from mars_export.runtime.structured.constrained_sequence import ConstrainedSequence
 from mars_export.runtime.structured.grammar_state import GrammarState
@@ -45,10 +46,10 @@ ROWS = st.lists(
 )
 
 
-def run(schedule: Schedule, seqs: list[Sequence]) -> dict[int, list[Accepted]]:
+def run(schedule: Schedule, seqs: list[Sequence]) -> dict[int, list[Event]]:
     for seq in seqs:
         schedule.add(seq)
-    events: dict[int, list[Accepted]] = {seq.index: [] for seq in seqs}
+    events: dict[int, list[Event]] = {seq.index: [] for seq in seqs}
     while not schedule.is_idle:
         for event in outcomes(schedule):
             events[event.seq].append(event)
