@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from .runtime.session.answer import Stream as Stream
     from .runtime.session.conversation import Conversation as Conversation
     from .runtime.session.session import Session as Session
+    from .runtime.text.prompts import Chat as Chat
 
 __version__ = "0.1.0"
 
 # Imported on first use: `mars-export --help` needs neither numpy nor the tokenizer.
 _LAZY = {
     "Batcher": "batcher.batcher",
+    "Chat": "text.prompts",
     "Completion": "session.answer",
     "Conversation": "session.conversation",
     "Counts": "batcher.admission_queue",
@@ -50,6 +52,7 @@ __all__ = [
     "Batcher",
     "BundleError",
     "CalibrationError",
+    "Chat",
     "CheckpointError",
     "Completion",
     "Conversation",

@@ -13,13 +13,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any
 
 from ..decode.config import GenerationConfig
 from ..decode.event import Event, FinishReason
@@ -111,15 +110,10 @@ class Batcher:
         deadline: float | None = None,
         client: Hashable = None,
         executor: Executor | None = None,
-        system: str | None = None,
-        tools: str | None = None,
-        template: Mapping[str, Any] | None = None,
         arrived_at: float | None = None,
     ) -> Request:
         """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
-        `tools`: functions as JSON text that messages list and the answer may call. `template`: its variables.
-        `system`: the system message of a prompt of token ids, for the prefix cache. `arrived_at`: when its
-        Stats begin, by perf_counter; by default now.
+        `arrived_at`: when its Stats begin, by perf_counter; by default now.
         """
         config, ends_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         last = None if wait is None else monotonic() + wait
@@ -132,7 +126,7 @@ class Batcher:
                     break
                 room = self._room
             await settled(room, seconds)
-        new_request = partial(self._new_request, prompt, config, ends_at, client, system, tools, template)
+        new_request = partial(self._new_request, prompt, config, ends_at, client)
         with self._returning_place(client):
             request = await asyncio.get_running_loop().run_in_executor(executor, new_request)
             if arrived_at is not None:
@@ -261,11 +255,11 @@ class Batcher:
             raise
 
     def _new_request(
-        self, prompt: Prompt, config: GenerationConfig, ends_at: float | None, client: Hashable, *context: Any
+        self, prompt: Prompt, config: GenerationConfig, ends_at: float | None, client: Hashable
     ) -> Request:
-        """Tokenize the prompt, with the last parameters of `asubmit`; compile a grammar. Without the lock."""
+        """Tokenize the prompt, and compile a grammar. Without the lock."""
         number, max_tokens = next(self._numbers), self.limits.max_prompt_tokens
-        seq = self.session.new_sequence(number, prompt, config, max_tokens, *context)
+        seq = self.session.new_sequence(number, prompt, config, max_tokens)
         self._budget.check(seq)
         request = Request(seq, self._end, ends_at)
         seq.client, seq.on_forward = client, request.start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from ..errors import MarsError, SessionError
 from ..structured.constrained_sequence import ConstrainedSequence
 from ..structured.grammar_state import GrammarState, GrammarStateFactory
 from ..text.dialects import dialect_in
-from ..text.prompts import Prompt, Prompts, system_of
+from ..text.prompts import Chat, Prompt, Prompts, chat_of
 from ..text.stream import TextStream, ThinkingStream
 from ..text.tokenizer import Text
 from ..text.toolcalls import ToolStream
@@ -134,7 +135,7 @@ class Session:
     def generate(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, cache_block: int = 1
     ) -> Completion:
-        """Answer one prompt: a text without the chat template, chat messages, or token ids.
+        """Answer one prompt: a text without the chat template, chat messages, token ids, or a `Chat`.
 
         cache_block: as in `Limits`.
         """
@@ -176,43 +177,28 @@ class Session:
         [seq] = self._new_sequences([prompt], config)
         return Stream(seq, run(self.schedule(Limits.of_rows(1, cache_block)), [seq]))
 
-    def encode(
-        self,
-        prompt: Prompt,
-        max_tokens: int | None = None,
-        tools: str | None = None,
-        template: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a prompt: at most `max_tokens`, and as many as the context holds. Messages may have
-        tools, as in a config, and variables of the chat template, such as `enable_thinking`.
+    def encode(self, prompt: Prompt, max_tokens: int | None = None) -> list[int]:
+        """Token ids of a prompt: at most `max_tokens`, and as many as the context holds.
 
         Raises SessionError for an empty, too long or invalid prompt, and for ids outside the vocabulary.
         """
-        return self._prompts.encode(prompt, max_tokens, tools, template)
+        return self._prompts.encode(prompt, max_tokens)
 
     def new_sequence(
-        self,
-        index: int,
-        prompt: Prompt,
-        config: GenerationConfig,
-        max_tokens: int | None = None,
-        system: str | None = None,
-        tools: str | None = None,
-        template: Mapping[str, Any] | None = None,
+        self, index: int, prompt: Prompt, config: GenerationConfig, max_tokens: int | None = None
     ) -> Sequence:
-        """A sequence for a prompt of at most `max_tokens` tokens.
-
-        The bundle has what `config` needs (`check`). `system` is the system message of a prompt of token ids.
-        `tools`: functions that the prompt lists, if the config has none. `template`: variables of the chat
-        template; with them, a prompt of token ids is that of a chat. Raises SessionError as `encode` does.
+        """A sequence for a prompt of at most `max_tokens` tokens. The bundle has what `config` needs. Raises
+        SessionError as `encode` does.
         """
         stats = Stats()  # its clock runs while the prompt is tokenized
-        tools = tools if config.tools is None else str(config.tools)
-        ids = self.encode(prompt, max_tokens, tools, template)
-        marks = self._prompts.marks(ids, system_of(prompt) or system, tools) if self._prefixes.budget else ()
-        is_list = isinstance(prompt, abc.Sequence) and not isinstance(prompt, str)
-        is_chat = template is not None or (is_list and isinstance(prompt[0], Mapping))
-        may_think = is_chat and (not config.is_structured or config.tools is not None)
+        chat, tools = chat_of(prompt), None if config.tools is None else str(config.tools)
+        if chat is not None:
+            prompt = chat = replace(chat, tools=tools or chat.tools)
+            tools = chat.tools
+        ids = self.encode(prompt, max_tokens)
+        system = None if chat is None else chat.system_message
+        marks = self._prompts.marks(ids, system, tools) if self._prefixes.budget else ()
+        may_think = chat is not None and (not config.is_structured or config.tools is not None)
         thinking = self.thinking_stream(ids) if may_think else None
         text = TextStream(self.text, config.stop, thinking) if self.text is not None else None
         new: abc.Callable[..., Sequence] = Sequence
@@ -252,7 +238,7 @@ class Session:
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
             self.check(config)
-            seq = self.new_sequence(0, ids, config, system=system, template={})
+            seq = self.new_sequence(0, Chat(ids, system=system), config)
             return Stream(seq, run(self.schedule(Limits.of_rows(1)), [seq]))
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)

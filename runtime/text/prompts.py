@@ -6,6 +6,7 @@ import operator
 import reprlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from numbers import Integral
 from typing import Any
@@ -15,7 +16,43 @@ from ..errors import SessionError
 from .tokenizer import Message, Text
 
 MAX_OPENINGS = 16  # cached system messages and tools
-Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The prompt of a chat: its messages, or their token ids.
+
+    tools: functions in OpenAI's form, as JSON text, which the messages list if the config has none.
+    template: variables of the chat template, such as `enable_thinking`.
+    system: the system message of token ids, for the prefix cache.
+    """
+
+    messages: Sequence[Message] | Sequence[int]
+    tools: str | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+
+    def as_ids(self, ids: Sequence[int]) -> Chat:
+        """The same prompt by its token ids."""
+        return replace(self, messages=ids, system=self.system_message)
+
+    @property
+    def system_message(self) -> str | None:
+        first: object = self.messages[0] if len(self.messages) else None
+        if isinstance(first, Mapping) and first.get("role") == "system":
+            return first["content"] if isinstance(first.get("content"), str) else None
+        return self.system
+
+
+Prompt = str | Sequence[Message] | Sequence[int] | Chat
+
+
+def chat_of(prompt: Prompt) -> Chat | None:
+    """The chat of a prompt; None for a text, and for token ids."""
+    if isinstance(prompt, Chat):
+        return prompt
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
+    return Chat(prompt) if is_list and isinstance(prompt[0], Mapping) else None  # type: ignore
 
 
 class Prompts:
@@ -26,28 +63,26 @@ class Prompts:
         # First tokens of prompts, by system message and tools.
         self._openings: dict[tuple[str | None, str | None], list[int]] = {}
 
-    def encode(
-        self,
-        prompt: Prompt,
-        max_tokens: int | None,
-        tools: str | None,
-        template: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode(self, prompt: Prompt, max_tokens: int | None) -> list[int]:
         """The token ids of a prompt. Raises SessionError as Session.encode does."""
         context, vocabulary = self._context, self._bundle.manifest.model.vocab_size
         max_tokens = context if max_tokens is None else min(max_tokens, context)
-        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-            prompt = _ids(prompt)
-        is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
+        tools, template = None, None
+        content: Any = prompt
+        if isinstance(prompt, Chat):
+            tools, template, content = prompt.tools, prompt.template, prompt.messages
+        if isinstance(content, bytes | bytearray | memoryview) or not isinstance(content, Sequence):
+            content = _ids(content)
+        is_ids = not isinstance(content, str) and (len(content) == 0 or not isinstance(content[0], Mapping))
         if not is_ids and self._text is None:
             raise SessionError(
                 f"{self._bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
             )
-        if is_ids and len(prompt) <= max_tokens:
-            wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
+        if is_ids and len(content) <= max_tokens:
+            wrong = [p for p in content if type(p) is bool or not isinstance(p, Integral)]
             if wrong:
                 raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
-        ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, max_tokens, tools, template)  # type: ignore
+        ids: Sequence[Any] = content if is_ids else self._text.encode(content, max_tokens, tools, template)  # type: ignore
         if not ids:
             raise SessionError("the prompt is empty; it needs at least one token")
         if len(ids) > max_tokens:
@@ -83,15 +118,6 @@ class Prompts:
             self._openings[key] = opening
         pairs = zip(ids, opening, strict=False)
         return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
-
-
-def system_of(prompt: Prompt) -> str | None:
-    """The system message of a prompt, if it begins with one."""
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
-    first: object = prompt[0] if is_list and len(prompt) else None
-    if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
-        return str(first["content"])
-    return None
 
 
 def _opening(system: str | None) -> list[Message]:

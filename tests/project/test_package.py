@@ -21,7 +21,7 @@ import mars_export
 from mars_export.exporter.checkpoint import default
 
 NAMES = {"Session", "Batcher", "GenerationConfig", "Limits", "Completion", "Event"}
-NAMES |= {"Conversation", "Counts", "Request", "Stats", "Stream"}
+NAMES |= {"Chat", "Conversation", "Counts", "Request", "Stats", "Stream"}
 ERRORS = {"MarsError", "BundleError", "CalibrationError", "CheckpointError", "ExportError"}
 ERRORS |= {"SessionError", "Overloaded"}
 

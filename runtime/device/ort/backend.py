@@ -134,7 +134,9 @@ class OrtBackend:
             new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
             binding.run()
             cache.place(first, inputs.kv_length, new)
-        values = {n: binding.take(n) if n == "logits" else value.copy() for n, value in results.items()}
+        values: dict[str, Any] = {
+            n: binding.take(n) if n == "logits" else value.copy() for n, value in results.items()
+        }
         return StepOutput(**values, mtp_drafts=self._mtp_drafts)
 
     def _binding(self, cache: KvRows, first: int, rows: int, want_logits: bool) -> Binding:

@@ -16,7 +16,7 @@ from ...decode.config import GenerationConfig, repeatable
 from ...decode.limits import Limits
 from ...errors import MarsError
 from ...session.session import PROFILE_SETS, Session
-from ...text.prompts import system_of
+from ...text.prompts import Chat, Prompt
 from ..api_error import ApiError
 from ..loaded_model import EXACT, LoadedModel
 from ..models import Models
@@ -65,27 +65,22 @@ async def admit(
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
         configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
-        template = _template(session, api_request)
         requests: list[Request] = []
-        for i, prompt in enumerate(_prompts(api_request)):
-            tokenized, system = prompt, system_of(prompt)
+        for i, prompt in enumerate(_prompts(session, api_request, tools)):
             for config in configs:
                 request = await batcher.asubmit(
-                    tokenized,
+                    prompt,
                     # Equal prompts get different samples.
                     config.with_values(seed=(config.seed + i * api_request.n) % 2**64),
                     arrived_at=arrived_at,
                     deadline=max(LEAST_TIME, arrived_at + timeout - perf_counter()),
                     client=client,
                     executor=model.compiling if config.is_structured else None,
-                    system=system,
-                    tools=tools,
-                    template=template,
                 )
                 cleanup.callback(request.cancel)
                 request.attach(items)
                 requests.append(request)
-                tokenized = request.prompt
+                prompt = prompt.as_ids(request.prompt) if isinstance(prompt, Chat) else request.prompt
     except MarsError as error:
         model.running()  # raises another error if the server is closing
         raise _refused(error, api_request) from None
@@ -141,12 +136,10 @@ def _tools(api_request: ApiRequest) -> str | None:
     return None if tools is None else str(GenerationConfig(tools=tools.functions).tools)
 
 
-def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any] | None:
-    """The variables of the chat template that a request sets; None if its prompts are texts. Raises
-    ApiError for thinking that the bundle cannot switch.
+def _template(session: Session, api_request: ApiRequest) -> Mapping[str, Any]:
+    """The variables of the chat template that a request sets. Raises ApiError for thinking that the bundle
+    cannot switch.
     """
-    if api_request.kind == "text":
-        return None
     info = session.bundle.manifest.text
     if api_request.thinking is None or info is None or session.text is None:
         return api_request.template
@@ -172,18 +165,18 @@ async def count_tokens(models: Models, api_request: ApiRequest) -> int:
     with ExitStack() as cleanup:
         model, _ = await models.take(api_request.model, cleanup)
         try:
-            session, tools = model.session, _tools(api_request)
-            [messages], template = _prompts(api_request), _template(session, api_request)
-            return len(await asyncio.to_thread(session.encode, messages, None, tools, template))
+            [prompt] = _prompts(model.session, api_request, _tools(api_request))
+            return len(await asyncio.to_thread(model.session.encode, prompt))
         except MarsError as error:
             raise _refused(error, api_request) from None
 
 
-def _prompts(api_request: ApiRequest) -> list[Any]:
-    """The prompts as the session takes them: texts, token ids or messages."""
+def _prompts(session: Session, api_request: ApiRequest, tools: str | None) -> list[Prompt]:
+    """The prompts as the session takes them: texts, token ids or chats. Raises ApiError."""
     if api_request.kind == "text":
         return api_request.prompts
-    return [as_template(messages) for messages in api_request.prompts]
+    template = _template(session, api_request)
+    return [Chat(as_template(messages), tools, template) for messages in api_request.prompts]
 
 
 def _refused(error: MarsError, api_request: ApiRequest) -> ApiError:

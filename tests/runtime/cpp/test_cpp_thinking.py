@@ -16,7 +16,7 @@ from support.exports import export
 from support.text_driver import Driver
 from support.tiny import Named
 
-from mars_export import GenerationConfig, Session
+from mars_export import Chat, GenerationConfig, Session
 from mars_export.runtime.bundle.turns import ThinkingMarks
 from mars_export.runtime.text.stream import ThinkingStream
 
@@ -86,7 +86,7 @@ def test_thinking_is_apart_and_can_be_turned_off(bundle: Path, port: int) -> Non
         assert all(token["thinking"] for token in tokens if token["text"])
         num_thinking = sum("thinking" in token for token in tokens)
         assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_thinking > 3
-    text = session.generate(session.encode(HELLO, template={"enable_thinking": False}), config).text
+    text = session.generate(Chat(HELLO, template={"enable_thinking": False}), config).text
     for fields in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
         thinking, said, body = message(port, **fields)
         assert (thinking, said) == (None, text)

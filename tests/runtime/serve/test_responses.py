@@ -16,7 +16,7 @@ import openai  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from support.served import HELLO, serving  # noqa: E402
 
-from mars_export import GenerationConfig, Session  # noqa: E402
+from mars_export import Chat, GenerationConfig, Session  # noqa: E402
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "of a city", "parameters": CITY}
@@ -148,7 +148,7 @@ def test_a_conversation_with_calls_goes_on(client: openai.OpenAI, session: Sessi
     spelled = '[{"name": "stop", "arguments": {"now": true}}]'
     turns = [*HELLO, {"role": "assistant", "content": spelled}, {"role": "tool", "content": "ok"}]
     assert answer.output_text == session.generate(turns, GenerationConfig(max_new_tokens=12)).text
-    told = session.encode(HELLO, tools=json.dumps([CHAT_WEATHER]))
+    told = session.encode(Chat(HELLO, tools=json.dumps([CHAT_WEATHER])))
     assert respond(client, tools=[WEATHER]).usage.input_tokens == len(told)
 
 
