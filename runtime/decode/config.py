@@ -194,6 +194,11 @@ class GenerationConfig:
         return [name for name in names if getattr(self, name) is not None]
 
     @property
+    def may_think(self) -> bool:
+        """Whether a chat's answer may begin with thinking: of grammars, those with calls allow it."""
+        return not self.is_structured or self.tools is not None
+
+    @property
     def one_token(self) -> bool:
         return self.tau is not None and is_one_token(self.tau, self.metric)
 

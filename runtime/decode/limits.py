@@ -67,6 +67,12 @@ class Limits:
         """Requests that one client may have, running and waiting."""
         return max(1, int(self.client_share * (self.max_rows + self.max_waiting)))
 
+    @property
+    def max_answers(self) -> int:
+        """The most requests of one client that could ever run and wait at once."""
+        rows = min(self.max_rows, self.max_rows_per_client or self.max_rows)
+        return min(self.max_of_client, rows + self.max_waiting)
+
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError if `config` asks for more than these limits allow."""
         requests = [

@@ -1,15 +1,10 @@
-"""The routes of the server, as one ASGI application, and the chat page."""
+"""The routes of the server, as one ASGI application."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache, partial
-from importlib.resources import files
-from itertools import chain
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,58 +14,14 @@ from starlette.routing import Route, Router
 from ..session.session import Session
 from .api_error import ApiError, encoded
 from .keys import Keys
-from .metrics import CONTENT_TYPE, Metrics, exposition
+from .metrics import CONTENT_TYPE, Metrics
 from .middleware import CLIENT, Middleware
 from .models import LazyModel, Models
 from .options import ServeOptions
+from .page import page, page_headers
 from .requests.api_request import PATHS, Bodies, Kind, read_request
 from .responses.admission import count_tokens
 from .responses.api_response import Service, begin, steer
-
-SCRIPTS = ("chats.js", "models.js", "answer.js", "talk.js", "controls.js")
-
-
-@cache
-def page() -> bytes:
-    """The HTML with its style and its script in it, UTF-8."""
-    web = files(__package__).joinpath("web")
-    style = web.joinpath("page.css").read_bytes()
-    script = b"\n".join(web.joinpath(name).read_bytes() for name in SCRIPTS)
-    html = web.joinpath("page.html").read_bytes()
-    html = html.replace(b"<style></style>", b"<style>\n%b</style>" % style)
-    return html.replace(b"<script></script>", b"<script>\n%b</script>" % script)
-
-
-@cache
-def page_headers() -> dict[str, str]:
-    """The headers of the page."""
-    policy = [
-        "default-src 'none'",
-        f"script-src '{_hash('script')}'",
-        f"style-src '{_hash('style')}'",
-        "connect-src 'self'",
-        "img-src data:",  # the icon
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # no text can become HTML
-        "trusted-types 'none'",
-    ]
-    return {
-        "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": "; ".join(policy),
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cache-Control": "no-cache",
-    }
-
-
-def _hash(element: str) -> str:
-    """The hash of an element's content, white space included, as browsers compute it."""
-    (content,) = re.findall(rf"<{element}>(.*?)</{element}>".encode(), page(), re.DOTALL)
-    return "sha256-" + base64.b64encode(hashlib.sha256(content).digest()).decode()
-
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -179,34 +130,3 @@ class Routes:
         name = request.path_params["id"]
         model, _ = self._models.find(name)
         return _json(model.entry(name))
-
-
-Broadcast = Callable[..., Awaitable[list[Any]]]
-"""Calls a method of every replica, by its name and arguments."""
-
-
-class SharedRoutes(Routes):
-    """The routes of a replica: metrics and running streams are those of all replicas."""
-
-    def __init__(self, service: Service, broadcast: Broadcast) -> None:
-        super().__init__(service)
-        self._broadcast = broadcast
-
-    async def metrics(self, _: Request) -> Response:
-        pages = await self._broadcast("metrics")
-        return Response(exposition(chain.from_iterable(pages)), media_type=CONTENT_TYPE)
-
-    async def steer(self, request: Request) -> Response:
-        """Only one replica has the stream; the others answer 404."""
-        body = await self._bodies.read(request)
-        answers = await self._broadcast("steer", request.path_params["id"], request.scope[CLIENT], body)
-        status, answer = min(answers, key=lambda answer: answer[0])
-        return Response(encoded(answer), status, media_type="application/json")
-
-
-def steered(service: Service, name: str, client: str | None, body: Any) -> tuple[int, dict[str, Any]]:
-    """Status and body of one replica's answer."""
-    try:
-        return 200, steer(service.streams, name, client, body)
-    except ApiError as refusal:
-        return refusal.status, refusal.body

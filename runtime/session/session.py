@@ -198,8 +198,7 @@ class Session:
         ids = self.encode(prompt, max_tokens)
         system = None if chat is None else chat.system_message
         marks = self._prompts.marks(ids, system, tools) if self._prefixes.budget else ()
-        may_think = chat is not None and (not config.is_structured or config.tools is not None)
-        thinking = self.thinking_stream(ids) if may_think else None
+        thinking = self.thinking_stream(ids) if chat is not None and config.may_think else None
         text = TextStream(self.text, config.stop, thinking) if self.text is not None else None
         new: abc.Callable[..., Sequence] = Sequence
         if config.is_structured:

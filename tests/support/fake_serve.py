@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mars_export.runtime.serve.routes import page, page_headers
+from mars_export.runtime.serve.page import page, page_headers
 
 BLOCK = 8
 Token = tuple[str, float]

@@ -23,9 +23,10 @@ from ..api_error import ApiError
 from ..keys import read_keys
 from ..models import read_bundles
 from ..options import MAX_CONNECTIONS
-from ..routes import SharedRoutes, app, steered
+from ..routes import app
 from ..server import listen
 from .fleet import Fleet, read_fleet, read_replicas
+from .shared_routes import SharedRoutes, steered
 
 
 class ConversationRouter(RequestRouter):  # type: ignore[misc]

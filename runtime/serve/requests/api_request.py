@@ -161,21 +161,6 @@ class ApiRequest:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def must_call(self) -> bool:
-        return self.tools is not None and self.tools.must
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar constrains the answer."""
-        return self.must_call or bool({"schema", "regex", "choice", "grammar"} & self.settings.keys())
-
-    @property
-    def may_think(self) -> bool:
-        """Whether the answer may begin with thinking: grammars with calls allow it."""
-        has_calls = self.must_call or (self.tools is not None and "schema" in self.settings)
-        return self.kind != "text" and (has_calls or not self.has_grammar)
-
-    @property
     def is_typed(self) -> bool:
         """Whether the events of a stream have a type."""
         return self.kind not in ("chat", "text")

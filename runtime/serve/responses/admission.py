@@ -17,8 +17,9 @@ from ...decode.limits import Limits
 from ...errors import MarsError
 from ...session.session import PROFILE_SETS, Session
 from ...text.prompts import Chat, Prompt
+from ..adaptive import EXACT
 from ..api_error import ApiError
-from ..loaded_model import EXACT, LoadedModel
+from ..loaded_model import LoadedModel
 from ..models import Models
 from ..requests.api_request import ApiRequest
 from ..requests.fields import as_template
@@ -90,9 +91,7 @@ async def admit(
 
 def _check_places(limits: Limits, api_request: ApiRequest) -> None:
     """Refuse a request with more answers than one client can ever have in the batcher."""
-    number = len(api_request.prompts) * api_request.n
-    rows = min(limits.max_rows, limits.max_rows_per_client or limits.max_rows)
-    places = min(limits.max_of_client, rows + limits.max_waiting)
+    number, places = len(api_request.prompts) * api_request.n, limits.max_answers
     if number > places:
         raise ApiError(
             400,

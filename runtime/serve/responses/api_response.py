@@ -105,11 +105,11 @@ async def begin(
             reason = f"no row was free, or the prompt or its grammar was not processed within {seconds:g} s"
             raise overloaded(f"{reason}; try again later", max(1.0, seconds / 2)) from None
         serializer = SERIALIZERS[api_request.kind](admitted)
-        return ApiResponse(service, client, arrived_at, admitted, first, items, cleanup.pop_all(), serializer)
+        return ApiResponse(service, client, arrived_at, serializer, first, items, cleanup.pop_all())
 
 
 async def _listen(receive: Receive, items: Items) -> None:
-    """Add a ApiError when the client disconnects."""
+    """Add an ApiError when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     items.put_nowait((None, ApiError(499, "the client disconnected")))
@@ -124,18 +124,17 @@ class ApiResponse:
     _service: Service
     _client: str | None
     _arrived_at: float
-    _admitted: Admitted
+    _serializer: Serializer
     _first: tuple[Request | None, Item] | None
     _items: Items
     _cleanup: ExitStack
-    _serializer: Serializer
     _outcome: str = "cancelled"  # until it is over
     _steps: dict[int, float] = field(default_factory=dict)  # time of the last step of each choice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._cleanup:
-                if self._admitted.api_request.stream:
+                if self._serializer.api_request.stream:
                     await self._stream(send)
                     return
                 async for _ in self._deltas():
@@ -149,7 +148,7 @@ class ApiResponse:
         async def write(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        serializer, is_typed = self._serializer, self._admitted.api_request.is_typed
+        serializer, is_typed = self._serializer, self._serializer.api_request.is_typed
         self._service.streams[serializer.id] = serializer, self._client
         self._cleanup.callback(self._service.streams.pop, serializer.id)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -178,7 +177,7 @@ class ApiResponse:
             if request is None:
                 yield None
                 continue
-            choice = self._serializer.choices[self._admitted.requests.index(request)]
+            choice = self._serializer.choices[self._serializer.admitted.requests.index(request)]
             if item is None:
                 yield choice, Delta()
             else:
@@ -202,7 +201,7 @@ class ApiResponse:
             timer.cancel()
 
     def _count(self, event: Event, choice: Choice) -> None:
-        model, now, before = self._admitted.model, perf_counter(), self._steps.get(choice.index)
+        model, now, before = self._serializer.admitted.model, perf_counter(), self._steps.get(choice.index)
         if before is None and model.adaptive is not None:
             model.adaptive.level(choice.request.row_wait, choose=True)
         if event.token_ids:
@@ -228,14 +227,15 @@ class ApiResponse:
             raise ApiError(
                 503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
             )
-        if not any(request.stats.tokens for request in self._admitted.requests):
+        if not any(request.stats.tokens for request in self._serializer.admitted.requests):
             self._outcome = "expired"
             seconds = self._service.options.request_timeout
             raise ApiError(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
 
     def _record(self) -> None:
         """Count and log the answer."""
-        admitted, serializer, seconds = self._admitted, self._serializer, perf_counter() - self._arrived_at
+        serializer, seconds = self._serializer, perf_counter() - self._arrived_at
+        admitted = serializer.admitted
         self._service.metrics.ended(admitted, self._outcome, seconds)
         first, usage = admitted.requests[0], serializer.usage()
         fields: dict[str, Any] = {

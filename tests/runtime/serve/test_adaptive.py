@@ -20,7 +20,7 @@ from support.served import profiled, serving, until  # noqa: E402
 
 from mars_export import Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.loaded_model import Adaptive, read_levels  # noqa: E402
+from mars_export.runtime.serve.adaptive import Adaptive, read_levels  # noqa: E402
 from mars_export.runtime.serve.models import Models  # noqa: E402
 
 NAMES = ("exact", "near@0.01", "far@0.02")

@@ -20,11 +20,8 @@ from mars_export import GenerationConfig  # noqa: E402
 from mars_export.runtime.decode.event import Event  # noqa: E402
 from mars_export.runtime.decode.sequence import Sequence  # noqa: E402
 from mars_export.runtime.serve.requests.api_request import ApiRequest, Tools  # noqa: E402
-from mars_export.runtime.serve.responses.choice import (  # noqa: E402
-    Choice,
-    Delta,
-    TokenStream,
-)
+from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E402
+from mars_export.runtime.serve.responses.tokens import TokenStream  # noqa: E402
 from mars_export.runtime.text.dialects import LIST  # noqa: E402
 from mars_export.runtime.text.stream import TextStream  # noqa: E402
 from mars_export.runtime.text.tokenizer import Text  # noqa: E402
@@ -38,6 +35,7 @@ class Requested:
 
     cancelled = False
     prompt = (1, 2, 3)
+    seq = SimpleNamespace(next_config=GenerationConfig())
 
     def cancel(self) -> None:
         self.cancelled = True

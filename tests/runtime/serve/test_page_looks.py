@@ -10,7 +10,7 @@ import pytest
 from support.missing import need
 from support.page import WORDS, Open, ask, ended
 
-from mars_export.runtime.serve.routes import page, page_headers
+from mars_export.runtime.serve.page import page, page_headers
 
 need("uvicorn", "serve")
 

@@ -15,8 +15,8 @@ need("prometheus_client", "serve")
 
 from mars_export.runtime.serve import app  # noqa: E402
 from mars_export.runtime.serve.middleware import CLIENT  # noqa: E402
+from mars_export.runtime.serve.ray.shared_routes import SharedRoutes  # noqa: E402
 from mars_export.runtime.serve.responses.api_response import Service  # noqa: E402
-from mars_export.runtime.serve.routes import SharedRoutes  # noqa: E402
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from operator import attrgetter
 from typing import Any
 
 from ..admission import Admitted
-from ..choice import Choice, Delta, Token
+from ..choice import Choice, Delta
+from ..tokens import Token
 from .serializer import Serializer
 
 OBJECTS = {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..admission import Admitted
-from ..choice import Choice, Delta, Part, Reasoning, Token, ToolCallEntry
+from ..choice import Choice, Delta, Part, Reasoning, ToolCallEntry
+from ..tokens import Token
 from .serializer import Serializer
 
 ECHOED = ("instructions", "metadata", "tools", "tool_choice", "parallel_tool_calls", "text", "user")
