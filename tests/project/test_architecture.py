@@ -170,6 +170,19 @@ def test_the_page_shows_the_layers() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_the_page_names_what_there_is() -> None:
+    """Each `Class.method` is one of the runtime."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)[`(]", text)
+    classes: dict[str, set[str]] = defaultdict(set)
+    for module, tree in source().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and module.startswith("runtime/"):
+                classes[node.name] |= {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+    assert len(named) > 15
+    assert [f"{name}.{method}" for name, method in named if method not in classes[name]] == []
+
+
 WRONG = {
     "": {},
     "low/rule imports high/loop: not a package below low": {"low/rule.py": "from ..high.loop import run"},
