@@ -21,7 +21,7 @@ need("openai", "dev")
 import openai  # noqa: E402
 from support.served import HELLO, Serving, serving, until  # noqa: E402
 
-from mars_export import GenerationConfig, Session  # noqa: E402
+from mars_export import Chat, GenerationConfig, Session  # noqa: E402
 from mars_export.runtime.text.prompts import Prompts  # noqa: E402
 
 
@@ -286,12 +286,12 @@ def test_calls_of_tools(choice: Any, client: openai.OpenAI) -> None:
 
 
 def test_tools_that_need_not_be_called(client: openai.OpenAI, session: Session) -> None:
-    told = session.encode(HELLO, tools=json.dumps([WEATHER]))
+    told = session.encode(Chat(HELLO, tools=json.dumps([WEATHER])))
     alone = session.generate(told, GenerationConfig(max_new_tokens=12))
     answer = chat(client, tools=[WEATHER])
     assert answer.choices[0].message.content == alone.text and not answer.choices[0].message.tool_calls
     assert answer.usage.prompt_tokens == len(told)
-    other = session.encode([{"role": "user", "content": "another one"}], tools=json.dumps([WEATHER]))
+    other = session.encode(Chat([{"role": "user", "content": "another one"}], tools=json.dumps([WEATHER])))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(told, other, strict=False)))
     marks = Prompts(session.bundle, session.text, 10**4).marks(told, None, json.dumps([WEATHER]))
     assert marks == (shared,), "the prefix cache keeps the beginning with the tools"
