@@ -44,5 +44,5 @@ bool is_here() { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet i8mm = set_of<I8mm>("i8mm", is_here, quantize_neon<I8mm::INPUTS>, 8);
+const InstructionSet i8mm = set_of<I8mm>("i8mm", is_here, quantize_neon<I8mm::INPUTS>, 8, &dotprod_four_bits);
 }

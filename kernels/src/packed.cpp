@@ -149,7 +149,7 @@ Packed::Packed(const InstructionSet& chosen, const int8_t* weights, size_t strid
 }
 
 Packed::Packed(const InstructionSet& chosen, const FourBits& weights, const float* scales, size_t num_inputs, size_t num_outputs)
-    : set(*(chosen.four_bits ? chosen : portable).four_bits), inputs(num_inputs), outputs(num_outputs),
+    : set(*chosen.four_bits), inputs(num_inputs), outputs(num_outputs),
       row_bytes(padded_inputs() / FourBits::BLOCK * (FourBits::BLOCK + sizeof(GroupSums))),
       panel_bytes(padded_inputs() / FourBits::BLOCK * FourBits::bytes(set.columns)), middles(num_panels() * set.columns),
       steps(num_panels() * set.columns) {

@@ -31,7 +31,7 @@ struct InstructionSet {
     void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
     // Panels `from` to `to` of `rows` rows. out is [rows, outputs].
     void (*multiply)(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to);
-    const InstructionSet* four_bits = nullptr; // the same for weights of four bits
+    const InstructionSet* four_bits; // the same for weights of four bits
 };
 
 extern const InstructionSet portable;
@@ -48,7 +48,7 @@ struct Processor {
 extern const InstructionSet amx_int8;
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
-extern const InstructionSet i8mm, dotprod;
+extern const InstructionSet i8mm, dotprod, dotprod_four_bits;
 #endif
 
 // The set called `name` if this processor has it, else the fastest that it has.
