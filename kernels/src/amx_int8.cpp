@@ -13,7 +13,7 @@ using mars::kernels::FourBits;
 // A register is a tile of up to 16 lines of 64 bytes. Tiles 0 to 3 are the sums of 16 rows and 16 columns: upper left, upper right, lower
 // left, lower right. 4 and 5 are 64 codes of each upper and each lower row; 6 and 7 are 16 groups of weights of each left and each right
 // column. So each tile that is loaded is used twice.
-constexpr size_t COLUMNS = 32, INPUTS = 64, MOST_ROWS = 32, LINES = 16;
+constexpr size_t SUMS = 32, INPUTS = 64, MOST_ROWS = 32, LINES = 16; // SUMS: of a row
 
 struct alignas(64) Tiles {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -26,33 +26,6 @@ struct alignas(64) Tiles {
         lines[6] = lines[7] = LINES;
     }
 };
-
-// Sums [rows, COLUMNS] of a panel.
-template <bool HasLower, bool IsFirst>
-void add_up(const int8_t* block, const uint8_t* codes, size_t num_blocks, size_t rows, int32_t* sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (size_t i = 0; i < num_blocks; ++i, block += INPUTS * COLUMNS, codes += rows * INPUTS) {
-        if (IsFirst)
-            for (size_t line = 0; line < INPUTS * COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
-        _tile_loadd(6, block, COLUMNS * 4);
-        _tile_loadd(7, block + 64, COLUMNS * 4);
-        _tile_loadd(4, codes, INPUTS);
-        _tile_dpbusd(0, 4, 6);
-        _tile_dpbusd(1, 4, 7);
-        if (!HasLower) continue;
-        _tile_loadd(5, codes + LINES * INPUTS, INPUTS);
-        _tile_dpbusd(2, 5, 6);
-        _tile_dpbusd(3, 5, 7);
-    }
-    _tile_stored(0, sums, COLUMNS * 4);
-    _tile_stored(1, sums + 16, COLUMNS * 4);
-    if (!HasLower) return;
-    _tile_stored(2, sums + LINES * COLUMNS, COLUMNS * 4);
-    _tile_stored(3, sums + LINES * COLUMNS + 16, COLUMNS * 4);
-}
 
 // 16 columns, whose sums become numbers
 struct Half {
@@ -68,27 +41,55 @@ struct Half {
     }
 };
 
-// Columns from `column` on of out [rows, outputs].
-void store(const Packed& weights, const int32_t* sums, const float* largest, size_t rows, float* out, size_t column) {
-    const auto is_there = static_cast<uint32_t>((uint64_t{1} << std::min(COLUMNS, weights.outputs - column)) - 1);
-    const Half left(weights, column), right(weights, column + 16);
-    out += column;
-    for (size_t row = 0; row < rows; ++row, sums += COLUMNS, out += weights.outputs) {
-        left.store(_mm512_load_si512(sums), largest[row], out, static_cast<__mmask16>(is_there));
-        right.store(_mm512_load_si512(sums + 16), largest[row], out + 16, static_cast<__mmask16>(is_there >> 16));
+// Weights of 32 columns in bytes
+struct ByteWeights {
+    static constexpr size_t COLUMNS = 32, INPUTS = ::INPUTS, MOST_ROWS = ::MOST_ROWS, BYTES = INPUTS * COLUMNS;
+    static constexpr bool ADDS_IN_16_BITS = false;
+
+    void load(const int8_t* block, size_t, bool) {
+        _tile_loadd(6, block, COLUMNS * 4);
+        _tile_loadd(7, block + 64, COLUMNS * 4);
     }
-}
+    static void multiply_upper() {
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+    }
+    static void multiply_lower() {
+        _tile_dpbusd(2, 5, 6);
+        _tile_dpbusd(3, 5, 7);
+    }
 
-// Weights of four bits become integers, multiplier * (code - zero point), in two planes: their lower bytes, unsigned, and their upper bytes,
-// signed. Tiles 0 and 1 are the sums of upper rows and both planes, 2 and 3 those of lower rows.
-constexpr size_t FOUR_BIT_COLUMNS = 16, FEW_ROWS = 5; // for which AVX-512 is faster
-constexpr size_t BLOCK_BYTES = FourBits::bytes(FOUR_BIT_COLUMNS);
+    static void store(const Packed& weights, size_t column, const int32_t* sums, float largest, float* out, uint32_t columns) {
+        Half(weights, column).store(_mm512_load_si512(sums), largest, out, static_cast<__mmask16>(columns));
+        Half(weights, column + 16).store(_mm512_load_si512(sums + 16), largest, out + 16, static_cast<__mmask16>(columns >> 16));
+    }
+};
 
-struct alignas(64) Planes {
-    int8_t lower[INPUTS * FOUR_BIT_COLUMNS], upper[INPUTS * FOUR_BIT_COLUMNS];
+// Weights of 16 columns in four bits become integers, multiplier * (code - zero point), in two planes: their lower bytes, unsigned, instead of
+// left columns, and their upper bytes, signed, instead of right ones. A block is decoded while the one before it is multiplied, because what
+// was written cannot be read at once.
+struct FourBitWeights : FourBitSizes<16, MOST_ROWS> {
+    static constexpr size_t BYTES = FourBits::bytes(COLUMNS);
+    static constexpr size_t FEW_ROWS = 5; // for which AVX-512 is faster
+    alignas(64) int8_t lower[2][INPUTS * COLUMNS], upper[2][INPUTS * COLUMNS];
 
-    void decode(const int8_t* block) {
-        const auto* factors = reinterpret_cast<const __m256i*>(block + INPUTS / 2 * FOUR_BIT_COLUMNS);
+    void load(const int8_t* block, size_t i, bool is_last) {
+        if (i == 0) decode(block, lower[0], upper[0]);
+        if (!is_last) decode(block + BYTES, lower[(i + 1) % 2], upper[(i + 1) % 2]);
+        _tile_loadd(6, lower[i % 2], 64);
+        _tile_loadd(7, upper[i % 2], 64);
+    }
+    static void multiply_upper() {
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+    }
+    static void multiply_lower() {
+        _tile_dpbsud(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+
+    static void decode(const int8_t* block, int8_t* lower, int8_t* upper) {
+        const auto* factors = reinterpret_cast<const __m256i*>(block + INPUTS / 2 * COLUMNS);
         const __m512i multipliers = _mm512_cvtepu16_epi32(_mm256_load_si256(factors)); // of both groups, in the two lower bytes
         const __m512i below = _mm512_cvtepu16_epi32(_mm256_load_si256(factors + 1));
         const __m512i low = _mm512_set1_epi8(15), first = _mm512_set1_epi32(0xff);
@@ -112,84 +113,68 @@ struct alignas(64) Planes {
             }
         }
     }
+
+    static void store(const Packed& weights, size_t column, const int32_t* sums, float largest, float* out, uint32_t columns) {
+        const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(sums + 16), 8);
+        Half(weights, column).store(_mm512_add_epi32(_mm512_load_si512(sums), upper), largest, out, static_cast<__mmask16>(columns));
+    }
 };
 
-using PlaneSums = int32_t[2][MOST_ROWS * FOUR_BIT_COLUMNS];
-
-// Sums of a panel. A block is decoded while the one before it is multiplied, because what was written cannot be read at once.
-template <bool HasLower, bool IsFirst>
-void add_up_planes(const int8_t* block, const uint8_t* codes, size_t num_blocks, size_t rows, PlaneSums& sums) {
-    Planes planes[2];
+// Sums [rows, SUMS] of a panel.
+template <class Weights, bool HasLower, bool IsFirst>
+void add_up(const int8_t* block, const uint8_t* codes, size_t num_blocks, size_t rows, int32_t* sums) {
+    Weights weights;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    planes[0].decode(block);
-    for (size_t i = 0; i < num_blocks; ++i, block += BLOCK_BYTES, codes += rows * INPUTS) {
+    for (size_t i = 0; i < num_blocks; ++i, block += Weights::BYTES, codes += rows * INPUTS) {
         if (IsFirst)
-            for (size_t line = 0; line < BLOCK_BYTES; line += 64) __builtin_prefetch(block + AHEAD + line);
-        if (i + 1 < num_blocks) planes[(i + 1) % 2].decode(block + BLOCK_BYTES);
-        _tile_loadd(6, planes[i % 2].lower, 64);
-        _tile_loadd(7, planes[i % 2].upper, 64);
+            for (size_t line = 0; line < Weights::BYTES; line += 64) __builtin_prefetch(block + AHEAD + line);
+        weights.load(block, i, i + 1 == num_blocks);
         _tile_loadd(4, codes, INPUTS);
-        _tile_dpbsud(0, 4, 6);
-        _tile_dpbssd(1, 4, 7);
+        Weights::multiply_upper();
         if (!HasLower) continue;
         _tile_loadd(5, codes + LINES * INPUTS, INPUTS);
-        _tile_dpbsud(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
+        Weights::multiply_lower();
     }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
+    _tile_stored(0, sums, SUMS * 4);
+    _tile_stored(1, sums + 16, SUMS * 4);
     if (!HasLower) return;
-    _tile_stored(2, sums[0] + LINES * FOUR_BIT_COLUMNS, 64);
-    _tile_stored(3, sums[1] + LINES * FOUR_BIT_COLUMNS, 64);
+    _tile_stored(2, sums + LINES * SUMS, SUMS * 4);
+    _tile_stored(3, sums + LINES * SUMS + 16, SUMS * 4);
+}
+
+template <class Weights>
+void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
+    const size_t tiles = weights.num_tiles(rows), num_blocks = weights.padded_inputs() / INPUTS;
+    alignas(64) int32_t sums[2][MOST_ROWS * SUMS]; // of a panel and the one before it: written sums cannot be read at once
+    for (size_t t = 0; t < tiles; ++t) {
+        const size_t first = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - first;
+        const bool has_lower = count > LINES;
+        const Tiles registers(has_lower ? LINES : count, has_lower ? count - LINES : 0);
+        _tile_loadconfig(&registers);
+        const auto add = has_lower ? (t ? add_up<Weights, true, false> : add_up<Weights, true, true>)
+                                   : (t ? add_up<Weights, false, false> : add_up<Weights, false, true>);
+        for (size_t p = from; p <= to; ++p) {
+            const uint8_t* rows_of_tile = codes + first * weights.row_bytes;
+            if (p < to) add(weights.blocks.get() + p * weights.panel_bytes, rows_of_tile, num_blocks, count, sums[p % 2]);
+            if (p == from) continue;
+            const size_t column = (p - 1) * Weights::COLUMNS, columns = std::min(Weights::COLUMNS, weights.outputs - column);
+            const auto is_there = static_cast<uint32_t>((uint64_t{1} << columns) - 1);
+            for (size_t row = 0; row < count; ++row)
+                Weights::store(weights, column, sums[(p - 1) % 2] + row * SUMS, largest[first + row],
+                               out + (first + row) * weights.outputs + column, is_there);
+        }
+    }
+    _tile_release();
 }
 
 void multiply_four_bits(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from,
                         size_t to) {
-    if (rows <= FEW_ROWS) return mars::kernels::avx512_vnni.four_bits->multiply(weights, codes, largest, rows, out, from, to);
-    const size_t tiles = weights.num_tiles(rows), num_blocks = weights.padded_inputs() / INPUTS;
-    alignas(64) PlaneSums sums[2]; // of a panel and the one before it
-    for (size_t t = 0; t < tiles; ++t) {
-        const size_t first = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - first;
-        const bool has_lower = count > LINES;
-        const Tiles registers(has_lower ? LINES : count, has_lower ? count - LINES : 0);
-        _tile_loadconfig(&registers);
-        const auto add = has_lower ? (t ? add_up_planes<true, false> : add_up_planes<true, true>)
-                                   : (t ? add_up_planes<false, false> : add_up_planes<false, true>);
-        for (size_t p = from; p <= to; ++p) {
-            if (p < to)
-                add(weights.blocks.get() + p * weights.panel_bytes, codes + first * weights.row_bytes, num_blocks, count, sums[p % 2]);
-            if (p == from) continue;
-            const size_t column = (p - 1) * FOUR_BIT_COLUMNS, columns = std::min(FOUR_BIT_COLUMNS, weights.outputs - column);
-            const Half half(weights, column);
-            for (size_t row = 0; row < count; ++row) {
-                int32_t *lower = sums[(p - 1) % 2][0] + row * FOUR_BIT_COLUMNS, *upper = sums[(p - 1) % 2][1] + row * FOUR_BIT_COLUMNS;
-                const __m512i sum = _mm512_add_epi32(_mm512_load_si512(lower), _mm512_slli_epi32(_mm512_load_si512(upper), 8));
-                half.store(sum, largest[first + row], out + (first + row) * weights.outputs + column,
-                           static_cast<__mmask16>((1u << columns) - 1));
-            }
-        }
-    }
-    _tile_release();
-}
-
-void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
-    const size_t width = weights.padded_inputs(), tiles = weights.num_tiles(rows), num_blocks = width / INPUTS;
-    alignas(64) int32_t sums[2][MOST_ROWS * COLUMNS]; // of a panel and the one before it: written sums cannot be read at once
-    for (size_t t = 0; t < tiles; ++t) {
-        const size_t first = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - first;
-        const bool has_lower = count > LINES;
-        const Tiles registers(has_lower ? LINES : count, has_lower ? count - LINES : 0);
-        _tile_loadconfig(&registers);
-        const auto add = has_lower ? (t ? add_up<true, false> : add_up<true, true>) : (t ? add_up<false, false> : add_up<false, true>);
-        for (size_t p = from; p <= to; ++p) {
-            if (p < to) add(weights.blocks.get() + p * width * COLUMNS, codes + first * width, num_blocks, count, sums[p % 2]);
-            if (p > from) store(weights, sums[(p - 1) % 2], largest + first, count, out + first * weights.outputs, (p - 1) * COLUMNS);
-        }
-    }
-    _tile_release();
+    const bool is_few = rows <= FourBitWeights::FEW_ROWS;
+    const auto multiply = is_few ? mars::kernels::avx512_vnni.four_bits->multiply : multiply_tiles<FourBitWeights>;
+    multiply(weights, codes, largest, rows, out, from, to);
 }
 
 // Linux gives a process these registers, which are large, when it asks for them.
@@ -202,15 +187,8 @@ bool is_here() {
 } // namespace
 
 namespace mars::kernels {
-static const InstructionSet four_bits{"amx_int8",
-                                      is_here,
-                                      FOUR_BIT_COLUMNS,
-                                      FourBits::BLOCK,
-                                      FourBits::GROUP,
-                                      MOST_ROWS,
-                                      false,
-                                      quantize_groups<quantize_avx512<INPUTS, true>>,
-                                      multiply_four_bits};
-const InstructionSet amx_int8{"amx_int8",     is_here,   COLUMNS, INPUTS, 4, MOST_ROWS, false, quantize_avx512<INPUTS, false>,
-                              multiply_tiles, &four_bits};
+static const InstructionSet four_bits =
+    set_of<FourBitWeights, multiply_four_bits>("amx_int8", is_here, quantize_groups<quantize_avx512<INPUTS, true>>, FourBits::GROUP);
+const InstructionSet amx_int8 =
+    set_of<ByteWeights, multiply_tiles<ByteWeights>>("amx_int8", is_here, quantize_avx512<INPUTS, false>, 4, &four_bits);
 } // namespace mars::kernels

@@ -21,29 +21,6 @@ struct Panel {
     const float* steps;
 };
 
-// out [Rows, Isa::COLUMNS] with rows `stride` apart
-template <class Isa, size_t Rows, bool IsFirst>
-void tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
-    typename Isa::Sums sums[(Rows + Isa::ROWS - 1) / Isa::ROWS] = {};
-    const int8_t* block = panel.blocks;
-    size_t i = 0;
-    const auto add_blocks = [&](size_t end, auto add) {
-        for (; i < end; ++i, block += Isa::INPUTS * Isa::COLUMNS) {
-            const uint8_t* row = codes + (Isa::ADDS_IN_16_BITS ? panel.place[i] : i) * Isa::INPUTS * Rows;
-            const auto weights = Isa::load(block);
-            if (IsFirst)
-                for (size_t line = 0; line < Isa::INPUTS * Isa::COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
-#pragma GCC unroll 16
-            for (size_t r = 0; r < Rows; r += Isa::ROWS) add(sums[r / Isa::ROWS], weights, row + r * Isa::INPUTS);
-        }
-    };
-    if constexpr (Isa::ADDS_IN_16_BITS) add_blocks(panel.num_together, Isa::add_together);
-    add_blocks(panel.num_blocks, Isa::add);
-#pragma GCC unroll 16
-    for (size_t r = 0; r < Rows; ++r)
-        Isa::store(sums[r / Isa::ROWS], r % Isa::ROWS, panel.middles, panel.steps, largest[r], out + r * stride);
-}
-
 // Of an Isa for weights of four bits
 template <size_t Columns, size_t MostRows>
 struct FourBitSizes {
@@ -51,7 +28,7 @@ struct FourBitSizes {
     static constexpr bool ADDS_IN_16_BITS = false;
 };
 
-// The same for weights of four bits, whose group is unpacked for all rows of the tile
+// `tile` for weights of four bits, whose group is unpacked for all rows
 template <class Isa, size_t Rows, bool IsFirst>
 void four_bit_tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
     using mars::kernels::FourBits, mars::kernels::GroupSums;
@@ -78,17 +55,44 @@ void four_bit_tile(const Panel& panel, const uint8_t* codes, const float* larges
     for (size_t r = 0; r < Rows; ++r) Isa::store(sums[r], 0, panel.middles, panel.steps, largest[r], out + r * stride);
 }
 
+// out [Rows, Isa::COLUMNS] with rows `stride` apart
+template <class Isa, size_t Rows, bool IsFirst>
+void tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
+    typename Isa::Sums sums[(Rows + Isa::ROWS - 1) / Isa::ROWS] = {};
+    const int8_t* block = panel.blocks;
+    size_t i = 0;
+    const auto add_blocks = [&](size_t end, auto add) {
+        for (; i < end; ++i, block += Isa::INPUTS * Isa::COLUMNS) {
+            const uint8_t* row = codes + (Isa::ADDS_IN_16_BITS ? panel.place[i] : i) * Isa::INPUTS * Rows;
+            const auto weights = Isa::load(block);
+            if (IsFirst)
+                for (size_t line = 0; line < Isa::INPUTS * Isa::COLUMNS; line += 64) __builtin_prefetch(block + AHEAD + line);
+#pragma GCC unroll 16
+            for (size_t r = 0; r < Rows; r += Isa::ROWS) add(sums[r / Isa::ROWS], weights, row + r * Isa::INPUTS);
+        }
+    };
+    if constexpr (Isa::ADDS_IN_16_BITS) add_blocks(panel.num_together, Isa::add_together);
+    add_blocks(panel.num_blocks, Isa::add);
+#pragma GCC unroll 16
+    for (size_t r = 0; r < Rows; ++r)
+        Isa::store(sums[r / Isa::ROWS], r % Isa::ROWS, panel.middles, panel.steps, largest[r], out + r * stride);
+}
+
+using Tile = void (*)(const Panel&, const uint8_t*, const float*, float*, size_t);
+
+template <class Isa, size_t Rows, bool IsFirst>
+constexpr Tile tile_code() {
+    if constexpr (Isa::INPUTS == mars::kernels::FourBits::BLOCK)
+        return four_bit_tile<Isa, Rows, IsFirst>;
+    else
+        return tile<Isa, Rows, IsFirst>;
+}
+
 template <class Isa, bool IsFirst, size_t... Less>
 void tile_of(size_t rows, const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride,
              std::index_sequence<Less...>) {
-    using Tile = void (*)(const Panel&, const uint8_t*, const float*, float*, size_t);
-    if constexpr (Isa::INPUTS == mars::kernels::FourBits::BLOCK) {
-        static constexpr Tile tiles[] = {four_bit_tile<Isa, Less + 1, IsFirst>...};
-        tiles[rows - 1](panel, codes, largest, out, stride);
-    } else {
-        static constexpr Tile tiles[] = {tile<Isa, Less + 1, IsFirst>...};
-        tiles[rows - 1](panel, codes, largest, out, stride);
-    }
+    static constexpr Tile tiles[] = {tile_code<Isa, Less + 1, IsFirst>()...};
+    tiles[rows - 1](panel, codes, largest, out, stride);
 }
 
 template <class Isa>
@@ -121,12 +125,11 @@ void multiply_panels(const Packed& weights, const uint8_t* codes, const float* l
 }
 
 // The set of an Isa, with that of its processors for weights of four bits
-template <class Isa>
+template <class Isa, auto Multiply = multiply_panels<Isa>>
 constexpr mars::kernels::InstructionSet set_of(const char* name, bool (*is_here)(),
                                                decltype(mars::kernels::InstructionSet::quantize) quantize, size_t group,
                                                const mars::kernels::InstructionSet* four_bits = nullptr) {
-    return {name,     is_here, Isa::COLUMNS, Isa::INPUTS, group, Isa::MOST_ROWS, Isa::ADDS_IN_16_BITS, quantize, multiply_panels<Isa>,
-            four_bits};
+    return {name, is_here, Isa::COLUMNS, Isa::INPUTS, group, Isa::MOST_ROWS, Isa::ADDS_IN_16_BITS, quantize, Multiply, four_bits};
 }
 
 inline int32_t four(const void* bytes) {

@@ -70,26 +70,18 @@ bool are_four_bits_right(const InstructionSet& set) {
         const size_t groups = inputs / FourBits::GROUP;
         const auto most = static_cast<unsigned>(std::min<size_t>(255, (size_t{1} << 31) / (127 * 15 * inputs)));
         std::vector<uint8_t> weights((inputs * outputs + 1) / 2), zero_points((groups * outputs + 1) / 2), multipliers(groups * outputs);
-        const auto set_number = [](std::vector<uint8_t>& tensor, size_t element, unsigned four_bits) {
-            uint8_t& byte = tensor[element / 2];
-            byte = static_cast<uint8_t>(element % 2 ? (byte & 15) | four_bits << 4 : (byte & 0xf0) | four_bits);
-        };
-        const auto fill = [&](auto code, auto zero_point, auto multiplier) {
-            for (size_t i = 0; i < inputs * outputs; ++i) set_number(weights, i, code(i % outputs));
-            for (size_t i = 0; i < groups * outputs; ++i) {
-                set_number(zero_points, i, zero_point(i % outputs));
-                multipliers[i] = static_cast<uint8_t>(multiplier(i % outputs));
+        const auto fill = [&draw](std::vector<uint8_t>& tensor, size_t columns, bool is_extreme, bool odd_is_largest) {
+            for (size_t i = 0; i < 2 * tensor.size(); ++i) {
+                const unsigned extreme = (i % columns % 2 == 1) == odd_is_largest ? 15 : 0, number = is_extreme ? extreme : draw() % 16;
+                tensor[i / 2] = static_cast<uint8_t>(i % 2 ? tensor[i / 2] | number << 4 : number);
             }
         };
         std::vector<float> scales(outputs);
         for (float& scale : scales) scale = 0.01f + std::fabs(number(draw));
         for (const bool is_extreme : {false, true}) {
-            if (is_extreme)
-                fill([](size_t column) { return column % 2 ? 15 : 0; }, [](size_t column) { return column % 2 ? 0 : 15; },
-                     [most](size_t) { return most; });
-            else
-                fill([&draw](size_t) { return draw() % 16; }, [&draw](size_t) { return draw() % 16; },
-                     [&draw, most](size_t) { return 1 + draw() % most; });
+            fill(weights, outputs, is_extreme, true);
+            fill(zero_points, outputs, is_extreme, false);
+            for (uint8_t& multiplier : multipliers) multiplier = static_cast<uint8_t>(is_extreme ? most : 1 + draw() % most);
             const FourBits tensors{weights.data(), zero_points.data(), multipliers.data()};
             const Packed fast(set, tensors, scales.data(), inputs, outputs), slow(portable, tensors, scales.data(), inputs, outputs);
             for (size_t rows = 1; rows <= (outputs == 2000 || is_extreme ? 3 : 40); ++rows) {
