@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from support import prose
 from support.missing import need
@@ -106,10 +107,15 @@ def problems(passages: Iterable[Passage]) -> str:
     return "\n".join([f"{len(found)} phrases", *found] if found else [])
 
 
+@cache
+def sources() -> list[Passage]:
+    return [
+        *itertools.chain.from_iterable((prose.python if p.suffix == ".py" else prose.cpp)(p) for p in SOURCES)
+    ]
+
+
 def in_sources(*kinds: str) -> Iterator[Passage]:
-    for path in SOURCES:
-        read = prose.python if path.suffix == ".py" else prose.cpp
-        yield from (passage for passage in read(path) if passage.kind in kinds)
+    return (passage for passage in sources() if passage.kind in kinds)
 
 
 def test_the_check_itself() -> None:
