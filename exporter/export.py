@@ -57,9 +57,9 @@ def export_onnx(
     check_options(options, checkpoint.dims)
     quantizer_for(options, checkpoint)
     report = progress or (lambda phase, done, total: None)
-    with writing(target, weight_bytes(checkpoint, options), force) as directory:
+    with writing(target, weight_bytes(checkpoint, options), force) as directory, keeping(target) as kept:
         layouts = _cuda_layouts(options, checkpoint.dims)
-        manifest = write_bundle(directory, checkpoint, options, report, layouts)
+        manifest = write_bundle(directory, checkpoint, options, report, layouts, kept)
         reopen(directory, target)
         return manifest
 
@@ -82,17 +82,17 @@ def write_bundle(
     options: ExportOptions,
     report: Progress,
     more_layouts: Sequence[str],
+    kept: Path,
 ) -> Manifest:
     """Write a bundle to an empty directory, with further graphs of the same weights in `more_layouts`:
-    "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked.
+    "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked. `kept` is
+    of `keeping`.
     """
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     stored, quantizer = checkpoint, None
     chooser = quantizer_for(options, checkpoint)
     if chooser is not None and options.quantization is not None:  # rotated, or codes of a calibration
-        stored, quantizer = chooser.prepared(
-            checkpoint, options.quantization, options.block, lambda done, all_: report("codes", done, all_)
-        )
+        stored, quantizer = chooser.prepared(checkpoint, options.quantization, options.block, report, kept)
     placed = _write_weights(directory, stored, options, report)
     (directory / TOKENIZER_FILE).write_text(with_plain_marks(checkpoint.vocabulary), encoding="utf-8")
 
@@ -303,6 +303,22 @@ def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
                 f"{target}: {error.strerror}; free some space and export again. An earlier"
                 " bundle is unchanged"
             ) from error
+
+
+@contextmanager
+def keeping(target: Path) -> Iterator[Path]:
+    """The directory `.NAME.codes` beside `target`, for calibrated codes. It stays only if Ctrl-C, or the end
+    of the process, interrupts the block. The next export to `target` continues with what fits.
+    """
+    kept, is_interrupted = target.with_name(f".{target.name}.codes"), False
+    try:
+        yield kept
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
+    finally:
+        if not is_interrupted:
+            shutil.rmtree(kept, ignore_errors=True)
 
 
 def _check(target: Path, force: bool) -> None:

@@ -5,7 +5,7 @@ It is simple rather than fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import torch
@@ -98,11 +98,39 @@ def layer(
 
     `watch` is called with the name of each Linear map and its input, [tokens, inputs].
     """
+    return finished(steps(dims, i, weights, x, positions, owner), watch)
+
+
+Steps = Generator[tuple[Sequence[str], torch.Tensor], None, torch.Tensor]
+
+
+def finished(run: Steps, watch: Callable[[str, torch.Tensor], None] | None = None) -> torch.Tensor:
+    """The output of a layer, once its remaining steps have run."""
+    while True:
+        try:
+            parts, value = next(run)
+        except StopIteration as done:
+            output: torch.Tensor = done.value
+            return output
+        if watch is not None:
+            for part in parts:
+                watch(part, value)
+
+
+def steps(
+    dims: Dims,
+    i: int,
+    weights: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    owner: torch.Tensor,
+) -> Steps:
+    """A layer, step by step: yields the Linear maps that come next, and their input, before they are computed
+    with what `weights` then holds.
+    """
     quirks = dims.quirks
 
     def linear(part: str, value: torch.Tensor) -> torch.Tensor:
-        if watch is not None:
-            watch(part, value)
         return F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
 
     def norm(part: str | None, value: torch.Tensor) -> torch.Tensor:
@@ -110,37 +138,48 @@ def layer(
             return value
         return _rms(value, weights[f"{part}.weight"] + quirks.norm_offset, dims.rms_norm_eps)
 
-    normed = norm(quirks.norms.before_attention, x)
-    sizes = [dims.num_heads * dims.head_dim, *[dims.num_kv_heads * dims.head_dim] * 2]
-    q, k, v = torch.cat([linear(part, normed) for part in quirks.qkv], -1).split(sizes, -1)
-    heads = quirks.head_norms
-    if heads is not None and heads.whole:
-        q, k = norm(heads.q, q), norm(heads.k, k)
-    q, k, v = (value.unflatten(-1, (-1, dims.head_dim)) for value in (q, k, v))  # [tokens, heads, head_dim]
-    if heads is not None and not heads.whole and not heads.rotated:
-        q, k = norm(heads.q, q), norm(heads.k, k)
-    if (rope := dims.rope(i)) is not None:
-        q, k = (_rotate(rope, value, positions, quirks.interleaved) for value in (q, k))
-    if heads is not None and heads.rotated:
-        q, k = norm(heads.q, q), norm(heads.k, k)
-    if quirks.query_growth is not None:
-        beta, length = quirks.query_growth
-        q = q * (1 + beta * torch.log(1 + torch.floor(positions / length)))[:, None, None]
-    distance = positions[:, None] - positions[None, :]
-    mask = (distance >= 0) & (owner[:, None] == owner[None, :])
-    window = dims.windows[i]
-    if window is not None:
-        mask &= distance < window
-    groups = dims.num_heads // dims.num_kv_heads
-    keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
-    scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, quirks.attention_cap)
-    mixed = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
-    attended = norm(quirks.norms.after_attention, linear(names.O, mixed.transpose(0, 1).flatten(1)))
-    x = x + attended * quirks.residual_factor
-    normed = norm(quirks.norms.before_mlp, x)
-    gate, up = torch.cat([linear(part, normed) for part in quirks.gate_up], -1).chunk(2, -1)
-    gate = F.gelu(gate, approximate="tanh") if quirks.activation == "gelu_tanh" else F.silu(gate)
-    made = norm(quirks.norms.after_mlp, linear(names.DOWN, gate * up))
+    def mixed(normed: torch.Tensor) -> torch.Tensor:
+        """The values that attention mixes, [tokens, heads * head_dim]."""
+        sizes = [dims.num_heads * dims.head_dim, *[dims.num_kv_heads * dims.head_dim] * 2]
+        q, k, v = torch.cat([linear(part, normed) for part in quirks.qkv], -1).split(sizes, -1)
+        heads = quirks.head_norms
+        if heads is not None and heads.whole:
+            q, k = norm(heads.q, q), norm(heads.k, k)
+        # [tokens, heads, head_dim]
+        q, k, v = (value.unflatten(-1, (-1, dims.head_dim)) for value in (q, k, v))
+        if heads is not None and not heads.whole and not heads.rotated:
+            q, k = norm(heads.q, q), norm(heads.k, k)
+        if (rope := dims.rope(i)) is not None:
+            q, k = (_rotate(rope, value, positions, quirks.interleaved) for value in (q, k))
+        if heads is not None and heads.rotated:
+            q, k = norm(heads.q, q), norm(heads.k, k)
+        if quirks.query_growth is not None:
+            beta, length = quirks.query_growth
+            q = q * (1 + beta * torch.log(1 + torch.floor(positions / length)))[:, None, None]
+        distance = positions[:, None] - positions[None, :]
+        mask = (distance >= 0) & (owner[:, None] == owner[None, :])
+        window = dims.windows[i]
+        if window is not None:
+            mask &= distance < window
+        groups = dims.num_heads // dims.num_kv_heads
+        keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
+        scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, quirks.attention_cap)
+        return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values).transpose(0, 1).flatten(1)
+
+    def gated(normed: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.cat([linear(part, normed) for part in quirks.gate_up], -1).chunk(2, -1)
+        return (F.gelu(gate, approximate="tanh") if quirks.activation == "gelu_tanh" else F.silu(gate)) * up
+
+    value = norm(quirks.norms.before_attention, x)
+    yield quirks.qkv, value
+    value = mixed(value)
+    yield (names.O,), value
+    x = x + norm(quirks.norms.after_attention, linear(names.O, value)) * quirks.residual_factor
+    value = norm(quirks.norms.before_mlp, x)
+    yield quirks.gate_up, value
+    value = gated(value)
+    yield (names.DOWN,), value
+    made = norm(quirks.norms.after_mlp, linear(names.DOWN, value))
     return x + made * quirks.residual_factor
 
 

@@ -1,27 +1,37 @@
 """Chooses calibrated codes for a checkpoint's Linear weights, one layer at a time.
 
-Hidden states of all sequences are carried from layer to layer. For each layer, the second moments of the
-inputs of each Linear map are summed up, codes are chosen, and the layer runs again with the decoded weights,
-so that later layers are calibrated on the inputs they will really get. Memory is that of the hidden states,
-of one layer in fp32, and of the moments and factors of its widest map.
+Hidden states of all sequences are carried from map to map: the second moments of a Linear map's inputs are
+summed up, its codes are chosen, and the next maps get the products of the decoded weight, so that all are
+calibrated on the inputs they will really get. Memory is that of the hidden states, of one layer in fp32, and
+of four square matrices of the size of its widest input.
 
 GPTQ (arXiv 2210.17323) chooses the codes that change a weight's products with typical inputs least. Columns
 are rounded one after the other, those with the largest inputs first. The columns that are not rounded yet
 compensate for the error of each. Scales are those of plain rounding, chosen beforehand, so that a group's
-columns can be rounded in any order.
+columns can be rounded in any order. With moments R^T R, R upper triangular, and the columns sorted so that
+the last is rounded first, this is Babai's nearest plane algorithm: column j is rounded after adding the sum
+of R[j, k] / R[j, j] times the error of column k over all k > j (arXiv 2507.18553). R takes one factorization.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...runtime.errors import ExportError
+from ...runtime.machine import cores
 from ..check import reference
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
@@ -34,18 +44,44 @@ DAMPING = 0.01  # of the usual second moment, added to each, so that inputs abse
 USUAL = {4: 1.0, 8: 0.98}  # of the inputs, those with the smallest moments, are the usual ones
 MAX_LENGTH = {4: 1, 8: 30}  # of an input, in median lengths; a longer one counts as much
 MAX_DAMPING = 1e4
-COLUMNS_AT_ONCE = 128
+OUTPUTS_AT_ONCE = 1024  # of a weight: what has been rounded of them stays in a processor's cache
+INPUTS_AT_ONCE = 2048  # of moments, which are symmetric: only products from the diagonal on are computed
+
+
+@contextmanager
+def quick_products() -> Iterator[None]:
+    """Products of fp32 matrices have bf16 factors on processors that multiply those faster."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread here, and in threads that begin here: for many small products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Moments:
-    """Sums of x x^T over inputs x as they come, fp32 [inputs, inputs].
+    """Sums of x x^T over inputs x as they come.
 
     The inputs of a sequence's first token can be a thousand times longer than others. All later tokens attend
     to it, so its products must be right; but with all of their length the sums would have no other digits.
     """
 
     def __init__(self, inputs: int, bits: int) -> None:
-        self.sums = torch.zeros(inputs, inputs)
+        self._rows = [
+            torch.zeros(min(INPUTS_AT_ONCE, inputs - at), inputs - at)
+            for at in range(0, inputs, INPUTS_AT_ONCE)
+        ]  # from the diagonal on
         self._max_length = MAX_LENGTH[bits]
 
     def add(self, x: torch.Tensor) -> None:
@@ -53,12 +89,25 @@ class Moments:
         lengths = x.norm(dim=-1, keepdim=True)
         limit = self._max_length * lengths.median()
         kept = x * (limit / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1)
-        self.sums.addmm_(kept.T, kept)
+        for rows in self._rows:
+            right = kept[:, -rows.shape[1] :]
+            rows.addmm_(right[:, : len(rows)].T, right)
 
     @property
     def are_finite(self) -> bool:
         # A number that is not finite makes its row and column so too: the diagonal is enough.
-        return bool(torch.isfinite(self.sums.diagonal()).all())
+        return all(bool(torch.isfinite(rows.diagonal()).all()) for rows in self._rows)
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """[inputs, inputs] fp32"""
+        inputs = self._rows[0].shape[1]
+        sums = torch.empty(inputs, inputs)
+        for rows in self._rows:
+            at = inputs - rows.shape[1]
+            sums[at : at + len(rows), at:] = rows
+            sums[at:, at : at + len(rows)] = rows.T
+        return sums
 
 
 def choose_codes(
@@ -68,59 +117,66 @@ def choose_codes(
     outputs, inputs = weight.shape
     plain = codec.encode(weight.numpy(), scale_dtype)
     group, units = inputs // codec.num_groups(inputs), plain.units
-    scales = _by_column(units, group)
-    zeros = torch.zeros(()) if plain.zeros is None else _by_column(plain.zeros.astype(np.float32), group)
-    order = torch.argsort(moments.diagonal(), descending=True, stable=True)
-    spread = _spread(moments[order][:, order], USUAL[codec.bits])
-    rest = weight.T[order]  # [inputs, outputs]: a column of the weight is a contiguous row here
-    scales, zeros = scales[order], zeros if zeros.ndim == 0 else zeros[order]
-    wide = torch.where(scales > 0, scales, 1)
-    codes = torch.empty_like(rest)
-    for start in range(0, inputs, COLUMNS_AT_ONCE):
-        stop = min(start + COLUMNS_AT_ONCE, inputs)
-        losses = torch.empty(stop - start, outputs)
-        for column in range(start, stop):
-            zero = zeros if zeros.ndim == 0 else zeros[column]
-            code = torch.round(rest[column] / wide[column]).add_(zero).clamp_(codec.lowest, codec.highest)
-            codes[column] = code
-            loss = (rest[column] - (code - zero) * scales[column]) / spread[column, column]
-            rest[column:stop].addr_(spread[column, column:stop], loss, alpha=-1)
-            losses[column - start] = loss
-        rest[stop:].addmm_(spread[start:stop, stop:].T, losses, alpha=-1)
-    back = torch.empty_like(codes)
-    back[order] = codes
-    array = back.T.reshape(outputs, -1, group).numpy().astype(plain.codes.dtype)
+    order = torch.argsort(moments.diagonal(), stable=True)
+    spread = _spread(moments[order[:, None], order], USUAL[codec.bits])
+    groups = (order // group).tolist()
+    codes = np.empty((outputs, inputs), plain.codes.dtype)
+
+    def choose(start: int) -> None:
+        rows = slice(start, start + OUTPUTS_AT_ONCE)
+        scales = _by_group(units[rows])
+        zeros = torch.zeros_like(scales) if plain.zeros is None else _by_group(plain.zeros[rows])
+        wide = torch.where(scales > 0, scales, 1)
+        errors = weight[rows].T[order]  # [inputs, outputs]: a column of the weight is a contiguous row here
+        rest, chosen = errors.clone(), torch.empty_like(errors)
+
+        def columns(first: int, last: int) -> None:
+            if last - first > 1:
+                middle = (first + last) // 2
+                columns(middle, last)
+                rest[first:middle].addmm_(spread[first:middle, middle:last], errors[middle:last])
+                columns(first, middle)
+                return
+            at = groups[first]
+            code = torch.round(rest[first] / wide[at]).add_(zeros[at]).clamp_(codec.lowest, codec.highest)
+            chosen[first] = code
+            errors[first].addcmul_(code.sub_(zeros[at]), scales[at], value=-1)
+
+        with torch.inference_mode():
+            columns(0, inputs)
+        codes[rows, order.numpy()] = chosen.T.numpy()
+
+    with one_thread(), ThreadPoolExecutor(cores()) as pool:
+        list(pool.map(choose, range(0, outputs, OUTPUTS_AT_ONCE)))  # raises the error of one
+    array = codes.reshape(outputs, -1, group)
     if (units <= 0).any():  # groups of zeros keep their codes of zero
         array[units <= 0] = plain.codes[units <= 0]
     return replace(plain, codes=array)
 
 
-def _by_column(values: np.ndarray, group: int) -> torch.Tensor:
-    """[outputs, groups] -> [inputs, outputs]"""
-    return torch.from_numpy(np.repeat(np.ascontiguousarray(values.T), group, 0))
+def _by_group(values: np.ndarray) -> torch.Tensor:
+    """[outputs, groups] -> [groups, outputs] fp32"""
+    return torch.from_numpy(np.ascontiguousarray(values.T, np.float32))
 
 
 def _spread(moments: torch.Tensor, usual_share: float) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse of damped moments: row i says how to spread column i's loss.
+    """The upper Cholesky factor of damped moments, each row divided by its number on the diagonal. The
+    moments are overwritten.
 
-    Moments are singular if an input is always zero, or with fewer tokens than inputs. Damping is raised until
+    They are singular if an input is always zero, or with fewer tokens than inputs. Damping is raised until
     they are regular.
     """
     sizes = moments.diagonal().sort().values
     usual = sizes[: math.ceil(usual_share * len(sizes))].mean() or sizes.mean()
     if usual <= 0:
         return torch.eye(len(moments))
-    damping = DAMPING
+    damping, added = DAMPING, 0.0
     while damping <= MAX_DAMPING:
-        factor = moments.clone()
-        factor.diagonal().add_(damping * usual)
-        factor, failed = torch.linalg.cholesky_ex(factor)  # reuse the name to free the large matrix
-        if not failed:
-            factor = torch.cholesky_inverse(factor)
-            factor, failed = torch.linalg.cholesky_ex(factor, upper=True)
-            if not failed and torch.isfinite(factor.diagonal()).all():
-                return factor
-        damping *= 10
+        moments.diagonal().add_((damping - added) * usual)
+        factor, failed = torch.linalg.cholesky_ex(moments, upper=True)
+        if not failed and torch.isfinite(factor.diagonal()).all():
+            return factor.div_(factor.diagonal()[:, None].clone())
+        damping, added = 10 * damping, damping
     return torch.eye(len(moments))  # no damping makes them regular: plain rounding
 
 
@@ -131,8 +187,10 @@ class CalibratedTensors:
     """Tensors whose Linear weights of layers are codes of the form `storage`, chosen when a layer is first
     requested, and those of an lm_head of its own, if products are of integers.
 
-    `progress` is called after each layer with the number of layers that are done. Layers must be requested in
-    their order, because only the codes of one are kept.
+    `progress` is called with the number of layers that are done, from the first one on that is not in the
+    directory `kept`. That holds the codes of each layer for an export that is interrupted, in a file that is
+    named after all that they depend on. Layers must be requested in their order, because only the codes of
+    one are in memory.
     """
 
     def __init__(
@@ -142,10 +200,11 @@ class CalibratedTensors:
         storage: Quantization,
         sequences: Sequence[Sequence[int]],
         progress: Callable[[int], None] | None = None,
+        kept: Path | None = None,
     ) -> None:
         self._stored, self._dims, self._storage = stored, dims, storage
         self._head = storage.table(storage.head) if storage.is_integer and not dims.tied else None
-        self._progress = progress or (lambda done: None)
+        self._progress, self._kept = progress or (lambda done: None), kept
         self._batches = list(batches(sequences))
         with torch.inference_mode():
             # All at once, because a table may be computed when it is read.
@@ -155,7 +214,7 @@ class CalibratedTensors:
         self._next_layer = 0
         # Linear maps that get the same input are one matrix for GPTQ, if their codes are of one form.
         qkv = [parts for _, parts in split_by_codec("qkv", dims.quirks.qkv, storage)]
-        self._together = (*qkv, (names.O,), dims.quirks.gate_up, (names.DOWN,))
+        self._together = (qkv, [(names.O,)], [dims.quirks.gate_up], [(names.DOWN,)])
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -184,34 +243,77 @@ class CalibratedTensors:
             with torch.inference_mode():
                 self._codes = self._run_layer(self._next_layer, scale_dtype)
             self._next_layer += 1
-            self._progress(self._next_layer)
         return self._codes[name]
 
     def _run_layer(self, i: int, scale_dtype: np.dtype[Any]) -> dict[str, Encoded]:
-        dims, weights = self._dims, reference.layer_weights(self._stored, i)
-        moments = self._moments(i, weights)
-        codes = {}
-        for parts in self._together:
-            keys = [f"{part}.weight" for part in parts]
-            sizes = [len(weights[key]) for key in keys]
-            joined = torch.cat([weights[key] for key in keys])
-            codec = self._storage.codec(parts[0])
-            encoded = choose_codes(joined, moments.pop(parts[0]).sums, codec, scale_dtype)
-            if not np.isfinite(encoded.scales).all():
-                raise OverflowError(keys[0])
-            decoded = torch.from_numpy(encoded.decoded().reshape(joined.shape))
-            start = 0
-            for part, key, size in zip(parts, keys, sizes, strict=True):
-                rows = slice(start, start + size)
-                codes[names.weight(i, part)] = encoded.rows(rows)
-                weights[key] = decoded[rows]
-                start += size
-        if i + 1 < dims.num_layers or self._head is not None:
-            for at, (x, batch) in enumerate(zip(self._hidden, self._batches, strict=True)):
-                self._hidden[at] = reference.layer(dims, i, weights, x, *places(batch))
+        weights = reference.layer_weights(self._stored, i)
+        path = None if self._kept is None else self._kept / f"{self._key(weights, scale_dtype)}.npz"
+        codes = {} if path is None else read_codes(path)
+        is_new = not codes
+        if is_new:
+            self._progress(i)
+        runs = [
+            reference.steps(self._dims, i, weights, x, *places(batch))
+            for x, batch in zip(self._hidden, self._batches, strict=True)
+        ]
+        for groups in self._together if is_new else ():
+            moments = [self._moments(parts, weights) for parts in groups]
+            with quick_products():
+                for run in runs:
+                    _, value = next(run)
+                    for sums in moments:
+                        sums.add(value)
+            for parts, sums in zip(groups, moments, strict=True):
+                if not sums.are_finite:
+                    raise ExportError(
+                        f"layer {i} gives NaN or Inf for the calibration text (inputs of {', '.join(parts)})."
+                        " Nothing was written. The checkpoint's weights are broken, or too large for fp32:"
+                        " train or download it again"
+                    )
+                keys = [f"{part}.weight" for part in parts]
+                sizes = [len(weights[key]) for key in keys]
+                joined = torch.cat([weights[key] for key in keys])
+                encoded = choose_codes(joined, sums.sums, self._storage.codec(parts[0]), scale_dtype)
+                if not np.isfinite(encoded.scales).all():
+                    raise OverflowError(keys[0])
+                for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+                    codes[part] = encoded.rows(slice(end - size, end))
+                    self._decode(weights, part, codes[part])
+        for part in codes if not is_new else ():
+            self._decode(weights, part, codes[part])
+        if i + 1 < self._dims.num_layers or self._head is not None:
+            with quick_products():
+                self._hidden = [reference.finished(run) for run in runs]
         else:
             self._hidden = []
-        return codes
+        if is_new:
+            if path is not None:
+                write_codes(path, codes)
+            self._progress(i + 1)
+        return {names.weight(i, part): each for part, each in codes.items()}
+
+    def _moments(self, parts: Sequence[str], weights: dict[str, torch.Tensor]) -> Moments:
+        return Moments(weights[f"{parts[0]}.weight"].shape[1], self._storage.codec(parts[0]).bits)
+
+    def _decode(self, weights: dict[str, torch.Tensor], part: str, encoded: Encoded) -> None:
+        key = f"{part}.weight"
+        weights[key] = torch.from_numpy(encoded.decoded().reshape(weights[key].shape))
+
+    def _key(self, weights: dict[str, torch.Tensor], scale_dtype: np.dtype[Any]) -> str:
+        """A digest of what a layer's codes depend on; the hidden states stand for the text and all layers
+        before.
+        """
+        about = (
+            version("mars-export"),
+            self._storage,
+            scale_dtype.str,
+            torch.get_num_threads(),
+            sorted(weights),
+        )
+        digest = hashlib.sha256(repr(about).encode())
+        for each in (*self._hidden, *(weights[name] for name in sorted(weights))):
+            digest.update(np.ascontiguousarray(each.numpy()).data)
+        return digest.hexdigest()
 
     def _head_codes(self, scale_dtype: np.dtype[Any]) -> Encoded:
         assert self._head is not None and self._next_layer == self._dims.num_layers
@@ -227,27 +329,35 @@ class CalibratedTensors:
             np.concatenate([p.codes for p in parts]), np.concatenate([p.scales for p in parts]), None
         )
 
-    def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
-        """The moments of each group of maps, by its first part."""
-        sums = {
-            parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1], self._storage.codec(parts[0]).bits)
-            for parts in self._together
-        }
 
-        def watch(part: str, value: torch.Tensor) -> None:
-            if part in sums:
-                sums[part].add(value)
+def write_codes(path: Path, codes: Mapping[str, Encoded]) -> None:
+    """Write the codes of a layer's maps, in whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez(
+            file,
+            **{
+                f"{part} {field}": array
+                for part, each in codes.items()
+                for field, array in asdict(each).items()
+                if array is not None
+            },
+        )
+    partial.replace(path)
 
-        for x, batch in zip(self._hidden, self._batches, strict=True):
-            reference.layer(self._dims, i, weights, x, *places(batch), watch)
-        strange = [part for part, moments in sums.items() if not moments.are_finite]
-        if strange:
-            raise ExportError(
-                f"layer {i} gives NaN or Inf for the calibration text (inputs of {', '.join(strange)})."
-                " Nothing was written. The checkpoint's weights are broken, or too large for fp32: train or"
-                " download it again"
-            )
-        return sums
+
+def read_codes(path: Path) -> dict[str, Encoded]:
+    """The codes that were written; none if the file is absent or damaged."""
+    try:
+        with np.load(path) as file:
+            fields: dict[str, dict[str, Any]] = {}
+            for name in file.files:
+                part, _, field = name.partition(" ")
+                fields.setdefault(part, {"zeros": None})[field] = file[name]
+            return {part: Encoded(**found) for part, found in fields.items()}
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile):
+        return {}
 
 
 def places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,11 +31,16 @@ class Quantizer:
     reason: str = ""
 
     def prepared(
-        self, checkpoint: Checkpoint, storage: Quantization, block: int, progress: Callable[[int, int], None]
+        self,
+        checkpoint: Checkpoint,
+        storage: Quantization,
+        block: int,
+        report: Callable[[str, int, int], None],
+        kept: Path | None = None,
     ) -> tuple[Checkpoint, QuantizerInfo]:
         """The checkpoint as it is stored, rotated for integer products and with the codes that this quantizer
-        chooses, and its entry for the manifest. `progress` is called with the number of layers that are done,
-        and of all layers.
+        chooses, and its entry for the manifest. `report` is called with what is done, the number of layers
+        that are, and of all layers. `kept`: where codes are kept for an export that is interrupted.
         """
         if self.name != "gptq" and not storage.is_integer:
             return checkpoint, QuantizerInfo(self.name)
@@ -43,19 +48,22 @@ class Quantizer:
         if storage.is_integer:
             from .rotate import rotated_checkpoint
 
-            checkpoint = rotated_checkpoint(checkpoint, text.sequences)
+            layers = checkpoint.dims.num_layers
+            checkpoint = rotated_checkpoint(
+                checkpoint, text.sequences, lambda done: report("activations", done, layers)
+            )
         if self.name != "gptq":
             return checkpoint, QuantizerInfo(self.name)
         from .calibrated import CalibratedTensors
 
         layers = checkpoint.dims.num_layers
-        progress(0, layers)
         tensors = CalibratedTensors(
             checkpoint.tensors,
             checkpoint.dims,
             storage,
             text.sequences,
-            lambda done: progress(done, layers),
+            lambda done: report("codes", done, layers),
+            kept,
         )
         info = QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
         return replace(checkpoint, tensors=tensors), info

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from ..checkpoint import names
 from ..checkpoint.dims import Dims
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
-from .calibrated import batches, places
+from .calibrated import batches, places, quick_products
 
 MAX_HADAMARD = 64
 SEED = 0
@@ -175,13 +175,21 @@ class RotatedTensors:
         return np.full(self._stored.shapes[name], 1 - self._knobs.norm_offset, np.float32)
 
 
-def smoothing(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Factors [layers, inputs] of the inputs of down_proj, from the largest that token sequences give."""
+def smoothing(
+    dims: Dims,
+    tensors: Tensors,
+    sequences: Sequence[Sequence[int]],
+    progress: Callable[[int], None] = lambda done: None,
+) -> torch.Tensor:
+    """Factors [layers, inputs] of the inputs of down_proj, from the largest that token sequences give.
+    `progress` is called with the number of layers that are done.
+    """
     together = list(batches(sequences))
     factors = torch.ones(dims.num_layers, dims.intermediate_size)
-    with torch.inference_mode():
+    with torch.inference_mode(), quick_products():
         hidden = [reference.embedded(dims, tensors, batch) for batch in together]
         for i in range(dims.num_layers):
+            progress(i)
             weights = reference.layer_weights(tensors, i)
             first, later = torch.full((2, dims.intermediate_size), SMALLEST)
             for at, (x, batch) in enumerate(zip(hidden, together, strict=True)):
@@ -214,8 +222,12 @@ def _factors(weight: torch.Tensor, first: torch.Tensor, later: torch.Tensor) -> 
     return factors * torch.minimum((first / later).sqrt(), room).clamp(min=1)
 
 
-def rotated_checkpoint(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]] = ()) -> Checkpoint:
+def rotated_checkpoint(
+    checkpoint: Checkpoint,
+    sequences: Sequence[Sequence[int]] = (),
+    progress: Callable[[int], None] = lambda done: None,
+) -> Checkpoint:
     """The checkpoint in rotated form, smoothed for what token sequences give; without any, not smoothed."""
-    factors = smoothing(checkpoint.dims, checkpoint.tensors, sequences) if sequences else None
+    factors = smoothing(checkpoint.dims, checkpoint.tensors, sequences, progress) if sequences else None
     tensors = RotatedTensors(checkpoint.tensors, checkpoint.dims, factors)
     return replace(checkpoint, dims=tensors.dims, tensors=tensors)

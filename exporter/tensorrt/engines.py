@@ -18,7 +18,7 @@ from ...runtime.bundle.variant_info import EngineInfo, QuantizationInfo, this_pl
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..codes import Quantization
-from ..export import Progress, reopen, weight_bytes, write_bundle, writing
+from ..export import Progress, keeping, reopen, weight_bytes, write_bundle, writing
 from ..export_options import FLOATS, PRECISIONS, EngineOptions, ExportOptions
 from ..graph.nodes import fixed
 from ..option_rules import check_options
@@ -86,10 +86,10 @@ def export_engine(
     if dry_run:
         return EngineResult(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
-    with writing(output, 3 * size, force) as directory:
+    with writing(output, 3 * size, force) as directory, keeping(output) as kept:
         # Level 0, because TensorRT multiplies with the decoded weights, unlike ONNX Runtime's faster levels.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
-        manifest = write_bundle(directory, checkpoint, exact, report, plan.kv_layouts[1:])
+        manifest = write_bundle(directory, checkpoint, exact, report, plan.kv_layouts[1:], kept)
         built = _built(directory, manifest, manifest.variants[0], plan, report)
         return EngineResult(plan, estimate, _write(directory, _added(manifest, plan.name, *built), output))
 

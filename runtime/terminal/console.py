@@ -107,13 +107,12 @@ PROGRESS_SECONDS = 10.0  # between the lines of a long phase without a terminal
 
 
 def progress_bars() -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
@@ -133,17 +132,18 @@ def advance(bars: Progress) -> Any:
         if not total and note:
             err.print(f"{phase}: {note}", markup=False)
             return
-        is_late = monotonic() - printed >= PROGRESS_SECONDS
-        if bars.disable and (is_late or phase not in tasks):
-            words = [f"{done} of {total}", note] if phase in tasks else ["..."]
-            since, first = begun.get(phase, (monotonic(), done))
-            if done > first and "left" not in note:
-                left = (monotonic() - since) / (done - first) * (total - done)
-                words.append(f"about {left:.0f} s left" if left < 120 else f"about {left / 60:.0f} min left")
-            err.print(f"{phase} {', '.join(filter(None, words))}", markup=False)
+        since, first = begun.setdefault(phase, (monotonic(), done))
+        words = [note]
+        if total > done > first and "left" not in note:
+            left = (monotonic() - since) / (done - first) * (total - done)
+            words.append(f"about {left:.0f} s left" if left < 120 else f"about {left / 60:.0f} min left")
+        note = ", ".join(filter(None, words))
+        if bars.disable and (phase not in tasks or monotonic() - printed >= PROGRESS_SECONDS):
+            line = ", ".join(filter(None, [f"{done} of {total}", note])) if phase in tasks else "..."
+            err.print(f"{phase} {line}", markup=False)
             printed = monotonic()
         if phase not in tasks:
-            tasks[phase], begun[phase] = bars.add_task(phase, total=total, note=note), (monotonic(), done)
+            tasks[phase] = bars.add_task(phase, total=total, note=note)
         bars.update(tasks[phase], completed=done, total=total, note=note)
 
     return report

@@ -5,6 +5,7 @@ bundles.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.quantize.calibrated import CalibratedTensors, Moments, choose_codes
+from mars_export.exporter.quantize import calibrated as calibration
+from mars_export.exporter.quantize.calibrated import (
+    CalibratedTensors,
+    Moments,
+    choose_codes,
+    quick_products,
+)
 from mars_export.exporter.quantize.quantizer import choose_quantizer
 from mars_export.exporter.quantize.text import LONGEST, SEQUENCES, read_text
 from mars_export.runtime.bundle.open import open_bundle
@@ -217,7 +224,8 @@ def test_every_map_of_each_family_loses_less_than_by_rounding(name: str, checkpo
     assert all(loss < 0.9 for loss in losses.values()), losses
     for x, after, batch in zip(before, tensors._hidden, tensors._batches, strict=True):
         places = reference.places([len(sequence) for sequence in batch])
-        assert torch.equal(reference.layer(dims, 0, chosen, x, *places), after)
+        with quick_products():
+            assert torch.equal(reference.layer(dims, 0, chosen, x, *places), after)
 
 
 def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
@@ -231,6 +239,59 @@ def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
             assert (a == b).all()
             differ += int((a != c).sum())
     assert differ, "the text makes no difference"
+
+
+def test_an_interrupted_export_continues_with_the_codes_that_fit(
+    checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the second layer keeps the first one's codes. They are used for the same checkpoint, text and
+    options only, and not if their file is damaged; the bundle is that of an uninterrupted export.
+    """
+    rows, target, kept = write_rows(tmp_path / "rows.jsonl"), tmp_path / "b", tmp_path / ".b.codes"
+    other_rows = write_rows(tmp_path / "other.jsonl", 13)
+    plain = ExportOptions(**OPTIONS, calibration_text=rows)
+    choose, chosen = calibration.choose_codes, 0
+
+    def run(name: str, options: ExportOptions, last: int = 100) -> int:
+        """How often codes are chosen; Ctrl-C in the layer after `last` of them."""
+        nonlocal chosen
+        chosen = 0
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal chosen
+            if chosen == last:
+                raise KeyboardInterrupt
+            chosen += 1
+            return choose(*arguments)
+
+        monkeypatch.setattr(calibration, "choose_codes", counted)
+        export_onnx(open_checkpoint(str(checkpoints(name))), target, options, force=True)
+        return chosen
+
+    def interrupt() -> Path:
+        with pytest.raises(KeyboardInterrupt):
+            run("llama", plain, 6)
+        assert chosen == 6
+        (file,) = kept.iterdir()
+        return file
+
+    assert run("llama", plain) == 8 and not kept.exists()
+    whole = (target / "weights.bin").read_bytes()
+    interrupt()
+    assert run("llama", plain) == 4 and not kept.exists()
+    assert (target / "weights.bin").read_bytes() == whole
+    for name, options in {
+        "qwen2": plain,
+        "llama": replace(plain, asymmetric=True),
+        "llama ": replace(plain, calibration_text=other_rows),
+    }.items():
+        interrupt()
+        assert run(name.strip(), options) == 8 and not kept.exists()
+    for damage in (lambda data: data[:-200], lambda data: b"", lambda data: data[:300] + b"x" + data[301:]):
+        file = interrupt()
+        file.write_bytes(damage(file.read_bytes()))
+        assert run("llama", plain) == 8
+        assert (target / "weights.bin").read_bytes() == whole
 
 
 def test_activations_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -266,7 +327,7 @@ def test_a_bundle_says_what_chose_its_codes_and_runs(
     export_onnx(checkpoint, tmp_path / "c", ExportOptions(**options, quantizer="round"))
     kept = [(tmp_path / name / "weights.bin").read_bytes() for name in "abc"]
     assert kept[0] == kept[1] != kept[2]
-    assert [done for phase, done, _ in seen if phase == "codes"] == [0, 1, 2]
+    assert [done for phase, done, _ in seen if phase == "codes"] == [0, 1, 1, 2]
     made = [open_bundle(tmp_path / name).manifest.variants[0].quantization for name in "ac"]
     assert made[0] == manifest.variants[0].quantization
     assert made[0] is not None and made[0].quantizer is not None
@@ -281,8 +342,6 @@ def test_a_bundle_says_what_chose_its_codes_and_runs(
 
 
 def test_what_is_chosen_when_nothing_is_said(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     ours = replace(checkpoint, source=default.NAME)
     rows = tmp_path / "rows.jsonl"
     four, eight = Quantization("int4"), Quantization("int8")
