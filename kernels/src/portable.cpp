@@ -31,35 +31,28 @@ struct PortableFourBits : FourBitSizes<8, 4> {
         uint32_t of[COLUMNS]; // which may wrap around before the last group
     };
     struct Factors {
-        int of[2][COLUMNS], zeros[2][COLUMNS];
-
-        explicit Factors(const int8_t* bytes) {
-            for (size_t i = 0; i < 2 * COLUMNS; ++i) {
-                of[i % 2][i / 2] = static_cast<uint8_t>(bytes[i]);
-                zeros[i % 2][i / 2] = of[i % 2][i / 2] * bytes[2 * COLUMNS + i];
-            }
-        }
+        const int8_t *of[2], *zeros;
+        explicit Factors(const int8_t* bytes) : of{bytes, bytes + 1}, zeros(bytes + 2 * COLUMNS) {}
     };
     struct Weights {
-        int of[8][COLUMNS * 4];
-
-        explicit Weights(const int8_t* block) {
-            for (size_t i = 0; i < 4; ++i)
-                for (size_t k = 0; k < COLUMNS * 4; ++k, ++block) of[i][k] = *block & 15, of[i + 4][k] = *block >> 4 & 15;
+        const int8_t* block;
+        explicit Weights(const int8_t* bytes) : block(bytes) {}
+        int of(size_t input, size_t column) const {
+            return block[(input % 16 / 4 * COLUMNS + column) * 4 + input % 4] >> input / 16 * 4 & 15;
         }
     };
 
-    static void add(Sums& sums, const Weights& weights, const int* factors, const uint8_t* codes, int32_t start) {
+    static void add(Sums& sums, const Weights& weights, const int8_t* factors, const uint8_t* codes, int32_t start) {
         for (size_t column = 0; column < COLUMNS; ++column) {
             int32_t product = start;
-            for (size_t i = 0; i < FourBits::GROUP; ++i) product += static_cast<int8_t>(codes[i]) * weights.of[i / 4][column * 4 + i % 4];
-            sums.of[column] += static_cast<uint32_t>(product * factors[column]);
+            for (size_t i = 0; i < FourBits::GROUP; ++i) product += static_cast<int8_t>(codes[i]) * weights.of(i, column);
+            sums.of[column] += static_cast<uint32_t>(product * static_cast<uint8_t>(factors[2 * column]));
         }
     }
 
     static void add_zeros(Sums& sums, const Factors& factors, const int16_t* both) {
-        for (size_t column = 0; column < COLUMNS; ++column)
-            sums.of[column] += static_cast<uint32_t>(factors.zeros[0][column] * both[0] + factors.zeros[1][column] * both[1]);
+        for (size_t i = 0; i < 2 * COLUMNS; ++i)
+            sums.of[i / 2] += static_cast<uint32_t>(static_cast<uint8_t>(factors.of[0][i]) * factors.zeros[i] * both[i % 2]);
     }
 
     static void store(const Sums& sums, size_t, const int32_t*, const float* steps, float largest, float* out) {
