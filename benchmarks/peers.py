@@ -4,6 +4,7 @@
     python benchmarks/peers.py --setup
     python benchmarks/peers.py                            # make the models that are absent, then measure
     python benchmarks/peers.py --prompts 128 1000 4000    # how fast each reads a prompt
+    python benchmarks/peers.py --shape 0.5B 1.5B          # speeds of Qwen2.5's shapes, random weights
 
 Each peer runs in its own environment under --venvs and answers through benchmarks/peers/; absent ones are
 listed. Models are created once, under --work. The peers decode greedily: one token a step, and with the
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, machine, measure, prefill, rows, running
+from peers import catalog, machine, measure, prefill, rows, running, shapes
 from peers.catalog import Entry
 from peers.machine import say
 from peers.measure import Round, Summary
@@ -117,6 +118,17 @@ def measure_all(args: argparse.Namespace, processes: dict[str, Process], results
             results.add(prompts, entries, made)
 
 
+def measure_shapes(args: argparse.Namespace) -> None:
+    path, about, sizes = args.json.with_name("shapes.json"), machine.about(args.threads), dict[str, Any]()
+    for shape in args.shape:
+        found, absent = shapes.measure(args, shape, args.rounds)
+        sizes[shape] = {"figures": found, "absent": absent}
+        places = {"VENVS": str(args.venvs), "WORK": str(args.shapes), "python": sys.executable}
+        machine.save(path, {"about": about, "random weights": True, "sizes": sizes}, places)
+        print(shapes.table(shape, found))
+        print(*(f"absent: {name}: {reason}" for name, reason in absent.items()), sep="\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -154,6 +166,16 @@ def main() -> None:
         metavar="TOKENS",
         help="instead: tokens/s of prompts of these lengths to the first token; prompts.json beside --json",
     )
+    parser.add_argument(
+        "--shape",
+        nargs="+",
+        choices=("0.5B", "1.5B", "7B"),
+        default=[],
+        help="instead: speeds at these sizes",
+    )
+    parser.add_argument(
+        "--shapes", type=Path, default=Path("build/peers/shapes"), help="models of --shape, made where absent"
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "peers.json")
     args = parser.parse_args()
     wrong = [
@@ -162,9 +184,12 @@ def main() -> None:
     if wrong:
         parser.error(f"{', '.join(wrong)} must be positive".replace("_", "-"))
     # Environments must be named absolutely; resolving links would lead out of a virtual environment.
-    args.venvs, args.work = args.venvs.absolute(), args.work.absolute()
+    args.venvs, args.work, args.shapes = (p.absolute() for p in (args.venvs, args.work, args.shapes))
     if args.setup is not None:
         set_up(args.venvs, args.setup or list(catalog.ENVIRONMENTS))
+        return
+    if args.shape:
+        measure_shapes(args)
         return
     places = {"VENVS": str(args.venvs), "WORK": str(args.work), "python": sys.executable}
     about: dict[str, Any] = {**machine.about(args.threads), "failed": {}}

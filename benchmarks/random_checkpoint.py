@@ -1,11 +1,15 @@
-"""Makes checkpoints of real shapes with random bf16 weights, tensor by tensor, that pass for MARS ones."""
+"""Makes checkpoints of real shapes with random weights, tensor by tensor, that pass for MARS ones.
+
+python -m random_checkpoint SHAPE DIRECTORY      # in fp16 and of Llama's type, which every peer reads
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -61,9 +65,9 @@ def config_of(shape: Shape) -> dict[str, object]:
     return fixed | asdict(shape)
 
 
-def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
+def write_checkpoint(target: Path, shape: Shape, seed: int = 0, dtype: np.dtype = BF16) -> None:
     """Write a Hugging Face directory; an interrupted call leaves nothing at `target`."""
-    config = config_of(shape)
+    config = config_of(shape) | {"torch_dtype": dtype.name}
     shapes = dict(expected_shapes(dims_from_config(config)))
     pool = (np.random.default_rng(seed).standard_normal(POOL, np.float32) * 0.02).astype(BF16)
     offsets = np.random.default_rng(seed + 1)
@@ -78,7 +82,7 @@ def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        tensors_file.write(made / "model.safetensors", shapes, BF16, make)
+        tensors_file.write(made / "model.safetensors", shapes, dtype, make)
         (made / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}), encoding="utf-8")
         _write_tokenizer(made)
@@ -100,3 +104,9 @@ def _write_tokenizer(directory: Path) -> None:
         "mask_token": "<|mask|>",
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_checkpoint(
+        Path(sys.argv[2]), replace(SHAPES[sys.argv[1]], model_type="llama"), dtype=np.dtype(np.float16)
+    )

@@ -26,6 +26,9 @@ NGRAM = {"ngram_size": 2, "max_draft_tokens": 4}
 LOOKUP = {"num_assistant_tokens": 4, "max_ngram_size": 2}
 SIMPLE = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "4")
 PRECISIONS = {"cpu": ("fp32", "int8", "w8a8", "w4a8", "int4"), "cuda": ("fp32", "fp16", "int4")}
+AT_SIZE = ("w8a8", "w4a8")  # of ours, and these peers:
+PEERS_AT_SIZE = ("genai int4", "openvino int8", "openvino int4")
+UNUSED_TOKEN = 300  # of random checkpoints, whose answers shall not end
 BLOCK = 8  # what the default checkpoint was trained with, and what its bundles are built for
 CONTEXT = 1024
 
@@ -109,6 +112,25 @@ def programs(work: Path, venvs: Path, server: Path | None = None, device: str = 
                 more = {"server": str(server), "flags": (*flags, *(("-ngl", "99") if is_gpu else ()))}
                 name = f"llama-server {kind}{word}"
                 yield Program(name, None, "llama_server", model.model, model.make, {**model.options, **more})
+
+
+def random(work: Path, shape: str) -> Program:
+    """A checkpoint of random weights in place of the merged ones."""
+    return Program(
+        "random", None, "", work / "merged", (sys.executable, "-m", "random_checkpoint", shape, "{out}")
+    )
+
+
+def at_size(work: Path, venvs: Path) -> Iterator[Program]:
+    """What is compared at real sizes: the bundles are of the random checkpoint, with rounded codes."""
+    for program in programs(work, venvs):
+        if program.name in PEERS_AT_SIZE:
+            yield program
+    yield gguf(work, venvs, "q4_k_m")
+    cli = [sys.executable, "-c", "from mars_export.cli import main; main()", "onnx", str(work / "merged")]
+    cli += f"-o {{out}} --block {BLOCK} --allow-drift --no-reference --quantizer round --precision".split()
+    for p in AT_SIZE:
+        yield Program(f"ours {p}", None, "ours", work / f"{p}.bundle", [*cli, p], {"device": "cpu"})
 
 
 def openvino(work: Path, venvs: Path) -> Iterator[Program]:

@@ -62,7 +62,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, directory: Path, config: dict[str,
     writer.add_add_bos_token(False)
     template = directory / "chat_template.jinja"
     has_file = template.is_file()
-    writer.add_chat_template(template.read_text("utf-8") if has_file else settings["chat_template"])
+    writer.add_chat_template(template.read_text("utf-8") if has_file else settings.get("chat_template", ""))
 
 
 def write_fp32(directory: Path, target: Path) -> None:
@@ -87,24 +87,28 @@ def write_fp32(directory: Path, target: Path) -> None:
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_dimension_count(config.get("head_dim", config["hidden_size"] // heads))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     write_vocabulary(writer, directory, config)
     with safe_open(directory / "model.safetensors", "np") as tensors:
-        writer.add_tensor("token_embd.weight", tensors.get_tensor("model.embed_tokens.weight"))
+
+        def read(name: str) -> np.ndarray:
+            return tensors.get_tensor(name).astype(np.float32, copy=False)
+
+        writer.add_tensor("token_embd.weight", read("model.embed_tokens.weight"))
         for i in range(layers):
             for source, name in LINEARS.items():
-                weight = tensors.get_tensor(f"model.layers.{i}.{source}.weight")
+                weight = read(f"model.layers.{i}.{source}.weight")
                 count = {"attn_q": heads, "attn_k": kv_heads}.get(name)
                 writer.add_tensor(
                     f"blk.{i}.{name}.weight",
                     weight if count is None else np.ascontiguousarray(interleaved(weight, count)),
                 )
-        writer.add_tensor("output_norm.weight", tensors.get_tensor("model.norm.weight"))
+        writer.add_tensor("output_norm.weight", read("model.norm.weight"))
         if not config["tie_word_embeddings"]:
-            writer.add_tensor("output.weight", tensors.get_tensor("lm_head.weight"))
+            writer.add_tensor("output.weight", read("lm_head.weight"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

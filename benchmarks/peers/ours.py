@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnxruntime
 from mars_export import GenerationConfig, Session
 from mars_export.runtime.decode.backend import StepInput
 from peers.protocol import Answer, Reply, Request, serve
+from steps import Times, step_of
 
 
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
@@ -32,6 +34,12 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         if path := request.settings.get("logits"):
             np.save(path, logits(request.prompt))
             return Reply([], 0, 0, 0)
+        if slots := request.settings.get("slots"):
+            work, times = step_of(session.backend, slots), Times()
+            work()
+            for _ in range(5):
+                times.measure(work)
+            return Reply([], median(times.wall) / 1000, 0, 0)
         config = GenerationConfig(
             tau=request.settings.get("tau"), max_new_tokens=request.limit, eos_ids=tuple(request.eos)
         )

@@ -55,7 +55,8 @@ class Process:
         self._lines: Queue[str | None] = Queue()
         Thread(target=self._read, daemon=True).start()
         try:
-            self.versions = str(self._ask(dict(options), LOAD_SECONDS).get("versions", ""))
+            loaded = self._ask(dict(options), LOAD_SECONDS)
+            self.versions, self.load_seconds = str(loaded.get("versions", "")), loaded.get("seconds", 0.0)
         except PeerError:
             self.close()
             raise
@@ -65,6 +66,12 @@ class Process:
             return Reply(**self._ask(vars(request), timeout))
         except TypeError as error:
             raise PeerError(f"a reply without the fields of a reply ({error})") from error
+
+    def memory(self) -> tuple[float, float]:
+        """GB in memory, and how much of it is anonymous (no mapped file). Linux only."""
+        lines = Path(f"/proc/{self._child.pid}/smaps_rollup").read_text("ascii").splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024e-9 for line in lines[1:]}
+        return sizes["Rss"], sizes["Anonymous"]
 
     def close(self) -> None:
         """End the child: asked politely, then not."""
