@@ -112,7 +112,8 @@ class Encoded:
         plain: np.ndarray = self.codes.astype(np.float32)
         if self.zeros is not None:
             plain -= self.zeros[..., None]
-        return plain * self.units[..., None]
+        plain *= self.units[..., None]
+        return plain
 
 
 @runtime_checkable

@@ -41,7 +41,8 @@ double Cost::of(double positions) const {
 
 Cost built_in_cost(const std::string& precision, bool is_cpu) {
     if (!is_cpu) return Cost({{1, 0.0050}, {64, 0.0060}});
-    if (precision == "w8a8" || precision == "w4a8") return Cost({{1, 0.0063}, {2, 0.0069}, {4, 0.0078}, {8, 0.0100}, {16, 0.0124}, {32, 0.0187}});
+    if (precision == "w8a8" || precision == "w4a8")
+        return Cost({{1, 0.0063}, {2, 0.0069}, {4, 0.0078}, {8, 0.0100}, {16, 0.0124}, {32, 0.0187}});
     if (precision == "int4" || precision == "int8")
         return Cost({{1, 0.0039}, {2, 0.0047}, {4, 0.0065}, {8, 0.0100}, {16, 0.0146}, {32, 0.0236}});
     return Cost({{1, 0.0094}, {2, 0.0104}, {4, 0.0123}, {8, 0.0170}, {16, 0.0215}, {32, 0.0298}});
