@@ -53,7 +53,7 @@ def bundle(request: pytest.FixtureRequest, exported: Exported) -> Path:
 
 def test_a_step_computes_what_the_codes_stand_for(bundle: Path) -> None:
     checkpoint = open_checkpoint(str(bundle.parent / "checkpoint"))
-    stored, _ = Quantizer("round").prepared(checkpoint, STORAGE, 6, lambda done, layers: None)
+    stored, _ = Quantizer("round").prepared(checkpoint, STORAGE, 6, lambda *_: None)
 
     class Decoded:
         shapes = stored.tensors.shapes

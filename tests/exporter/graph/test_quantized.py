@@ -36,7 +36,7 @@ def rotated(directory: Path, model: Any, quantization: Quantization) -> Any:
     if not quantization.is_integer:
         return model
     stored, _ = Quantizer("round").prepared(
-        open_checkpoint(str(directory)), quantization, BLOCK, lambda done, layers: None
+        open_checkpoint(str(directory)), quantization, BLOCK, lambda *_: None
     )
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     model.load_state_dict(

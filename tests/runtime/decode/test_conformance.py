@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake import MASK, FakeBackend
-from support.loops import decode
+from support.loops import NoText, decode
 from support.makers import cases, maker
 
 from mars_export.runtime.accept import accept
@@ -29,7 +29,7 @@ def row_of(index: int, wanted: dict[str, Any], **settings: Any) -> Sequence:
         eos_ids=tuple(wanted["eos_ids"]),
         **settings,
     )
-    return Sequence(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+    return Sequence(index, wanted["prompt"], config, (), NoText(lambda token: token == wanted["stop_token"]))
 
 
 @pytest.mark.parametrize("case", cases("accept.json"), ids=lambda case: case["name"])
