@@ -1,5 +1,6 @@
 // Which requests a batcher admits: places and rows, each client's share, limits of one request, invalid limits.
 #include <chrono>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -96,17 +97,27 @@ TEST_CASE("clients take turns, and one client cannot take all rows or places") {
     limits.max_rows_per_client = 1;
     mars::Batcher batcher(opened.session, limits);
     std::vector<mars::Request> there;
-    const auto ask = [&](const char* client) {
-        there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {0.0, std::string(client)}));
+    std::mutex mutex;
+    std::vector<std::string> ended; // the clients, in order
+    const auto ask = [&](const char* client, std::int64_t tokens = 2) {
+        const auto on_event = [&, client](const mars::Event& event) {
+            const std::lock_guard<std::mutex> lock(mutex);
+            if (event.finish_reason) ended.emplace_back(client);
+            return false;
+        };
+        there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, tokens), {0.0, std::string(client), on_event}));
     };
-    for (int i = 0; i < 5; ++i) ask("flood");
+    ask("flood", 8);
+    for (int i = 0; i < 4; ++i) ask("flood");
     CHECK(message_of([&] { ask("flood"); }).find("4 requests wait already") == 0);
     ask("a");
     CHECK_NOTHROW(there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2)))); // without a client
     CHECK(message_of([&] { ask("b"); }).find("4 requests wait already") == 0);
     opened.backend.open();
-    for (mars::Request& request : there) CHECK(request.result(30.0).token_ids.size() == 2);
-    CHECK(there[5].result().stats.queue_time < there[1].result().stats.queue_time);
+    for (mars::Request& request : there) request.result(30.0);
+    CHECK(batcher.close());
+    REQUIRE(ended.size() == 6);
+    CHECK(ended.front() == "a"); // the first of the flood has 8 tokens, and the others wait for it
 
     opened.backend.open(false);
     limits = limits_of(1, 3);
