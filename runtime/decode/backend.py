@@ -190,11 +190,6 @@ class Backend(Protocol):
         """
         ...
 
-    @property
-    def kv_device(self) -> str:
-        """Where KV rows are between two steps: `cpu` or `cuda`."""
-        ...
-
     def new_cache(self, num_rows: int) -> Cache: ...
 
     def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:

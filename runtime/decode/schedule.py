@@ -86,8 +86,14 @@ class Prefill:
     def next(self, left: int, accepted: list[Event]) -> Sequence | None:
         """The sequence whose prompt is read next; None if its chunk has more than `left` tokens."""
         self.admit(accepted)
-        seq = self._reader()
-        return seq if seq is not None and self.chunk_of(seq) <= left else None
+        if not (readers := self.batch.readers):
+            return None
+        # Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
+        # shortest, which ends first. Decoding sequences are neighbours, so the last chunk of another sequence
+        # waits.
+        longest_is_next = self.num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
+        seq = readers[-1] if longest_is_next else readers[0]
+        return seq if self.chunk_of(seq) <= left else None
 
     def is_behind(self, seq: Sequence) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
@@ -143,19 +149,6 @@ class Prefill:
             return iter(self.waiting)
         running = Counter(seq.client for seq in self.batch.active if seq.client is not None)
         return (seq for seq in self.waiting if running[seq.client] < limit)
-
-    def _reader(self) -> Sequence | None:
-        """The sequence whose prompt is read next.
-
-        Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
-        shortest, which ends first. Decoding sequences are neighbours, so the last chunk of another sequence
-        waits.
-        """
-        readers = self.batch.readers
-        if not readers:
-            return None
-        longest_is_next = self.num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
-        return readers[-1] if longest_is_next else readers[0]
 
     def chunk_of(self, seq: Sequence) -> int:
         """Tokens up to the next multiple of the chunk size, also for a sequence that began with saved
@@ -299,7 +292,11 @@ class Schedule:
             if is_behind:
                 continue
             with error_boundary(seqs, accepted):
-                plans = self._plans(seqs)
+                rooms = [self._room(seq) for seq in seqs]
+                if self.planner is None:
+                    plans = [seq.widest_plan(room) for seq, room in zip(seqs, rooms, strict=True)]
+                else:
+                    plans = self.planner.plans(seqs, rooms)
                 output = self.batch.forward(seqs, plans)
                 if self.planner is not None and output.is_prepared:
                     slots = max(plan.slots for plan in plans)
@@ -308,13 +305,6 @@ class Schedule:
                     with error_boundary([seq], accepted):
                         self._take(seq, output, i, plan, accepted)
         self._drop_finished(accepted)
-
-    def _plans(self, seqs: abc.Sequence[Sequence]) -> list[StepPlan]:
-        """The plans of these sequences for a decode step."""
-        rooms = [self._room(seq) for seq in seqs]
-        if self.planner is None:
-            return [seq.widest_plan(room) for seq, room in zip(seqs, rooms, strict=True)]
-        return self.planner.plans(seqs, rooms)
 
     def _take(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan, accepted: list[Event]) -> None:
         """Take the outputs of batch row `i`; those of a chunk that is not the last are not used."""

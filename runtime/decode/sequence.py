@@ -212,11 +212,10 @@ class Sequence:
         if self.prompt_lookup is None or not self.config.exact or limit < 1:
             return
         expected = self._expected_accepted(self.draft_tokens)
-        if expected >= LOOKUP_BELOW:
-            return
-        others = self.filter_draft(self.prompt_lookup.propose(self.tokens, limit))
-        if self._expected_accepted(others) > expected:
-            self.draft_tokens = others
+        if expected < LOOKUP_BELOW:
+            others = self.filter_draft(self.prompt_lookup.propose(self.tokens, limit))
+            if self._expected_accepted(others) > expected:
+                self.draft_tokens = others
 
     def _expected_accepted(self, draft_tokens: DraftTokens) -> float:
         return expected_run(self.acceptance_rates.probabilities(draft_tokens))[-1]
@@ -334,14 +333,12 @@ class Sequence:
         self.count_draft_tokens(num_draft_tokens, num_verified)
         if predictions.mtp_drafts and self.finish_reason is None:
             self.draft_tokens = predictions.mtp_draft(token_ids[:count], num_verified)
-            return
-        if num_verified < num_draft_tokens or self.finish_reason is not None:
-            # Predictions after a wrong draft token are void: new masks are better.
-            self.draft_tokens = NONE
-            return
-        probabilities = predictions.probabilities.tolist()
-        self.draft_tokens = DraftTokens(tuple(token_ids[count:]), tuple(probabilities[count:]))
-        self.see_masks(probabilities[count:])
+        elif num_verified < num_draft_tokens or self.finish_reason is not None:
+            self.draft_tokens = NONE  # predictions after a wrong draft token are void: new masks are better
+        else:
+            probabilities = predictions.probabilities.tolist()[count:]
+            self.draft_tokens = DraftTokens(tuple(token_ids[count:]), tuple(probabilities))
+            self.see_masks(probabilities)
 
     def count_draft_tokens(self, num_fed: int, num_verified: int) -> None:
         """Move the cursor past the verified draft tokens, and count them; forced ones count neither as
@@ -389,8 +386,7 @@ class Sequence:
     def _confidences(predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> list[float]:
         if isinstance(token_ids, SampledTokens):
             return token_ids.confidences(count)
-        confidences: list[float] = predictions.confidences[:count].tolist()
-        return confidences
+        return list(predictions.confidences[:count].tolist())
 
     # --- ends that no token brings ---
 

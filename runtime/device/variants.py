@@ -77,7 +77,7 @@ def load(
         raise SessionError(f"{bundle.path}: variant {choice.name} does not run in this session: {reason}")
     if not choice.is_engine:
         if name.kind == "cpu":
-            backend: Backend = OrtBackend.open(bundle, choice, threads, accuracy_level, options)
+            backend: Backend = OrtBackend(bundle, choice, threads, accuracy_level, options)
         else:
             from .ort.cuda_backend import CudaBackend
 

@@ -31,7 +31,8 @@ from ..structured.constrained_sequence import ConstrainedSequence
 from ..structured.grammar_state import GrammarState, GrammarStateFactory
 from ..text.dialects import dialect_in
 from ..text.prompts import Chat, Prompt, Prompts, chat_of
-from ..text.stream import TextStream, ThinkingStream
+from ..text.stream import TextStream
+from ..text.thinking import ThinkingStream
 from ..text.tokenizer import Text
 from ..text.toolcalls import ToolStream
 from .answer import Completion, Stream

@@ -136,7 +136,7 @@ def test_more_threads_than_cores_are_not_started(plain: Path, monkeypatch: pytes
     monkeypatch.setattr("mars_export.runtime.machine.cores", lambda: 2)
     opened = []
     monkeypatch.setattr(
-        "mars_export.runtime.device.variants.OrtBackend.open",
+        "mars_export.runtime.device.variants.OrtBackend",
         lambda *arguments: opened.append(arguments[2]) or (_ for _ in ()).throw(SessionError("enough")),
     )
     for threads, used, said in (("999", 2, True), ("3", 2, True), ("2", 2, False), ("1", 1, False)):

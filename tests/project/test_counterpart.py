@@ -17,7 +17,6 @@ BOTH = ("accept", "batcher", "decode", "session", "structured")
 # Units with another name than their Python file, and why.
 RENAMED = {
     "bundle/bundle": "declares Manifest and Bundle",
-    "device/ort/signature": "is a part of backend.py",
     "decode/draft_tokens": "is the first part of drafts.py",
     "decode/estimates": "is the second part of drafts.py",
     "decode/exact_planner": "is the part of planner.py for exact mode",
@@ -29,7 +28,6 @@ RENAMED = {
     "session/answers": "has all answers of a call",
     "session/opened": "is the part of session.py that sessions and streams share",
     "structured/automaton": "has the automaton and its file",
-    "text/thinking": "is a part of stream.py",
     "text/text": "is the bundle's part of tokenizer.py",
 }
 # Names that one language has and the other has not, by the reason.
@@ -59,7 +57,7 @@ CPP_ONLY: dict[str, str] = {
 }
 PYTHON_ONLY: dict[str, str] = {
     "Penalties Sequence.penalties Occurrences SampledTokens top_of": "logit_bias, penalties and logprobs",
-    "PrefixEntry Copies Cache.upload Cache.download Backend.kv_device": "the prefix cache on disk",
+    "PrefixEntry Copies Cache.upload Cache.download": "the prefix cache on disk",
     "KvBudget.short_entries built_in": "an expression, or another name",
     "GenerationConfig.host_chooses GenerationConfig.logits_field": "only two fields need logits",
     "GenerationConfig.is_structured GenerationConfig.may_think GenerationConfig.structure": "only `grammar`",

@@ -23,7 +23,7 @@ from ..name import DeviceName, GpuOptions
 from ..pool import GpuCache, KvMemory, KvPool
 from ..step_io import IDS, StepIO, padded, smallest_fit
 from . import library
-from .backend import check_signature
+from .signature import check_signature
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
@@ -164,11 +164,6 @@ class CudaBackend:
         device = Device(int(options.get("device_id", 0)), gpu.stream, gpu.priority)
         model, block, strict = manifest.model, manifest.block, gpu.strict
         return cls(graph, variant, model, block, device, level, settings, name, strict=strict)
-
-    @property
-    def kv_device(self) -> str:
-        """Where KV rows are between two steps."""
-        return "cuda"
 
     def new_cache(self, num_rows: int) -> GpuCache:
         if num_rows > self._io_rows:

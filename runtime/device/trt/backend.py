@@ -133,11 +133,6 @@ class TrtBackend:
         """Steps that are replayed as CUDA graphs."""
         return sum(context.graph is not None for context in self._contexts.values())
 
-    @property
-    def kv_device(self) -> str:
-        """Where KV rows are between two steps."""
-        return "cuda"
-
     def new_cache(self, num_rows: int) -> GpuCache:
         if num_rows > self._info.max_rows:
             raise SessionError(

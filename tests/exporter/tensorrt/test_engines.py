@@ -119,8 +119,7 @@ def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(
     bundle = open_bundle(tmp_path / "b")
     variant = bundle.manifest.variants[-1]
     assert variant.engine is not None
-    graph = replace(variant, kv_dtype="float32")
-    backend = OrtBackend(bundle.path / variant.engine.graph, graph, bundle.manifest.model, threads=1)
+    backend = OrtBackend(bundle, replace(variant, kv_dtype="float32", file=variant.engine.graph), threads=1)
     session = Session(bundle, variant, backend)
     for tau in (1.0, 0.6):
         follow(session, oracles("qwen3-mixed"), tau)

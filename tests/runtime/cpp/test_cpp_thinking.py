@@ -18,7 +18,7 @@ from support.tiny import Named
 
 from mars_export import Chat, GenerationConfig, Session
 from mars_export.runtime.bundle.turns import ThinkingMarks
-from mars_export.runtime.text.stream import ThinkingStream
+from mars_export.runtime.text.thinking import ThinkingStream
 
 PIECES = ["<think>", "</think>", "<thi", "nk>", "</", "<", ">", " ", "\u2003", "\n\n", "well", "é"]
 HELLO = [{"role": "user", "content": "hi there"}]

@@ -24,8 +24,7 @@ Backends = Callable[..., OrtBackend]
 def backends(graphs: Callable[[str, str], Path]) -> Backends:
     def opened(layout: str = "in-place") -> OrtBackend:
         bundle = open_bundle(graphs(layout, "fp32"))
-        v = bundle.manifest.variants[0]
-        return OrtBackend(bundle.path / v.file, v, bundle.manifest.model, threads=1)
+        return OrtBackend(bundle, bundle.manifest.variants[0], threads=1)
 
     return opened
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_export.runtime.bundle.turns import ThinkingMarks
-from mars_export.runtime.text.stream import ThinkingStream
+from mars_export.runtime.text.thinking import ThinkingStream
 
 MARKS = ThinkingMarks("<think>", "</think>")
 PIECES = ["<think>", "</think>", "<thi", "nk>", "</", "<", ">", " ", "\n\n", "well", "é", "<tool_call>"]

@@ -1,4 +1,4 @@
-// runtime/text/stream.py: splits the thinking from the text of a growing answer.
+// runtime/text/thinking.py: splits the thinking from the text of a growing answer.
 #include <algorithm>
 #include <utility>
 

@@ -1,4 +1,4 @@
-// runtime/device/ort/backend.py: the names and sizes that a step graph must have by the manifest.
+// runtime/device/ort/signature.py: the names and sizes that a step graph must have by the manifest.
 #include <algorithm>
 #include <set>
 
