@@ -180,8 +180,7 @@ REGEX = Rule(
     ),
 )
 CHOICE = Rule(
-    f"a list of 1 to {MAX_CHOICES} non-empty strings, at most {MAX_CHARACTERS} characters in all",
-    _is_choice,
+    f"a list of 1 to {MAX_CHOICES} non-empty strings, at most {MAX_CHARACTERS} characters in all", _is_choice
 )
 SEPARATORS = Rule('a comma and a colon, with white space around them, such as (", ", ": ")', _is_separators)
 SCHEMA, TOOLS = (

@@ -20,13 +20,8 @@ from .tensors import check_size, read_json, read_text, reading, shown
 KNOWN_MASKS = ("<|mask|>", "<|mtp_special_token_0|>")
 # The files that a tokenizer may be stored in, beside merges.txt. The first is read as it is.
 VOCABULARIES = "tokenizer.json", "vocab.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt"
-TEXTS = (
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "additional_chat_templates/*.jinja",
-)  # that transformers reads
+# Files that transformers reads.
+TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
 SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 ADDED_TOKENS = ("added_tokens_decoder", "extra_special_tokens", "additional_special_tokens")
 

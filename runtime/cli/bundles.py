@@ -23,11 +23,7 @@ app.add_typer(profiles_app, name="profiles")
 
 
 @app.command()
-def inspect(
-    bundle: BundleArgument,
-    safe: Safe = True,
-    as_json: Json = False,
-) -> None:
+def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) -> None:
     """Show the contents of a bundle."""
     from rich.markup import escape
     from rich.table import Table
@@ -125,8 +121,7 @@ def _print_engine_info(name: str, backend: str, info: Any) -> None:
 @app.command()
 def doctor(
     bundle: Annotated[
-        Path | None,
-        typer.Argument(metavar="BUNDLE", help="Also check whether this bundle runs here."),
+        Path | None, typer.Argument(metavar="BUNDLE", help="Also check whether this bundle runs here.")
     ] = None,
     device: Device = "cpu",
     safe: Safe = True,

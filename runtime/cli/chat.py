@@ -190,9 +190,7 @@ def chat(
                     return
                 _obey_or_answer(session, talk, line, is_quiet=printed.quiet, as_json=as_json)
             return
-        except (
-            KeyboardInterrupt
-        ):  # between two answers; a second one may follow at once, so little is done here
+        except KeyboardInterrupt:  # between two answers; another may follow at once, so little is done here
             if not is_terminal:
                 raise
             was_interrupted = True

@@ -7,17 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from ..accept import METRICS, is_one_token, passes
-from ..answer_format import (
-    CHOICE,
-    GRAMMAR,
-    REGEX,
-    SCHEMA,
-    SEPARATORS,
-    TOOLS,
-    Json,
-    canonical,
-    json_problems,
-)
+from ..answer_format import CHOICE, GRAMMAR, REGEX, SCHEMA, SEPARATORS, TOOLS, Json, canonical, json_problems
 from ..errors import SessionError
 from ..rules import MASKS, Rule, broken, integer, is_integer, is_number, number, one_of
 

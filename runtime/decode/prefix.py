@@ -96,9 +96,7 @@ class PrefixCache:
     def __init__(self, budget: int, reproducible_slots: int | None = None) -> None:
         self.budget, self.reproducible_slots = budget, reproducible_slots
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[Group, bytes], PrefixEntry] = (
-            OrderedDict()
-        )  # the last is the latest used
+        self._entries = OrderedDict[tuple[Group, bytes], PrefixEntry]()  # the last is the latest used
         self._sorted: dict[Group, list[bytes]] = {}  # keys with a common beginning are neighbours
         self._num_bytes = 0  # of the entries, including unfinished copies
         self._counts: Counter[str] = Counter()

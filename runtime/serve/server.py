@@ -239,10 +239,10 @@ def run(
         server.should_exit = True
 
     async def serve() -> None:
-        if hasattr(signal, "SIGHUP"):  # not on Windows
-            _on_signal(signal.SIGHUP, _reload, reload)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, _reload, reload)
         for number in (signal.SIGINT, signal.SIGTERM):
-            _on_signal(number, end, number)
+            loop.add_signal_handler(number, end, number)
         watch = asyncio.create_task(_watch(models, server))
         await server.serve(sockets=[listening])
         watch.cancel()
@@ -251,15 +251,6 @@ def run(
     if faults := models.faults:
         reasons = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())
         raise MarsError(f"cannot serve {reasons}")
-
-
-def _on_signal(number: int, function: Callable[..., None], *arguments: object) -> None:
-    """Call `function` in the running event loop at each signal."""
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(number, function, *arguments)
-    except NotImplementedError:  # Windows
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(function, *arguments))
 
 
 async def _watch(models: Models, server: Server) -> None:

@@ -44,9 +44,7 @@ PREFIX_BYTES = 4 << 30  # of a directory by default
 DROPPED: Any = object()
 LOG = logging.getLogger("mars_export")
 VERSION = 3  # entries of version 2 may be those of other requests (SECURITY.md)
-NAME = re.compile(
-    r"prefix-[0-9a-f]{16}-[0-9a-f]{32}\.npz(\.[0-9a-f]{16})?"
-)  # with an end, while it is written
+NAME = re.compile(r"prefix-[0-9a-f]{16}-[0-9a-f]{32}\.npz(\.[0-9a-f]{16})?")  # an end: while it is written
 
 
 class PrefixDir:
@@ -101,9 +99,7 @@ class PrefixDir:
             pass
         except Exception as error:  # what zip files and arrays raise
             is_damage = not isinstance(error, OSError | MemoryError)
-            if (
-                not is_damage and getattr(error, "errno", None) != errno.EINVAL
-            ):  # EINVAL: a wrong offset in it
+            if not is_damage and getattr(error, "errno", None) != errno.EINVAL:  # of a wrong offset in it
                 LOG.warning("%s: the prefix cache entry cannot be read now (%s)", file, error)
                 return
             LOG.warning("%s: not a valid prefix cache entry (%s)", file, error)

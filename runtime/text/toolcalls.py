@@ -174,12 +174,8 @@ class ToolStream:
             self._end_calls()
 
     def _end_calls(self) -> None:
-        self._place, self._held, self._in_list, self._may_close = (
-            "margin",
-            "",
-            False,
-            bool(self._dialect.close),
-        )
+        self._place, self._held, self._in_list = "margin", "", False
+        self._may_close = bool(self._dialect.close)
 
     def _give_up(self, count: int, place: Place = "text") -> None:
         """There is no call: the first `count` held characters are text, and the others are read again."""

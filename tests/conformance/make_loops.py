@@ -107,10 +107,7 @@ def loop_cases() -> list[dict[str, Any]]:
     draw = random.Random(7023)
     cases = []
     for i in range(80):
-        case: dict[str, Any] = {
-            "name": f"loop {i}",
-            "block": draw.choice([1, 2, 4, 8]),
-        }
+        case: dict[str, Any] = {"name": f"loop {i}", "block": draw.choice([1, 2, 4, 8])}
         case["max_slots"] = draw.choice([None, None, 16, 40])
         cache_block = draw.choice([1, 3, 8, 13])
         case["cache_block"] = 1 if i % 2 else cache_block

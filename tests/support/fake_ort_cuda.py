@@ -97,9 +97,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, str], size: int 
         return fake.sessions[-1]
 
     module = SimpleNamespace(
-        InferenceSession=opened,
-        SessionOptions=onnxruntime.SessionOptions,
-        RunOptions=onnxruntime.RunOptions,
+        InferenceSession=opened, SessionOptions=onnxruntime.SessionOptions, RunOptions=onnxruntime.RunOptions
     )
     load = library.load
     on_gpu = (module, "CUDAExecutionProvider")

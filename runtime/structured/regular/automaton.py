@@ -7,16 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import SessionError
-from .expression import (
-    Alternatives,
-    Characters,
-    CharRange,
-    Concatenation,
-    Expression,
-    Literal,
-    Repeat,
-    utf8,
-)
+from .expression import Alternatives, Characters, CharRange, Concatenation, Expression, Literal, Repeat, utf8
 
 MAX_STATES = 1 << 17
 MAX_EDGES = 1 << 20

@@ -67,7 +67,6 @@ def test_a_drain_has_an_end(stalled: tuple[Batcher, Stalling], caplog: pytest.Lo
     assert "a step has been hanging" in caplog.text
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_is_told_to_make_its_own(batcher: Batcher) -> None:
     child = os.fork()

@@ -38,10 +38,7 @@ def test_a_bundle_without_a_tokenizer(request_for: Callable[..., BenchRequest], 
     ],
 )
 def test_wrong_requests_measure_nothing(
-    request_for: Callable[..., BenchRequest],
-    arguments: list[str],
-    error: type[MarsError],
-    message: str,
+    request_for: Callable[..., BenchRequest], arguments: list[str], error: type[MarsError], message: str
 ) -> None:
     done = shell("bench", request_for().bundle, "--task", request_for().task, *arguments)
     assert isinstance(done.exception, error)

@@ -125,12 +125,7 @@ def test_the_safest_of_the_fastest(speeds: Sequence[Sequence[float]], choice: st
 
 def test_a_lead_counts_in_every_round_and_beyond_a_tie() -> None:
     speeds = laps_of(
-        {
-            "one token": [10.0] * 3,
-            "a": [20.0, 20.0, 20.0],
-            "b": [20.5, 20.5, 20.5],
-            "c": [40.0, 19.0, 40.0],
-        }
+        {"one token": [10.0] * 3, "a": [20.0, 20.0, 20.0], "b": [20.5, 20.5, 20.5], "c": [40.0, 19.0, 40.0]}
     )
     assert race.not_slower(speeds, "a", "b") and race.not_slower(speeds, "b", "a"), "a tie"
     assert race.not_slower(speeds, "a", "c"), "not in every round"

@@ -24,12 +24,7 @@ from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.quantize import calibrated as calibration
-from mars_export.exporter.quantize.calibrated import (
-    CalibratedTensors,
-    Moments,
-    choose_codes,
-    quick_products,
-)
+from mars_export.exporter.quantize.calibrated import CalibratedTensors, Moments, choose_codes, quick_products
 from mars_export.exporter.quantize.quantizer import choose_quantizer
 from mars_export.exporter.quantize.text import LONGEST, SEQUENCES, read_text
 from mars_export.runtime.bundle.open import open_bundle

@@ -47,9 +47,7 @@ def test_long_prompts_and_full_contexts(
         for length, cache_block in product((255, 257, 505, 512), (1, 32)):
             prompt = [draw.randrange(tiny.NUM_BYTES) for _ in range(length)]
             wanted = sessions(name).generate(
-                prompt,
-                GenerationConfig(tau=0.3, max_new_tokens=20, eos_ids=()),
-                cache_block=cache_block,
+                prompt, GenerationConfig(tau=0.3, max_new_tokens=20, eos_ids=()), cache_block=cache_block
             )
             made = twin.generate(prompt, cache_block=cache_block, tau=0.3, max_new_tokens=20, eos_ids=())
             assert (made.token_ids, made.finish_reason) == (wanted.token_ids, wanted.finish_reason)

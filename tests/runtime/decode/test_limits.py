@@ -29,19 +29,7 @@ def config(tau: float = 0.3, **changes: object) -> GenerationConfig:
 
 def answers(oracle: Oracle, cache_block: int) -> list[tuple[Prompt, Answer]]:
     prompts = [[seed, seed + 40] for seed in range(0, 200, 10)]
-    return [
-        (
-            p,
-            generate(
-                oracle,
-                p,
-                0.3,
-                max_new=NEW,
-                cache_block=cache_block,
-            ),
-        )
-        for p in prompts
-    ]
+    return [(p, generate(oracle, p, 0.3, max_new=NEW, cache_block=cache_block)) for p in prompts]
 
 
 def inside_runs(answer: Answer) -> list[int]:

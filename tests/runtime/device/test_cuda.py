@@ -252,11 +252,7 @@ def test_a_gpu_is_named_by_its_number(opened: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("error", "driver", "message"),
     [
-        (
-            OLD_DRIVER,
-            12060,
-            "the cuda-bindings are for CUDA 13.5, this driver is for CUDA 12.6; pip install",
-        ),
+        (OLD_DRIVER, 12060, "the cuda-bindings are for CUDA 13.5, this driver is for CUDA 12.6; pip install"),
         (OLD_DRIVER, 0, "no NVIDIA GPU with a working driver"),
         (NO_DEVICE, 12060, "no NVIDIA GPU with a working driver"),
         (RuntimeError("Failed to dlopen libcuda.so.1"), 0, "no NVIDIA GPU with a working driver"),

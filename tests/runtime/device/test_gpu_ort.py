@@ -16,14 +16,7 @@ from mars_export.runtime.device.ort.cuda_backend import CudaBackend
 from mars_export.runtime.device.ort.library import provider_of
 
 LONG = [(7 * i) % 250 for i in range(300)]
-HEAVY = {
-    "Attention",
-    "MatMul",
-    "MatMulNBits",
-    "TensorScatter",
-    "RotaryEmbedding",
-    "RMSNormalization",
-}
+HEAVY = {"Attention", "MatMul", "MatMulNBits", "TensorScatter", "RotaryEmbedding", "RMSNormalization"}
 Opened = Callable[[str, str], tuple[Session, Session]]
 
 
