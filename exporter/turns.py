@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer, models
 
+from ..runtime.bundle.manifest import TextInfo
 from ..runtime.bundle.turns import START, SWITCH, ChatTurns, ThinkingMarks
 from ..runtime.errors import BundleError, CheckpointError, SessionError
 from ..runtime.text.dialects import dialect_of
@@ -95,13 +96,9 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
 
 
 def _text(vocabulary: Vocabulary, source: str) -> Text:
-    return Text(
-        Tokenizer(models.BPE()),
-        source,
-        vocabulary.bos_token,
-        vocabulary.eos_token,
-        special_tokens=vocabulary.special_tokens,
-    )
+    bos, eos = vocabulary.bos_token, vocabulary.eos_token
+    info = TextInfo("", source, bos, eos, special_tokens=vocabulary.special_tokens)
+    return Text(Tokenizer(models.BPE()), info)
 
 
 def _rendering(text: Text, **template: object) -> Render:

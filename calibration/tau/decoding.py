@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
-from ...runtime.text.stream import text_of
+from ...runtime.text.stream import TextStream
 from ..tasks.scores import Output
 from ..tasks.tasks import TaskRow
 
@@ -64,7 +64,10 @@ def decode_rows(
     for (steps, ids), rest in zip(begun, answers, strict=True):
         stats, text, token_ids = rest.stats, rest.text, (*ids, *rest.token_ids)
         if ids and session.text:
-            text = text_of(session.text, token_ids[: -1 if rest.finish_reason == "eos" else None])
+            stream = TextStream(session.text)
+            for token in token_ids[: -1 if rest.finish_reason == "eos" else None]:
+                stream.push(token)
+            text = stream.finish()
         forwards, steps = len(steps) + stats.forwards, (*steps, *stats.steps)
         yield Outcome(text, token_ids, forwards, rest.finish_reason, stats.forced, steps)
 

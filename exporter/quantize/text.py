@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ...runtime.bundle.manifest import TextInfo
 from ...runtime.errors import ExportError, MarsError, listed
 from ...runtime.text.tokenizer import Text
 from ..checkpoint.open import Checkpoint
@@ -110,13 +111,9 @@ def _paragraphs(content: str) -> list[Row]:
 def _draw(path: Path, rows: Sequence[Row], checkpoint: Checkpoint, block: int) -> tuple[tuple[int, ...], ...]:
     """Rows in a seeded order, each whole and cut, until the limits are reached."""
     vocabulary, dims = checkpoint.vocabulary, checkpoint.dims
-    text = Text(
-        Tokenizer.from_str(vocabulary.tokenizer_json),
-        vocabulary.chat_template,
-        vocabulary.bos_token,
-        vocabulary.eos_token,
-        special_tokens=vocabulary.special_tokens,
-    )
+    template, bos, eos = vocabulary.chat_template, vocabulary.bos_token, vocabulary.eos_token
+    info = TextInfo("", template, bos, eos, special_tokens=vocabulary.special_tokens)
+    text = Text(Tokenizer.from_str(vocabulary.tokenizer_json), info)
     longest = min(LONGEST, dims.context_length)
     mask = vocabulary.mask_token_id
     masks = [] if mask is None else [mask] * min(block - 1, longest // 2)

@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from time import monotonic, perf_counter
+from time import perf_counter
 
 from ..decode.config import GenerationConfig
 from ..decode.event import Event, FinishReason
@@ -113,13 +113,14 @@ class Batcher:
         arrived_at: float | None = None,
     ) -> Request:
         """`submit` for coroutines. `executor` processes the prompt and a grammar, else the event loop's own.
-        `arrived_at`: when its Stats begin, by perf_counter; by default now.
+        `arrived_at`: when its Stats and `deadline` begin, by perf_counter; by default now.
         """
-        config, ends_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
-        last = None if wait is None else monotonic() + wait
+        config, wait = self._checked(config), earlier(wait, deadline)
+        ends_at = deadline_at(deadline, arrived_at)
+        last = None if wait is None else perf_counter() + wait
         while True:
             with self._changed:
-                seconds = None if last is None else last - monotonic()
+                seconds = None if last is None else last - perf_counter()
                 is_late = seconds is not None and seconds <= 0
                 if is_late or not isinstance(self._refusal(client), Overloaded):
                     self._admit(client)

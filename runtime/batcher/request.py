@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 from ..decode.event import Event, FinishReason
@@ -45,7 +45,7 @@ class Request(Answer):
         self.error: BaseException | None = None
         self.has_started = False
         self.accepted_at, self.row_wait = perf_counter(), 0.0
-        self._end, self._deadline = end, deadline  # a time of the monotonic clock
+        self._end, self._deadline = end, deadline  # by perf_counter
         self._lock = threading.Lock()  # guards the fields; never held while a step runs
         self._ended: Future[None] = Future()
         self._sink: Callable[[Item], object] | None = None
@@ -102,9 +102,9 @@ class Request(Answer):
         """Wait for the whole answer. Raises the request's error, or after `timeout` seconds SessionError; the
         request then goes on.
         """
-        last = None if timeout is None else monotonic() + timeout
+        last = None if timeout is None else perf_counter() + timeout
         while not self._ended.done():
-            left = None if last is None else last - monotonic()
+            left = None if last is None else last - perf_counter()
             if left is not None and left <= 0:
                 raise SessionError(
                     f"the answer is not finished after {timeout:g} seconds; it goes on,"
@@ -148,7 +148,7 @@ class Request(Answer):
     @property
     def is_overdue(self) -> bool:
         """Whether the deadline has passed."""
-        return self._deadline is not None and monotonic() >= self._deadline
+        return self._deadline is not None and perf_counter() >= self._deadline
 
     def start(self) -> None:
         """The request takes part in a step. Called in the batcher's thread, before each step."""
@@ -217,7 +217,7 @@ class Request(Answer):
 
     def _seconds_left(self) -> float | None:
         """Seconds until the deadline."""
-        return None if self._deadline is None else max(0.0, self._deadline - monotonic())
+        return None if self._deadline is None else max(0.0, self._deadline - perf_counter())
 
 
 def _event(item: Item) -> Event | None:
@@ -241,13 +241,13 @@ async def settled(future: Future[None], seconds: float | None) -> None:
         await asyncio.wait_for(done.wait(), seconds)
 
 
-def deadline_at(deadline: float | None) -> float | None:
-    """The time `deadline` seconds from now, on the monotonic clock; None for no deadline."""
+def deadline_at(deadline: float | None, start: float | None = None) -> float | None:
+    """The time `deadline` seconds after `start`, by default now; None for no deadline."""
     if deadline is None:
         return None
     if not is_number(deadline) or deadline <= 0:
         raise SessionError(f"deadline must be a number of seconds above 0, not {deadline!r}")
-    return monotonic() + min(deadline, 1e9)
+    return (perf_counter() if start is None else start) + min(deadline, 1e9)
 
 
 def earlier(a: float | None, b: float | None) -> float | None:

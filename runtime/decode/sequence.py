@@ -268,7 +268,7 @@ class Sequence:
         predictions verify them.
         """
         config = self.config
-        token_ids, refused = self.candidates(predictions, config), None
+        token_ids, refused = self.candidates(predictions), None
         is_verified = bool(config.exact or num_draft_tokens)
         if is_verified:
             draft_tokens = self.draft_tokens.token_ids[:num_draft_tokens]
@@ -363,16 +363,13 @@ class Sequence:
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
 
-    def candidates(
-        self, predictions: Predictions, config: GenerationConfig, first: int = 0
-    ) -> abc.Sequence[int]:
+    def candidates(self, predictions: Predictions, first: int = 0) -> abc.Sequence[int]:
         """The tokens for the predictions from `first` on. Sampled ones are drawn when they are read."""
-        if not config.host_chooses:
-            tokens: list[int] = predictions.token_ids[first:].tolist()
-            return tokens
+        if not self.config.host_chooses:
+            return list(predictions.token_ids[first:].tolist())
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
         penalties = self.penalties.follow(self.tokens)
-        return SampledTokens(predictions.logits[first:], config, penalties, len(self.tokens))
+        return SampledTokens(predictions.logits[first:], self.config, penalties, len(self.tokens))
 
     def _tops(self, predictions: Predictions, token_ids: abc.Sequence[int], count: int) -> tuple[Top, ...]:
         """The most likely tokens at the positions of the first `count` tokens."""

@@ -81,7 +81,7 @@ def load(
         else:
             from .ort.cuda_backend import CudaBackend
 
-            backend = CudaBackend.open(bundle, choice, name, accuracy_level, options, gpu)
+            backend = CudaBackend(bundle, choice, name, accuracy_level, options, gpu)
         # Profiles are checked against the level that runs, so a level of the caller's becomes the variant's.
         level = choice.accuracy_level if accuracy_level is None else accuracy_level
         return replace(choice, accuracy_level=level), backend

@@ -175,7 +175,7 @@ class ConstrainedSequence(Sequence):
             # Predictions after a token that differs from the model's own one are void.
             predicted_ids = predictions.token_ids[num_draft_tokens:count].tolist()
             if self.config.host_chooses or list(appended[num_draft_tokens:]) == predicted_ids:
-                predicted = self.candidates(predictions, self.config, count)[:]
+                predicted = self.candidates(predictions, count)[:]
                 guess = DraftTokens(tuple(predicted), tuple(probabilities[count:]))
         self.draft_tokens = self.grammar_state.filter_draft(
             guess, 0.0 if self.config.exact else MIN_PROBABILITY

@@ -15,15 +15,6 @@ BROKEN = "\ufffd"  # the decoder's character for bytes that are not text, or not
 MAX_UNREAD, FIRST_UNREAD, LAST_UNREAD, OPEN = 48, 4, 16, 3
 
 
-def text_of(text: Text, token_ids: Sequence[int]) -> str:
-    """The text of a whole answer, as its stream makes it. End-of-sequence tokens are not pushed."""
-    stream = TextStream(text)
-    for token in token_ids:
-        stream.push(token)
-    stream.complete()
-    return stream.text
-
-
 class TextStream:
     """The growing text of one answer, without incomplete characters and possible stop strings at its end.
     Stop strings in the thinking that `thinking` splits off have no effect.

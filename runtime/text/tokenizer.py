@@ -11,10 +11,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..bundle.files import read_small
+from ..bundle.manifest import TextInfo
 from ..bundle.open import Bundle
-from ..bundle.turns import ChatTurns, ThinkingMarks
 from ..errors import BundleError, SessionError, brief, no_panic
-from .dialects import LIST, RESULT_ROLES, Dialect, calls_as_text, dialect_in, results_as_user, with_tools
+from .dialects import RESULT_ROLES, calls_as_text, dialect_in, results_as_user, with_tools
 from .template import PlainText, Template
 
 Message = Mapping[str, Any]
@@ -43,42 +43,34 @@ CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
 class Text:
     """The tokenizer and chat template of a bundle.
 
-    `turns` is the template as a table, which is used when it covers the messages. Prompts of more than
-    `max_characters` are refused. `tool_template` takes the template's place in prompts with tools, and calls
-    are written in the `dialect`. `special_tokens` are more variables of the templates. `safe` mode uses the
-    table only, since a template is a program. With `parse_special`, the text of a special token or of one of
-    the `control_tokens` in a message becomes that token; else it is plain text, except marks of
-    `thinking` in an answer, by which templates leave the thinking of earlier answers out.
+    `info.chat`, the template as a table, is used when it covers the messages. Prompts of more than
+    `max_characters` are refused. `safe` mode uses the table only, since a template is a program. With
+    `parse_special`, the text of a special token or of one of the control tokens in a message becomes that
+    token; else it is plain text, except marks of thinking in an answer, by which templates leave the thinking
+    of earlier answers out.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        chat_template: str | None,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-        turns: ChatTurns | None = None,
+        info: TextInfo,
         max_characters: int | None = None,
         *,
-        tool_template: str | None = None,
-        dialect: Dialect = LIST,
-        thinking: ThinkingMarks | None = None,
-        special_tokens: Mapping[str, str] | None = None,
-        control_tokens: Sequence[str] = (),
         safe: bool = False,
         parse_special: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
-        self._plain = None if parse_special else PlainText(tokenizer, control_tokens)
-        self._marks = () if thinking is None else (thinking.open, thinking.close)
-        self._advice = SAFE_ADVICE if safe and chat_template else ""
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._tokens = {**(special_tokens or {})} | {k: v for k, v in tokens.items() if v is not None}
-        self._turns, self._max_characters, self._dialect = turns, max_characters, dialect
+        self._plain = None if parse_special else PlainText(tokenizer, info.control_tokens)
+        self._marks = () if info.thinking is None else (info.thinking.open, info.thinking.close)
+        self._advice = SAFE_ADVICE if safe and info.chat_template else ""
+        tokens = {"bos_token": info.bos_token, "eos_token": info.eos_token}
+        self._tokens = {**info.special_tokens} | {k: v for k, v in tokens.items() if v is not None}
+        self._turns, self._max_characters, self._dialect = info.chat, max_characters, dialect_in(info)
         self._kept: dict[tuple[Template | None, str], bool] = {}
         try:
             self._template, self._tool_template = (
-                Template(source) if source and not safe else None for source in (chat_template, tool_template)
+                Template(source) if source and not safe else None
+                for source in (info.chat_template, info.tool_template)
             )
         except Exception as error:  # a hostile template can raise anything
             raise BundleError(
@@ -98,21 +90,7 @@ class Text:
         tokenizer.no_truncation()  # of the training that it was saved after
         tokenizer.no_padding()
         max_characters = character_limit(bundle.manifest.model.context_length)
-        return cls(
-            tokenizer,
-            info.chat_template,
-            info.bos_token,
-            info.eos_token,
-            info.chat,
-            max_characters,
-            tool_template=info.tool_template,
-            dialect=dialect_in(info),
-            thinking=info.thinking,
-            special_tokens=info.special_tokens,
-            control_tokens=info.control_tokens,
-            safe=safe,
-            parse_special=parse_special,
-        )
+        return cls(tokenizer, info, max_characters, safe=safe, parse_special=parse_special)
 
     def encode(
         self,

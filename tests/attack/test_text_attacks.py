@@ -26,21 +26,21 @@ HELLO = [{"role": "user", "content": "hi"}]
 def test_a_template_s_text_has_a_limit() -> None:
     template = "{% for i in range(999) %}" + "x" * 100_000 + "{% endfor %}"
     with pytest.raises(SessionError, match="its text has more than 64000000"):
-        Text(TOKENIZER, template).render(HELLO)
+        tiny.text(TOKENIZER, template).render(HELLO)
 
 
 def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
     turns = ChatTurns({START: {"user": "<"}}, {"user": ">"})
-    text = Text(TOKENIZER, "template: {{ messages[0].content }}", turns=turns)
+    text = tiny.text(TOKENIZER, "template: {{ messages[0].content }}", chat=turns)
     assert text.render(HELLO) == "<hi>"
     assert text.render([{"role": "user", "content": "hi", "name": "x"}]) == "template: hi"
     tool = [
         {"role": "tool", "content": "hi"}
     ]  # neither has that role: a user's turn, with the bundle's words
     assert text.render(tool) == '<The results are:\n{"result": "hi"}>'
-    assert Text(TOKENIZER, None, turns=turns).render(HELLO) == "<hi>"
+    assert tiny.text(TOKENIZER, None, chat=turns).render(HELLO) == "<hi>"
     with pytest.raises(SessionError, match="table does not know such a conversation"):
-        Text(TOKENIZER, None, turns=turns).render([{"role": "system", "content": "hi"}])
+        tiny.text(TOKENIZER, None, chat=turns).render([{"role": "system", "content": "hi"}])
 
 
 @pytest.mark.parametrize("stop", [["x"] * (MAX_STOPS + 1), ["y" * (MAX_STOP + 1)], ["ab"] * 200_000])
@@ -49,13 +49,13 @@ def test_too_many_or_too_long_stop_strings_are_refused(stop: list[str]) -> None:
     with pytest.raises(
         SessionError, match=f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters"
     ):
-        TextStream(Text(TOKENIZER, None), stop)
+        TextStream(tiny.text(TOKENIZER, None), stop)
     assert time.process_time() - start < 0.5
 
 
 def test_stop_strings_made_to_be_slow_are_not() -> None:
     stop = ["a" * (MAX_STOP - 1) + letter for letter in "bcdefghijklmnopq"]
-    stream, token = TextStream(Text(TOKENIZER, None), stop), TOKENIZER.encode("a").ids[0]
+    stream, token = TextStream(tiny.text(TOKENIZER, None), stop), TOKENIZER.encode("a").ids[0]
     start = time.process_time()
     for _ in range(2000):
         assert not stream.push(token)
@@ -98,4 +98,4 @@ def test_half_a_character_is_named(prompt: object, bundles: Named) -> None:
 @pytest.mark.parametrize("prompt", [None, 5, object(), {"role": "user", "content": "x"}, [[1]], [None]])
 def test_what_is_no_prompt(prompt: object) -> None:
     with pytest.raises(SessionError, match=r"a prompt is a text, messages or token ids|messages must be"):
-        Text(TOKENIZER, tiny.CHAT_TEMPLATE).encode(prompt)  # type: ignore[arg-type]
+        tiny.text(TOKENIZER, tiny.CHAT_TEMPLATE).encode(prompt)  # type: ignore[arg-type]

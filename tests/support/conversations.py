@@ -8,7 +8,6 @@ from typing import Any
 from mars_export import GenerationConfig
 from mars_export.runtime.cli.chat import Talk
 from mars_export.runtime.session.conversation import Conversation
-from mars_export.runtime.text.tokenizer import Text
 from support import tiny
 
 
@@ -16,7 +15,7 @@ def conversation_of(
     system: str | None = None, *, answer: str = "ok", capacity: int = 10_000, drop_oldest: bool = False
 ) -> tuple[Conversation, list[str]]:
     """A conversation, and the prompts that it has asked so far."""
-    text, asked = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>"), list[str]()
+    text, asked = tiny.text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>"), list[str]()
 
     def ask(ids: list[int], _: GenerationConfig) -> Any:
         asked.append(text.spelled(ids))

@@ -102,7 +102,7 @@ def vocabulary(template: str | None) -> Vocabulary:
 
 
 def text_of(template: str) -> Text:
-    return Text(Tokenizer(models.BPE()), template, "<s>", "</s>")
+    return tiny.text(Tokenizer(models.BPE()), template, "<s>", "</s>")
 
 
 @cache

@@ -15,6 +15,9 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel
 
+from mars_export.runtime.bundle.manifest import TextInfo
+from mars_export.runtime.text.tokenizer import Text
+
 Named = Callable[[str], Path]
 """The directory of the tiny checkpoint, or its bundle, with a given name."""
 
@@ -191,6 +194,19 @@ def tokenizer() -> Tokenizer:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     return made
+
+
+def text(
+    tokenizer: Tokenizer,
+    template: str | None = None,
+    bos: str | None = None,
+    eos: str | None = None,
+    *,
+    parse_special: bool = False,
+    **fields: Any,
+) -> Text:
+    """The text of a bundle with this tokenizer and template; `fields` are more of a TextInfo."""
+    return Text(tokenizer, TextInfo("", template, bos, eos, **fields), parse_special=parse_special)
 
 
 def write_tokenizer(directory: Path) -> None:

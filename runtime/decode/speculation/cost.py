@@ -59,21 +59,16 @@ class Cost:
 
     def of(self, positions: float) -> float:
         """Seconds of a step of `positions`; an expected number need not be whole."""
-        seconds = self._remembered.get(positions)
-        if seconds is None:
-            seconds = self._interpolated(positions)
-            if positions == int(positions) and len(self._remembered) < MAX_REMEMBERED:
-                self._remembered[positions] = seconds
+        if (known := self._remembered.get(positions)) is not None:
+            return known
+        points, seconds = self.points, self.points[0][1]
+        if (i := bisect_left(self._sizes, positions)) > 0 and len(points) > 1:
+            i = min(i, len(points) - 1)
+            (low, cheap), (high, dear) = points[i - 1], points[i]
+            seconds = cheap + (dear - cheap) * ((positions - low) / (high - low))
+        if positions == int(positions) and len(self._remembered) < MAX_REMEMBERED:
+            self._remembered[positions] = seconds
         return seconds
-
-    def _interpolated(self, positions: float) -> float:
-        points = self.points
-        i = bisect_left(self._sizes, positions)
-        if i == 0 or len(points) == 1:
-            return points[0][1]
-        i = min(i, len(points) - 1)
-        (low, cheap), (high, dear) = points[i - 1], points[i]
-        return cheap + (dear - cheap) * ((positions - low) / (high - low))
 
 
 def built_in(precision: str, device: str) -> Cost:

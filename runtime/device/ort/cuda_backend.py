@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...bundle.manifest import ModelInfo, Variant
+from ...bundle.manifest import Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
 from ...errors import MarsWarning, SessionError
@@ -46,7 +46,7 @@ SMALL = {
 SHAPES = ("rows_of_slot", "query_rows_shape")  # nodes of other operators that compute shapes
 LARGE = ("allowed", "shifted", "weighted")  # nodes of these operators that are as large as logits
 CHUNKS = (32, 64, 128, 256, 512)  # slots of steps that are wider than a decode step
-CUDA, PLACE = DeviceName("cuda"), "cuda"  # PLACE: ONNX Runtime's name of the memory
+PLACE = "cuda"  # ONNX Runtime's name of the memory
 MIN_CAPACITY = 512
 MAX_SHAPES = 64  # bound shapes, each with at most one captured step
 MULTIPLE = 8  # of the slots of a decode step
@@ -71,38 +71,40 @@ class BoundShape:
 
 
 class CudaBackend:
-    """An ONNX variant that writes its KV entries in place, on a GPU.
+    """A dynamic ONNX variant of a bundle that writes its KV entries in place, on a GPU. `accuracy_level` None
+    is the level at which the export measured the drift.
 
     Every decode step has the same number of slots, so that it is captured once for each number of rows; the
     padding comes after the real slots, and its entries are overwritten. Only graphs in the layout "cuda" are
-    captured. `block` is the model's.
+    captured.
     """
 
     def __init__(
         self,
-        graph: Path,
+        bundle: Bundle,
         variant: Variant,
-        model: ModelInfo,
-        block: int,
-        device: Device,
-        accuracy_level: int = library.FASTEST_LEVEL,
+        name: DeviceName,
+        accuracy_level: int | None = None,
         settings: Mapping[str, str] | None = None,
-        name: DeviceName = CUDA,
-        *,
-        strict: bool = False,
+        gpu: GpuOptions | None = None,
     ) -> None:
+        self._ort, provider = library.load("cuda")  # says how to install it; CUDA may be missing alike
+        from ..cuda import Device
+
+        gpu, level = gpu or GpuOptions(), library.level_of(variant, accuracy_level)
+        graph, model = bundle.path / variant.file, bundle.manifest.model
+        entries, options = library.split_options(settings or {}, name)
+        self._number = int(options.get("device_id", 0))
+        self._device = device = Device(self._number, gpu.stream, gpu.priority)
         self._live: dict[str, Any] = {}
         self._shapes: OrderedDict[tuple[int, ...], BoundShape] = OrderedDict()
         weakref.finalize(self, _close, device, self._shapes, self._live)  # also if this fails below
-        self._ort, provider = library.load("cuda")
-        entries, options = library.split_options(settings or {}, name)
         self._is_flat = variant.kv_layout == "cuda"
         # Other graphs have a Split whose sizes ONNX Runtime copies from host memory that it frees after the
         # run: a replay would read other bytes.
         default = SETTINGS | {library.GRAPHS: str(int(self._is_flat))}
         options = default | options | {"user_compute_stream": str(int(device.stream))}
-        entries |= {library.LEVEL: str(accuracy_level), "session.record_ep_graph_assignment_info": "1"}
-        self._device, self._number = device, int(options.get("device_id", 0))
+        entries |= {library.LEVEL: str(level), "session.record_ep_graph_assignment_info": "1"}
         try:
             session = self._session(graph, provider, options, entries)
         except SessionError as error:
@@ -122,10 +124,10 @@ class CudaBackend:
         self.on_cpu, large = on_cpu(session, provider)
         """Operator -> number of nodes that the CPU computes."""
         if large:
-            _report_on_cpu(graph, provider, large, strict=strict)
+            _report_on_cpu(graph, provider, large, strict=gpu.strict)
         self.outputs = variant.outputs
         self.max_capacity = model.context_length
-        self.decode_slots = -(-(2 * block - 1) // MULTIPLE) * MULTIPLE
+        self.decode_slots = -(-(2 * bundle.manifest.block - 1) // MULTIPLE) * MULTIPLE
         self.max_slots: int | None = CHUNKS[-1]
         self.max_outputs: int | None = self.decode_slots
         self.reproducible_slots: int | None = None
@@ -141,29 +143,6 @@ class CudaBackend:
     def _session(self, graph: Path, provider: str, options: dict[str, str], entries: dict[str, str]) -> Any:
         providers = [(provider, options)]
         return library.open_session(self._ort, graph, providers, entries, remedy=library.GPU_ADVICE)
-
-    @classmethod
-    def open(
-        cls,
-        bundle: Bundle,
-        variant: Variant,
-        name: DeviceName,
-        accuracy_level: int | None = None,
-        settings: Mapping[str, str] | None = None,
-        gpu: GpuOptions | None = None,
-    ) -> CudaBackend:
-        """Load a dynamic ONNX variant of a bundle. `accuracy_level` None is the level at which the export
-        measured the drift.
-        """
-        library.load("cuda")  # says how to install it; CUDA itself may be missing for the same reason
-        from ..cuda import Device
-
-        gpu, level = gpu or GpuOptions(), library.level_of(variant, accuracy_level)
-        graph, manifest = bundle.path / variant.file, bundle.manifest
-        _, options = library.split_options(settings or {}, name)
-        device = Device(int(options.get("device_id", 0)), gpu.stream, gpu.priority)
-        model, block, strict = manifest.model, manifest.block, gpu.strict
-        return cls(graph, variant, model, block, device, level, settings, name, strict=strict)
 
     def new_cache(self, num_rows: int) -> GpuCache:
         if num_rows > self._io_rows:

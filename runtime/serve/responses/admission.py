@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from ...batcher.request import Items, Request
@@ -23,8 +22,6 @@ from ..loaded_model import LoadedModel
 from ..models import Models
 from ..requests.api_request import ApiRequest
 from ..requests.fields import as_template
-
-LEAST_TIME = 0.001  # seconds for a request whose time has passed
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ async def admit(
                     # Equal prompts get different samples.
                     config.with_values(seed=(config.seed + i * api_request.n) % 2**64),
                     arrived_at=arrived_at,
-                    deadline=max(LEAST_TIME, arrived_at + timeout - perf_counter()),
+                    deadline=timeout,
                     client=client,
                     executor=model.compiling if config.is_structured else None,
                 )

@@ -6,11 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from support import nasty
+from support import nasty, tiny
 from support.text_driver import KINDS, Driver, tokenizer_of
 
 from mars_export.runtime.text.stream import TextStream
-from mars_export.runtime.text.tokenizer import Text
 
 STOPS = ["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er", "\ufffd", "é\ufffd"]
 
@@ -19,7 +18,7 @@ STOPS = ["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er", "\ufffd
 def test_streams_show_the_same_pieces(kind: str, drivers: Callable[[str], Driver]) -> None:
     """Random tokens against runtime/text/tokenizer.py: pieces, final text, tokens before a stop."""
     tokenizer = tokenizer_of(kind)
-    text, draw = Text(tokenizer, None), random.Random(11)
+    text, draw = tiny.text(tokenizer, None), random.Random(11)
     single = nasty.byte_ids(tokenizer)
     for _ in range(700):
         words = "".join(

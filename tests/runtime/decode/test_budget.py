@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
 from itertools import count
-from random import Random
 
-import pytest
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
 from support.loops import decode, outcomes
@@ -124,26 +122,6 @@ def test_requests_without_max_tokens_leave_half_of_the_memory() -> None:
     outcomes(schedule)
     until(schedule, lambda: schedule.num_running == ROWS)
     assert reserved(schedule) <= ENTRIES // 2
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_any_mix_ends_with_the_tokens_of_each_row_alone(seed: int) -> None:
-    draw = Random(seed)
-    schedule = opened()
-    sizes = [draw.choice([5, 40, 100, 500, 2800]) for _ in range(10)]
-    rows = [row(i, tokens, prompt=draw.choice([1, 30, 90])) for i, tokens in enumerate(sizes)]
-    for each in rows:
-        schedule.add(each)
-        if draw.random() < 0.5:
-            outcomes(schedule)
-            assert reserved(schedule) <= ENTRIES
-    until(schedule, lambda: schedule.is_idle)
-    for each, tokens in zip(rows, sizes, strict=True):
-        if tokens <= 100:
-            alone = row(0, tokens, prompt=each.stats.prompt_tokens)
-            list(decode(FakeBackend(chaotic), [alone], BLOCK, MASK))
-            assert each.tokens == alone.tokens
-        assert each.stats.tokens == tokens
 
 
 def test_long_requests_of_several_clients_all_start() -> None:

@@ -24,7 +24,6 @@ from mars_export.runtime.serve.responses.choice import Choice, Delta  # noqa: E4
 from mars_export.runtime.serve.responses.tokens import TokenStream  # noqa: E402
 from mars_export.runtime.text.dialects import LIST  # noqa: E402
 from mars_export.runtime.text.stream import TextStream  # noqa: E402
-from mars_export.runtime.text.tokenizer import Text  # noqa: E402
 from mars_export.runtime.text.toolcalls import ToolStream  # noqa: E402
 
 TWO = '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]'
@@ -113,7 +112,7 @@ def grown(stream: TextStream, part: list[int], *, is_over: bool) -> Event:
 def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
     """Random bytes, half characters among them, in random steps, with and without a stop string."""
     draw = random.Random(seed)
-    source = Text(tiny.tokenizer(), None)
+    source = tiny.text(tiny.tokenizer(), None)
     whole = "".join(
         draw.choice(["the ", "é", "日本", "\U0001f600", "in", "x", "STOP" if seed % 3 else "S"])
         for _ in range(30)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support import nasty
+from support import nasty, tiny
 from support.chaos import chaotic
 from support.fake import FakeBackend, FakeCache
 from support.fixtures import Sessions
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.text.tokenizer import Text
 
 
 @pytest.fixture(params=["llama", "qwen3-mixed"])
@@ -64,7 +63,7 @@ def test_a_completion_is_the_same_each_time_it_is_read(sessions: Sessions) -> No
 
     llama = sessions("llama")
     session = Session(llama.bundle, llama.variant, FakeBackend(next_byte))
-    session.text = Text(nasty.llama2(), None)  # these ids are its bytes
+    session.text = tiny.text(nasty.llama2(), None)  # these ids are its bytes
     stream = session.stream(prompt, GenerationConfig(tau=1.0, max_new_tokens=len(answer), eos_ids=()))
     shown = "".join(event.text for event in stream)
     assert [stream.completion.text for _ in range(3)] == [shown] * 3 == ["a😀\ufffd\ufffd"] * 3

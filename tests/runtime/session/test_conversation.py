@@ -19,7 +19,7 @@ from mars_export.runtime.text.tokenizer import Text
 
 PLENTY = 1 << 30
 CONFIG = GenerationConfig(max_new_tokens=10, masks="full")
-TEXT = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>")
+TEXT = tiny.text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>")
 Open = Callable[..., Session]
 
 
@@ -105,7 +105,7 @@ def test_ids_that_say_more_than_the_text_are_not_used(ids: list[int], reason: st
 
 def test_a_template_that_changes_the_answer_is_obeyed() -> None:
     trimming = tiny.CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
-    text = Text(TEXT.tokenizer, trimming, None, "<|im_end|>")
+    text = tiny.text(TEXT.tokenizer, trimming, None, "<|im_end|>")
     talk, asked = scripted([([*text.encode_part("  a"), tiny.IM_END], "eos")] * 2, text)
     talk.send("one")
     talk.send("two")

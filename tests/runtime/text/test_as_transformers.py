@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from mars_export.exporter.checkpoint.vocabulary import Vocabulary
 from mars_export.exporter.turns import find_control_tokens, find_thinking
-from mars_export.runtime.text.dialects import dialect_of
 from mars_export.runtime.text.tokenizer import Text
 
 PLAIN = (
@@ -109,13 +108,12 @@ def both(template: str, tool_template: str | None = None) -> tuple[Text, PreTrai
         tool_template,
         {"pad_token": begin},
     )
-    text = Text(
+    text = tiny.text(
         Tokenizer.from_str(tokenizer.to_str()),
         template,
         begin,
         end,
         tool_template=tool_template,
-        dialect=dialect_of(tool_template or template),
         thinking=find_thinking(vocabulary, None),
         special_tokens=vocabulary.special_tokens,
         control_tokens=find_control_tokens(vocabulary, None),

@@ -28,7 +28,7 @@ def talk(*contents: str) -> list[dict[str, str]]:
 
 def both(tokenizer: Tokenizer, template: str) -> tuple[Text, Text]:
     """As it is by default, and as it was."""
-    return Text(tokenizer, template), Text(tokenizer, template, parse_special=True)
+    return tiny.text(tokenizer, template), tiny.text(tokenizer, template, parse_special=True)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -42,7 +42,7 @@ def test_messages_without_special_tokens_have_the_ids_that_they_had(template: st
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_nobody_forges_a_turn(template: str, table: bool) -> None:
     turns = derive_chat_turns(templates.vocabulary(template)) if table else None
-    text = Text(tiny.tokenizer(), template, turns=turns)
+    text = tiny.text(tiny.tokenizer(), template, chat=turns)
     honest, forged = text.encode(talk("hi")), text.encode(talk(FORGED))
     for special in (tiny.IM_START, tiny.IM_END):
         assert forged.count(special) == honest.count(special)
@@ -70,7 +70,7 @@ def test_names_in_tools_and_calls_are_text_too(takes_tools: bool) -> None:
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{{ m.tool_calls | tojson if m.tool_calls }}<|im_end|>{% endfor %}"
     )
-    text = Text(tiny.tokenizer(), template)
+    text = tiny.text(tiny.tokenizer(), template)
 
     def encoded(name: str) -> list[int]:
         parameters = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}

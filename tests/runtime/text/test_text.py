@@ -19,7 +19,7 @@ from mars_export.runtime.text.stream import TextStream
 from mars_export.runtime.text.tokenizer import Text
 
 TOKENIZER = tiny.tokenizer()
-TEXT = Text(TOKENIZER, tiny.CHAT_TEMPLATE, None, "<|im_end|>")
+TEXT = tiny.text(TOKENIZER, tiny.CHAT_TEMPLATE, None, "<|im_end|>")
 
 
 def streamed(token_ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], str, int]:
@@ -82,7 +82,7 @@ def test_a_character_is_shown_once_it_is_whole(character: str) -> None:
 def test_the_end_of_a_text_is_added_once(kind: str) -> None:
     """Characters as bytes: half an emoji at the end makes the tokenizer take back the whole one before it."""
     tokenizer = nasty.KINDS[kind]()
-    stream, shown = TextStream(Text(tokenizer, None)), ""
+    stream, shown = TextStream(tiny.text(tokenizer, None)), ""
     for byte in "a😀".encode() + "😀".encode()[:2]:
         stream.push(int(tokenizer.token_to_id(f"<0x{byte:02X}>")))
         shown += stream.read()
@@ -115,7 +115,7 @@ def test_the_work_for_a_token_is_bounded(kind: str, run: str) -> None:
         names = names if kind == "qwen2" else {byte: f"<0x{byte:02X}>" for byte in names}
         part = [tokenizer.token_to_id(names[byte]) for byte in bytes.fromhex(run)]
     ids = part * (1200 // len(part)) + tokenizer.encode("a ba", add_special_tokens=False).ids
-    text = Text(tokenizer, None)
+    text = tiny.text(tokenizer, None)
     stream, shown = TextStream(text), ""
     text.tokenizer = counting = Counting(tokenizer)
     for token in ids:
@@ -197,7 +197,7 @@ def test_an_unknown_role_is_said() -> None:
     ],
 )
 def test_what_templates_of_real_models_use(template: str, expected: str) -> None:
-    text = Text(TOKENIZER, template, None, "</s>")
+    text = tiny.text(TOKENIZER, template, None, "</s>")
     assert text.render([{"role": "user", "content": "é"}, {"role": "user", "content": "b"}]) == expected
 
 
@@ -225,11 +225,11 @@ def test_what_templates_of_real_models_use(template: str, expected: str) -> None
 )
 def test_a_template_that_fails_or_reaches_out_is_a_session_error(template: str, said: str) -> None:
     with pytest.raises(SessionError, match=f"the chat template refuses these messages.*{said}"):
-        Text(TOKENIZER, template).render([{"role": "user", "content": "hi"}])
+        tiny.text(TOKENIZER, template).render([{"role": "user", "content": "hi"}])
 
 
 def test_a_template_of_real_size_is_parsed_for_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    text, parsed = Text(TOKENIZER, templates.large()), []
+    text, parsed = tiny.text(TOKENIZER, templates.large()), []
     find = meta.find_undeclared_variables
     monkeypatch.setattr(meta, "find_undeclared_variables", lambda tree: parsed.append(tree) or find(tree))
     for turn in range(5):
@@ -241,7 +241,7 @@ def test_a_template_of_real_size_is_parsed_for_its_settings_once(monkeypatch: py
 
 def test_a_template_that_is_not_jinja() -> None:
     with pytest.raises(BundleError, match="the chat template is not valid jinja2"):
-        Text(TOKENIZER, "{% for %}")
+        tiny.text(TOKENIZER, "{% for %}")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_messages_that_are_none(messages: list[object]) -> None:
 
 def test_no_chat_template() -> None:
     with pytest.raises(SessionError, match="no chat template; pass the whole prompt as one text"):
-        Text(TOKENIZER, None).render([{"role": "user", "content": "hi"}])
+        tiny.text(TOKENIZER, None).render([{"role": "user", "content": "hi"}])
 
 
 def test_a_bundle_without_a_tokenizer(bundles: Callable[[str], Path]) -> None:

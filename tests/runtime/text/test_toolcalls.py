@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiny
 from support.paths import ROOT
 
 from mars_export.runtime.bundle.turns import ThinkingMarks
 from mars_export.runtime.text.dialects import LIST, MARKED, OBJECT, TAGS, Dialect, calls_schema, dialect_of
-from mars_export.runtime.text.tokenizer import Text
 from mars_export.runtime.text.toolcalls import ToolAnswer, ToolCall, ToolStream
 
 ROWS = (ROOT / "examples/default-checkpoint/data/assistant.test.jsonl").read_text("utf-8").splitlines()
@@ -150,11 +150,11 @@ def test_a_template_that_takes_tools_is_given_them_and_another_a_system_message(
     tools = json.dumps([{"type": "function", "function": {"name": "stop"}}])
     blank = Tokenizer(models.BPE())
     ask = [{"role": "user", "content": "hi"}]
-    takes = Text(
+    takes = tiny.text(
         blank, "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{{ messages[-1].content }}"
     )
     assert takes.render(ask, tools=tools) == "stop;hi" and takes.render(ask) == "hi"
-    plain = Text(blank, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    plain = tiny.text(blank, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     assert plain.render(ask) == "<user>hi"
     assert plain.render(ask, tools=tools).startswith(
         "<system>Reply with tool calls"
