@@ -15,10 +15,18 @@ from typing import Any
 import onnx
 
 from ..runtime.bundle.files import MANIFEST_FILE, describe, recover, replacing
-from ..runtime.bundle.manifest import Manifest, ModelInfo, ParityReport, TextInfo, TokenInfo, Variant
+from ..runtime.bundle.manifest import (
+    Manifest,
+    ModelInfo,
+    ParityReport,
+    RecurrentInfo,
+    TextInfo,
+    TokenInfo,
+    Variant,
+)
 from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.bundle.variant_info import QuantizationInfo, QuantizerInfo
-from ..runtime.device.ort.library import LEVELED
+from ..runtime.device.ort.library import LEVELED, check_recurrent
 from ..runtime.errors import BundleError, ExportError
 from ..runtime.machine import available
 from .checkpoint.dims import Dims
@@ -56,6 +64,8 @@ def export_onnx(
     """
     check_options(options, checkpoint.dims)
     quantizer_for(options, checkpoint)
+    if checkpoint.dims.recurrent is not None:
+        check_recurrent()
     report = progress or (lambda phase, done, total: None)
     with writing(target, weight_bytes(checkpoint, options), force) as directory, keeping(target) as kept:
         layouts = _cuda_layouts(options, checkpoint.dims)
@@ -134,7 +144,7 @@ def write_bundle(
 def _cuda_layouts(options: ExportOptions, dims: Dims) -> tuple[str, ...]:
     """The KV layout of the graph for ONNX Runtime on CUDA, if the model and its precision have one."""
     is_integer = options.quantization is not None and options.quantization.is_integer
-    has_none = is_integer or dims.mtp or options.is_appended or options.dtype == "bfloat16"
+    has_none = is_integer or dims.mtp or dims.recurrent or options.is_appended or options.dtype == "bfloat16"
     return () if has_none else ("cuda",)
 
 
@@ -248,6 +258,7 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
         model=ModelInfo(
             *(dims.model_type, dims.vocab_size, dims.hidden_size, dims.num_layers, dims.num_heads),
             *(dims.num_kv_heads, dims.head_dim, dims.context_length, block - 1 if dims.mtp else 0),
+            recurrent=_recurrent_info(dims),
         ),
         block=block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
@@ -265,6 +276,15 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
         variants=tuple(variants),
         files=tuple(describe(path) for path in sorted(directory.iterdir())),
         masks=checkpoint.masks,
+    )
+
+
+def _recurrent_info(dims: Dims) -> RecurrentInfo | None:
+    net = dims.recurrent
+    if net is None:
+        return None
+    return RecurrentInfo(
+        net.layers, net.value_heads, net.key_dim, net.value_dim, inputs=net.entry, width=net.kernel - 1
     )
 
 

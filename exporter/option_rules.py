@@ -65,13 +65,14 @@ def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
 
 def check_options(options: ExportOptions, dims: Dims) -> None:
     """Raise ExportError that lists every option out of range."""
-    problems, context_length = out_of_range(options), dims.context_length
+    problems, context_length, net = out_of_range(options), dims.context_length, dims.recurrent
     if options.kv == "int8":
         problems += _problems_of_int8_kv(options, dims)
     if options.quantization is not None:
         inputs = {
             "q, k, v": dims.hidden_size,
             "the attention output": dims.num_heads * dims.head_dim,
+            **({} if net is None else {"the recurrent output": net.value_heads * net.value_dim}),
             "down": dims.intermediate_size,
         }
         problems += options.quantization.problems(inputs)
@@ -81,6 +82,11 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
         problems.append(
             f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
             f" {options.block}"
+        )
+    if net is not None and (options.dtype != "float32" or options.is_appended or options.fixed):
+        problems.append(
+            "recurrent layers are computed in fp32, in the KV layout in-place and without fixed shapes: give"
+            f" --precision {', '.join(('fp32', *SCHEMES))}"
         )
     if dims.mtp:
         problems += _mtp_problems(options)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from ..checkpoint import names
-from ..checkpoint.dims import Dims
+from ..checkpoint.dims import Dims, Recurrent
 from ..checkpoint.stock import Rope
 from ..checkpoint.tensors import Tensors, chunks
 
@@ -140,8 +140,11 @@ def steps(
 
     def mixed(normed: torch.Tensor) -> torch.Tensor:
         """The values that attention mixes, [tokens, heads * head_dim]."""
-        sizes = [dims.num_heads * dims.head_dim, *[dims.num_kv_heads * dims.head_dim] * 2]
+        queries = dims.num_heads * dims.head_dim * (2 if quirks.output_gate else 1)
+        sizes = [queries, *[dims.num_kv_heads * dims.head_dim] * 2]
         q, k, v = torch.cat([linear(part, normed) for part in quirks.qkv], -1).split(sizes, -1)
+        if quirks.output_gate:
+            q, gate = (x.flatten(1) for x in q.unflatten(-1, (dims.num_heads, 2, -1)).unbind(2))
         heads = quirks.head_norms
         if heads is not None and heads.whole:
             q, k = norm(heads.q, q), norm(heads.k, k)
@@ -164,23 +167,70 @@ def steps(
         groups = dims.num_heads // dims.num_kv_heads
         keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
         scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, quirks.attention_cap)
-        return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values).transpose(0, 1).flatten(1)
+        made = (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values).transpose(0, 1).flatten(1)
+        return made * torch.sigmoid(gate) if quirks.output_gate else made
 
     def gated(normed: torch.Tensor) -> torch.Tensor:
         gate, up = torch.cat([linear(part, normed) for part in quirks.gate_up], -1).chunk(2, -1)
         return (F.gelu(gate, approximate="tanh") if quirks.activation == "gelu_tanh" else F.silu(gate)) * up
 
+    maps, output = dims.mixer(i)
     value = norm(quirks.norms.before_attention, x)
-    yield quirks.qkv, value
-    value = mixed(value)
-    yield (names.O,), value
-    x = x + norm(quirks.norms.after_attention, linear(names.O, value)) * quirks.residual_factor
+    yield maps, value
+    if dims.recurrent is not None and dims.is_recurrent(i):
+        inputs = [linear(part, value) for part in maps]
+        value = _recurrent(dims.recurrent, weights, inputs, positions, owner, dims.rms_norm_eps)
+    else:
+        value = mixed(value)
+    yield (output,), value
+    x = x + norm(quirks.norms.after_attention, linear(output, value)) * quirks.residual_factor
     value = norm(quirks.norms.before_mlp, x)
     yield quirks.gate_up, value
     value = gated(value)
     yield (names.DOWN,), value
     made = norm(quirks.norms.after_mlp, linear(names.DOWN, value))
     return x + made * quirks.residual_factor
+
+
+def _recurrent(
+    net: Recurrent,
+    weights: dict[str, torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    positions: torch.Tensor,
+    owner: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """A gated delta net, [tokens, value_heads * value_dim]; `inputs` are the products of its input maps."""
+    size = int(owner.max()) + 1, int(positions.max()) + 1
+
+    def by_sequence(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(*size, x.shape[-1])
+        rows[owner, positions] = x
+        return rows  # [sequences, positions, ...], zeros after the end of a sequence
+
+    mixed, a, b = (by_sequence(inputs[part]) for part in (0, 2, 3))
+    kernel = weights[f"{names.CONVOLUTION}.weight"]
+    past = F.pad(mixed.mT, (net.kernel - 1, 0))
+    mixed = F.silu(F.conv1d(past, kernel, groups=net.mixed)).mT
+    keys = net.key_heads * net.key_dim
+    q, k, v = mixed.split([keys, keys, net.value_heads * net.value_dim], -1)
+    q, k, v = (
+        x.unflatten(-1, (heads, -1))
+        for x, heads in ((q, net.key_heads), (k, net.key_heads), (v, net.value_heads))
+    )
+    q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (x.repeat_interleave(net.value_heads // net.key_heads, 2) for x in (q * net.key_dim**-0.5, k))
+    decay = (-weights[names.DECAY].exp() * F.softplus(a + weights[names.DECAY_BIAS])).exp()
+    beta = b.sigmoid()
+    state = torch.zeros(size[0], net.value_heads, net.key_dim, net.value_dim)
+    made = torch.empty_like(v)
+    for t in range(size[1]):
+        state *= decay[:, t, :, None, None]
+        change = (v[:, t] - (k[:, t, :, None] @ state)[:, :, 0]) * beta[:, t, :, None]
+        state += k[:, t, :, :, None] * change[:, :, None]
+        made[:, t] = (q[:, t, :, None] @ state)[:, :, 0]
+    gate = F.silu(inputs[1]).unflatten(-1, (net.value_heads, -1))
+    return (_rms(made[owner, positions], weights[f"{names.RECURRENT_NORM}.weight"], eps) * gate).flatten(1)
 
 
 def _rotate(rope: Rope, x: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:

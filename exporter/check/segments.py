@@ -133,7 +133,8 @@ def segments(
     before: list[str] = []
     for first in range(0, dims.num_layers, layers):
         last = min(first + layers, dims.num_layers)
-        present = [f"present.{i}.{kind}" for i in range(first, last) for kind in ("key", "value")]
+        layers_of_part = {f"present.{i}" for i in range(first, last)}
+        present = [info.name for info in graph.graph.output if info.name.rpartition(".")[0] in layers_of_part]
         after = [hidden_after(last - 1)]
         yield _cut(graph, before, [*after, *present])
         before = after
@@ -178,7 +179,7 @@ def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) 
             nodes.append(node)
             needed |= set(node.input)
     nodes.reverse()
-    kv_kind = graph.input[-1].type.tensor_type.elem_type
+    kv_kind = graph.input[-1].type.tensor_type.elem_type  # the last input is of KV entries
     kind = TensorProto.FLOAT if kv_kind == TensorProto.INT8 else kv_kind  # of hidden states
     known = {info.name: info for info in [*graph.input, *graph.output]}
     entries = [info for info in graph.input if info.name in needed]
@@ -219,6 +220,8 @@ class _Rows:
             self.values.append(
                 {"input_ids": np.array(fed, np.int64), "kv_length": kv_length, "output_index": index}
             )
+            # All slots have outputs, so that a step's tokens are in no state before the next one.
+            self.values[-1]["state_length"] = np.zeros(len(fed), np.int64)
             longest = max(longest, int(kv_length.max()) + slots)
         if not self.values[1]["input_ids"].size:
             del self.values[1], self.spans[1]
@@ -226,8 +229,16 @@ class _Rows:
         width = kv.type.tensor_type.shape.dim[-1].dim_value
         shape = (len(sequences), dims.num_kv_heads, longest, width)
         self.memory = {
-            f"{i}.{kind}": np.zeros(shape, dtype) for i in range(dims.num_layers) for kind in ("key", "value")
+            f"{i}.{kind}": np.zeros(shape, dtype) for i in dims.kv_layers for kind in ("key", "value")
         }
+        if (net := dims.recurrent) is not None:
+            kept = net.kernel - 1 + max(values["input_ids"].shape[1] for values in self.values)
+            sizes = {"inputs": (kept, net.entry), "state": (net.value_heads, net.key_dim, net.value_dim)}
+            self.memory |= {
+                f"{i}.{name}": np.zeros((len(sequences), *size), np.float32)
+                for i in net.layers
+                for name, size in sizes.items()
+            }
 
     def advance(self, model: onnx.ModelProto, execute: Callable[[Mapping[str, np.ndarray]], Results]) -> None:
         """Run a segment on both steps."""

@@ -10,7 +10,7 @@ from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
 from . import names
 from .families import FAMILIES, Family, Quirks, has_bias, refusal
-from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, windows
+from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, text_config, windows
 from .tensors import first_of, reading, shown
 
 COUNTS = (
@@ -19,6 +19,34 @@ COUNTS = (
 )
 # The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
 MAX_LAYERS, MAX_SIZE = 2**12, 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The gated delta nets of a hybrid, in place of attention in its `layers`.
+
+    Each key head serves `value_heads / key_heads` neighbouring value heads. `kernel`: tokens that the causal
+    convolution of queries, keys and values reads.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def entry(self) -> int:
+        """Numbers that a layer keeps of a token until its state has it: the convolution's inputs, decays and
+        rates.
+        """
+        return self.mixed + 2 * self.value_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,21 @@ class Dims:
     windows: tuple[int | None, ...]  # for each layer its sliding window in tokens, or None for full attention
     quirks: Quirks
     mtp: bool = False
+    recurrent: Recurrent | None = None
+
+    def is_recurrent(self, layer: int) -> bool:
+        return self.recurrent is not None and layer in self.recurrent.layers
+
+    @property
+    def kv_layers(self) -> list[int]:
+        """The layers with KV entries, without an MTP layer."""
+        return [i for i in range(self.num_layers) if not self.is_recurrent(i)]
+
+    def mixer(self, layer: int) -> tuple[tuple[str, ...], str]:
+        """The stored maps of a layer's input, and the one of what its attention or recurrence gives."""
+        if self.is_recurrent(layer):
+            return names.RECURRENT_IN, names.RECURRENT_OUT
+        return self.quirks.qkv, names.O
 
     def rope(self, layer: int) -> Rope | None:
         """The rotary embedding of layer `layer`, or None."""
@@ -77,6 +120,7 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
         raise CheckpointError(
             f"config.json: architecture `{declared[:80]}` is not supported (known: {known})"
         )
+    values = text_config(values)
     _check_counts(values)
     family, config = FAMILIES[model_type], stock_config(values, long_context=long_context)
     with reading("config.json"):
@@ -116,7 +160,21 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
             windows=slides,
             quirks=family.quirks_of(config),
             mtp=mtp,
+            recurrent=_recurrent(config) if family.recurrent else None,
         )
+
+
+def _recurrent(config: Any) -> Recurrent:
+    layers = tuple(i for i, kind in enumerate(config.layer_types) if kind != FULL)
+    key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
+    if not 0 < len(layers) < config.num_hidden_layers or value_heads % key_heads:
+        raise CheckpointError(
+            f"config.json: {len(layers)} recurrent layers of {config.num_hidden_layers}, with {value_heads}"
+            f" value heads for {key_heads} key heads: some layers must be {FULL}, some linear_attention, and"
+            " key heads must share the value heads equally"
+        )
+    sizes = (config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim)
+    return Recurrent(layers, key_heads, value_heads, *sizes)
 
 
 def _has_mtp(values: Mapping[str, Any]) -> bool:
@@ -166,32 +224,50 @@ def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, quirks = dims.hidden_size, dims.intermediate_size, dims.quirks
     queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     heads = {names.Q: queries, names.K: keys, names.V: keys, names.QKV: queries + 2 * keys}
-    linears = {
+    heads[names.Q] *= 2 if quirks.output_gate else 1
+    attention = {
         **{part: (heads[part], hidden, dims.qkv_bias) for part in quirks.qkv},
         names.O: (hidden, queries, dims.output_bias),
+    }
+    mlp = {
         **dict.fromkeys(quirks.gate_up, ((2 if quirks.fused else 1) * inner, hidden, dims.mlp_bias)),
         names.DOWN: (hidden, inner, dims.mlp_bias),
     }
     norms = {name: hidden for name in astuple(quirks.norms) if name is not None}
+    head_norms: dict[str, int] = {}
     if quirks.head_norms is not None:
         whole = quirks.head_norms.whole
-        norms |= {quirks.head_norms.q: queries if whole else dims.head_dim}
-        norms |= {quirks.head_norms.k: keys if whole else dims.head_dim}
+        head_norms |= {quirks.head_norms.q: queries if whole else dims.head_dim}
+        head_norms |= {quirks.head_norms.k: keys if whole else dims.head_dim}
     yield names.EMBEDDING, (dims.vocab_size, hidden)
     if dims.mtp:
         yield names.weight(names.MTP, names.MTP_INPUT), (hidden, 2 * hidden)
         for name in (names.MTP_HIDDEN, names.MTP_TOKEN, names.MTP_FINAL):
             yield names.weight(names.MTP, name), (hidden,)
     for i in (*range(dims.num_layers), *([names.MTP] if dims.mtp else ())):
-        for part, (rows, columns, bias) in linears.items():
+        net = dims.recurrent if dims.is_recurrent(i) else None
+        for part, (rows, columns, bias) in ((attention if net is None else _maps(dims, net)) | mlp).items():
             yield names.weight(i, part), (rows, columns)
             if bias:
                 yield names.bias(i, part), (rows,)
-        for name, size in norms.items():
+        if net is not None:
+            yield names.weight(i, names.CONVOLUTION), (net.mixed, 1, net.kernel)
+            yield names.weight(i, names.RECURRENT_NORM), (net.value_dim,)
+            for name in (names.DECAY, names.DECAY_BIAS):
+                yield f"{names.layer(i)}{name}", (net.value_heads,)
+        for name, size in (norms | (head_norms if net is None else {})).items():
             yield names.weight(i, name), (size,)
     yield names.FINAL_NORM, (hidden,)
     if not dims.tied:
         yield names.HEAD, (dims.vocab_size, hidden)
+
+
+def _maps(dims: Dims, net: Recurrent) -> dict[str, tuple[int, int, bool]]:
+    """The Linear maps of a recurrent layer: outputs, inputs, and whether it has a bias."""
+    values = net.value_heads * net.value_dim
+    rows = dict(zip(names.RECURRENT_IN, (net.mixed, values, net.value_heads, net.value_heads), strict=True))
+    maps = {part: (count, dims.hidden_size, False) for part, count in rows.items()}
+    return maps | {names.RECURRENT_OUT: (dims.hidden_size, values, False)}
 
 
 def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -219,7 +295,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def _other_names(shapes: Mapping[str, object]) -> str | None:
     """The error for tensors whose names have another prefix, as AutoModel or a wrapper saves them."""
-    first = names.weight(0, names.O)
+    first = names.weight(0, names.DOWN)
     inner = first.removeprefix("model.")
     theirs = next((name for name in shapes if name.endswith(inner)), None)
     if theirs is None or first in shapes:

@@ -56,6 +56,7 @@ class Quirks:
     activation: str = "silu"  # or "gelu_tanh"
     fused: bool = False  # q, k and v are stored as one map, and so are gate and up
     interleaved: bool = False  # rotary pairs are neighbours instead of halves
+    output_gate: bool = False  # q_proj also makes a gate of what each query head mixes, after its queries
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_cap: float = 0.0  # of scores, before the mask
     # (beta, n): queries at position p are multiplied by 1 + beta log(1 + floor(p / n))
@@ -87,8 +88,9 @@ class Family:
     A bias is True, False, or the config field that decides. `windows` are the layers with sliding windows:
     "no layer"; "all" if the config has a window; "typed" by the config's `layer_types`. `unrotated` are the
     layers without a rotary embedding: "no layer"; "listed" by `no_rope_layers`; "full" are those with full
-    attention, if others slide. `rope_by_kind`: sliding layers have separate frequencies. `adjust` reads
-    quirks from transformers' config.
+    attention, if others slide. `rope_by_kind`: sliding layers have separate frequencies. `recurrent`: layers
+    that are not full attention by `layer_types` are gated delta nets. `adjust` reads quirks from
+    transformers' config.
     """
 
     qkv_bias: bool | str = False
@@ -99,6 +101,7 @@ class Family:
     windows: str = "no layer"
     unrotated: str = "no layer"
     partial_rotary: bool = False
+    recurrent: bool = False
     rope_by_kind: bool = False
     adjust: Callable[[Quirks, Any], Quirks] | None = None
 
@@ -177,6 +180,12 @@ FAMILIES: Mapping[str, Family] = {
         rope_by_kind=True,
         adjust=_gemma,
     ),
+    "qwen3_5_text": Family(
+        **ATTENTION_BIASES,
+        quirks=Quirks(head_norms=HeadNorms(), norm_offset=1.0, output_gate=True),
+        partial_rotary=True,
+        recurrent=True,
+    ),
     "smollm3": Family(**LLAMA_BIASES, windows="typed", unrotated="listed"),
     "phi3": Family(quirks=Quirks(fused=True), windows="all", partial_rotary=True),
     "granite": Family(**LLAMA_BIASES, adjust=_granite),
@@ -196,10 +205,7 @@ FAMILIES: Mapping[str, Family] = {
     "helium": Family(qkv_bias="attention_bias", mlp_bias="mlp_bias", quirks=Quirks(interleaved=True)),
 }
 
-RECURRENT = (
-    "the state of its recurrent layers cannot undo a rejected mask, while an attention entry is simply"
-    " overwritten"
-)
+RECURRENT = "its recurrent layers are of another kind than Qwen3.5's (docs/families.md)"
 EXPERTS = (
     "in each step, standard operators would read all experts of a layer, or copy the selected ones, and each"
     " mask of a window selects others (docs/families.md)"
@@ -212,7 +218,7 @@ DIFFUSION = "it denoises blocks with attention in both directions, but this loop
 REFUSED: Mapping[str, tuple[str, ...]] = {
     REORDERED: ("wedlm",),
     DIFFUSION: ("bd3lm", "a2d-bd3lm", "llada", "llada2_moe", "dream", "fast_dllm_v2"),
-    RECURRENT: ("lfm2", "qwen3_next", "qwen3_5", "falcon_h1", "granitemoehybrid", "mamba", "mamba2"),
+    RECURRENT: ("lfm2", "qwen3_next", "falcon_h1", "granitemoehybrid", "mamba", "mamba2"),
     EXPERTS: ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "olmoe", "deepseek_v3"),
 }
 

@@ -10,6 +10,13 @@ Q, K, V, O = (f"self_attn.{letter}_proj" for letter in "qkvo")  # noqa: E741
 Q_NORM, K_NORM = "self_attn.q_norm", "self_attn.k_norm"
 GATE, UP, DOWN = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # stored as one map
+# Of a recurrent layer, in place of attention. The maps of its input: queries, keys and values, the gate of
+# its output, decays, and rates of change.
+RECURRENT_IN = tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "a", "b"))
+RECURRENT_OUT, CONVOLUTION, RECURRENT_NORM = (
+    f"linear_attn.{name}" for name in ("out_proj", "conv1d", "norm")
+)
+DECAY, DECAY_BIAS = "linear_attn.A_log", "linear_attn.dt_bias"  # without the suffix `.weight`
 INPUT_NORM, POST_NORM = "input_layernorm", "post_attention_layernorm"
 PRE_MLP_NORM, POST_MLP_NORM = "pre_feedforward_layernorm", "post_feedforward_layernorm"
 # Of an MTP layer, besides those of any layer: norms and map of its input, and the norm before lm_head.
@@ -20,7 +27,7 @@ MTP_HIDDEN, MTP_TOKEN, MTP_INPUT, MTP_FINAL = (
     "input_proj",
     "final_layernorm",
 )
-LINEARS = (Q, K, V, O, GATE, UP, DOWN, QKV, GATE_UP)
+LINEARS = (Q, K, V, O, GATE, UP, DOWN, QKV, GATE_UP, *RECURRENT_IN, RECURRENT_OUT)
 
 
 def layer(i: int) -> str:

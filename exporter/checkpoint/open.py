@@ -21,7 +21,8 @@ from . import adapter, default
 from .dims import Dims, check_shapes, dims_from_config, expected_shapes
 from .names import EMBEDDING, HEAD
 from .packed import PackedTensors, read_form
-from .tensors import Tensors, open_tensors, read_json, read_text, reading, same_numbers, shown
+from .stock import text_config
+from .tensors import Tensors, TextTensors, open_tensors, read_json, read_text, reading, same_numbers, shown
 from .vocabulary import VOCABULARIES, Vocabulary, read_vocabulary
 
 MODEL_TYPE = "sdar"
@@ -155,7 +156,9 @@ def open_checkpoint(
     if config.get("model_type") == "sdar":
         _refuse_draft_adapter(model, f"adapter/{adapter.CONFIG_FILE}")
     dims = dims_from_config(config, long_context=long_context)
-    tensors = open_tensors(model, config.get("transformers_weights"))
+    tensors, config = open_tensors(model, config.get("transformers_weights")), dict(text_config(config))
+    if dims.recurrent is not None:
+        tensors = TextTensors(tensors)
     if (form := read_form(model, config)) is not None:
         tensors = PackedTensors(tensors, form, dict(expected_shapes(dims)))
     trained = trained_masks(model, config, tensors.shapes, causal)

@@ -27,9 +27,11 @@ ALIASES = {
     "a2d-qwen3-it": "qwen3",
     "sdar": "qwen3",
     "mimo": "qwen2",
+    "qwen3_5": "qwen3_5_text",
 }
-NEVER_SLIDING = ALIASES.keys() - {"mimo"}
-SLIDING, FULL = "sliding_attention", "full_attention"
+NEVER_SLIDING = ALIASES.keys() - {"mimo", "qwen3_5"}
+MULTIMODAL = "qwen3_5"  # its text model has a config and tensors of its own
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Fields of a config that are not settings of a causal model; `num_labels` alone could fill the memory.
 NOT_SETTINGS = (
     "auto_map",
@@ -55,12 +57,22 @@ class Rope:
     limit: int = 0  # positions beyond which the model uses other frequencies; 0: none
 
 
+def text_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a multimodal checkpoint's text model; of any other, `values`."""
+    text = values.get("text_config")
+    if values.get("model_type") != MULTIMODAL or not isinstance(text, Mapping):
+        return values
+    shared = ("tie_word_embeddings", "quantization_config", "transformers_weights")
+    return {**text, **{name: values[name] for name in shared if name in values}, "model_type": MULTIMODAL}
+
+
 def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> Any:
     """The config of the stock class for the fields of a config.json. Code of a checkpoint is never run.
 
     `long_context`: longrope's frequencies for long texts at every position. Raises CheckpointError for what
     transformers refuses.
     """
+    values = text_config(values)
     declared = str(values.get("model_type"))
     settings = copy.deepcopy({name: value for name, value in values.items() if name not in NOT_SETTINGS})
     if declared in NEVER_SLIDING:
@@ -73,12 +85,13 @@ def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> An
             settings["sliding_window"] = None
         config = AutoConfig.for_model(ALIASES.get(declared, declared), **settings)
         kinds = getattr(config, "layer_types", None) or []
-        if other := [kind for kind in kinds if kind not in (SLIDING, FULL)]:
+        known = (FULL, LINEAR) if config.model_type == "qwen3_5_text" else (FULL, SLIDING)
+        if other := [kind for kind in kinds if kind not in known]:
             raise CheckpointError(
-                f"config.json: `layer_types` has {shown(other[0])}, which is not supported (known: {FULL},"
-                f" {SLIDING}); the model would be another one without it"
+                f"config.json: `layer_types` has {shown(other[0])}, which is not supported (known:"
+                f" {', '.join(known)}); the model would be another one without it"
             )
-        if kinds and getattr(config, "sliding_window", None) is None:
+        if SLIDING in kinds and getattr(config, "sliding_window", None) is None:
             config.layer_types = [FULL] * len(kinds)
         if long_context:
             params = config.rope_parameters
@@ -143,7 +156,8 @@ def stock_class(config: Any) -> Any:
 def _rotary_class(config: Any) -> Any:
     """The class that computes rotary frequencies, beside the stock causal class."""
     members = vars(sys.modules[stock_class(config).__module__])
-    return next(value for name, value in members.items() if name.endswith("RotaryEmbedding"))
+    found = (n for n in members if n.endswith("RotaryEmbedding") and "Vision" not in n)
+    return members[next(found)]
 
 
 @contextlib.contextmanager

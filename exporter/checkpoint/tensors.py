@@ -64,6 +64,28 @@ class StoredTensors:
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
+class TextTensors:
+    """The tensors of a multimodal checkpoint's text model, by the names that it has alone: without the vision
+    tower and the MTP layer.
+    """
+
+    def __init__(self, stored: Tensors) -> None:
+        self._stored = stored
+        self._names = {
+            name.replace("model.language_model.", "model.", 1): name
+            for name in stored.shapes
+            if not name.startswith(("model.visual.", "mtp."))
+        }
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        stored = self._stored.shapes
+        return {name: stored[source] for name, source in self._names.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        return self._stored.read(self._names[name])
+
+
 def open_tensors(directory: Path, name: object = None) -> Tensors:
     """Open what transformers reads: the file or index that config.json names (`transformers_weights`), else
     `model.safetensors`, else the shards that `model.safetensors.index.json` lists.

@@ -113,6 +113,20 @@ Norm = Callable[[str, str, str], str]
 """Called with a value, a module and a name: the norm of the value by the weight `layers.{i}.{module}`."""
 
 
+def split_gate(nodes: Nodes, dims: Dims, packed: str) -> tuple[str, str]:
+    """The packed product without the gates that follow each head's queries, and the gates [b, s, heads d]."""
+    heads, d = dims.num_heads, dims.head_dim
+    rest = ("gated_and_rest", [2 * heads * d, 2 * dims.num_kv_heads * d])
+    gated, kv = nodes.split(packed, rest, ("q_gate", "kv"), "packed_split")
+    gated = nodes.add("Reshape", gated, ("gated_heads", [0, 0, heads, 2 * d]), name="q_gate_heads")
+    q, gate = nodes.split(gated, ("q_and_gate", [d, d]), ("q_heads", "gate_heads"), "q_gate_split")
+    flat = ("flat_queries", [0, 0, heads * d])
+    gate = nodes.add("Reshape", gate, flat, name="output_gate")
+    return nodes.add(
+        "Concat", nodes.add("Reshape", q, flat, name="q_flat"), kv, name="qkv_alone", axis=-1
+    ), gate
+
+
 def split_heads(
     nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm, is_appended: bool
 ) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
 from ..checkpoint.dims import Dims
 from ..codes import Codec
 from ..export_options import ExportOptions
-from . import attention, fused, heads, int8_kv, mtp, operators
+from . import attention, fused, heads, int8_kv, mtp, operators, recurrent
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table, split_by_codec
 
@@ -122,6 +122,8 @@ class Writer:
         )
         # [b, s, hidden]
         self.write_positions()
+        if self.dims.recurrent is not None:
+            recurrent.write_places(self.nodes, self.dims.recurrent)
         for i in range(self.dims.num_layers):
             self.nodes.scope(f"layers.{i}")
             hidden = self.write_layer(i, hidden)
@@ -166,7 +168,8 @@ class Writer:
 
     def write_masks(self, start: str, positions: str, column: str) -> None:
         nodes = self.nodes
-        capacity = self.arange("capacity", "past_key_values.0.key", 1 if self.is_cuda else 2)
+        some = f"past_key_values.{self.dims.kv_layers[0]}.key"
+        capacity = self.arange("capacity", some, 1 if self.is_cuda else 2)
         keys = attention.key_positions(nodes, capacity, start, positions) if self.is_appended else capacity
         causal = nodes.add(
             "LessOrEqual", keys, column, name="causal_mask"
@@ -192,7 +195,7 @@ class Writer:
             return fused.layer_end(self.nodes, self.dims, i, hidden, self.attended(i, q, k, v), output, opset)
         norms = self.quirks.norms
         normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed", norms.before_attention)
-        attended = self.attention(i, normed)
+        attended = (self.recurrent if self.dims.is_recurrent(i) else self.attention)(i, normed)
         attended = self.norm(attended, f"layers.{i}.attended_norm", "attended_normed", norms.after_attention)
         hidden = self.residual(hidden, attended, "attention_residual")
         normed = self.norm(hidden, f"layers.{i}.post_norm", "post_normed", norms.before_mlp)
@@ -212,12 +215,25 @@ class Writer:
         def norm(x: str, module: str, name: str) -> str:
             return self.norm(x, f"layers.{i}.{module}", name)
 
+        gate = ""
+        if self.quirks.output_gate:
+            packed, gate = heads.split_gate(nodes, dims, packed)
         if self.is_cuda:
             q, k, v = heads.flat_heads(nodes, dims, i, packed, norm)
         else:
             q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_appended)
         flat = self.attended(i, q, k, v)
+        if gate:
+            flat = nodes.add(
+                "Mul", flat, nodes.add("Sigmoid", gate, name="output_gate_open"), name="attention_gated"
+            )
         return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+
+    def recurrent(self, i: int, x: str) -> str:
+        assert self.dims.recurrent is not None
+        packed = self.linear(x, f"layers.{i}.recurrent_in", "recurrent_in", False)
+        made = recurrent.attend(self.nodes, self.dims.recurrent, i, packed, self.norm_f32)
+        return self.linear(made, f"layers.{i}.recurrent_out", "recurrent_out", False)
 
     def attended(self, i: int, q: str, k: str, v: str) -> str:
         """Attention of layer i, [b, s, heads d]."""
@@ -388,14 +404,28 @@ class Writer:
         if self.is_cuda:
             cache = ["batch", entries, self.dims.num_kv_heads * width]
         dtype = TensorProto.INT8 if self.has_int8_kv else ONNX_DTYPES[self.dtype]
-        layers = self.dims.num_layers + bool(self.spec.mtp_drafts)
-        names = [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
+        layers = [*self.dims.kv_layers, *([self.dims.num_layers] if self.spec.mtp_drafts else [])]
+        names = [f"{prefix}.{i}.{kind}" for i in layers for kind in ("key", "value")]
         return [helper.make_tensor_value_info(name, dtype, cache) for name in names]
+
+    def state_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
+        net = self.dims.recurrent
+        if net is None:
+            return []
+        inputs = ["batch", "kept", net.entry]
+        state = ["batch", net.value_heads, net.key_dim, net.value_dim]
+        shapes = {
+            f"{prefix}.{i}.{kind}": shape
+            for i in net.layers
+            for kind, shape in (("inputs", inputs), ("state", state))
+        }
+        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()]
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
         rows = {"input_ids": ["batch", "slots"], "kv_length": ["batch"], "output_index": ["batch", "outputs"]}
+        rows |= {"state_length": ["batch"]} if self.dims.recurrent else {}
         infos = [helper.make_tensor_value_info(n, TensorProto.INT64, shape) for n, shape in rows.items()]
-        return infos + self.cache_infos("past_key_values")
+        return infos + self.state_infos("past_key_values") + self.cache_infos("past_key_values")
 
     def outputs(self) -> list[onnx.ValueInfoProto]:
         rows = ["batch", "predictions" if self.spec.mtp_drafts else "outputs"]
@@ -412,4 +442,4 @@ class Writer:
             )
             for name in self.options.outputs
         ]
-        return infos + self.cache_infos("present")
+        return infos + self.state_infos("present") + self.cache_infos("present")

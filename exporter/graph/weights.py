@@ -109,11 +109,16 @@ def weight_recipes(
             yield from linear("mtp_input", (names.MTP_INPUT,), bias=False)
             yield from norm("mtp_final_norm", names.MTP_FINAL)
         yield from norm("input_norm", quirks.norms.before_attention)
-        yield from linear("qkv", quirks.qkv, dims.qkv_bias)
-        if quirks.head_norms is not None:
-            yield from norm("q_norm", quirks.head_norms.q)
-            yield from norm("k_norm", quirks.head_norms.k)
-        yield from linear("attention_output", (names.O,), dims.output_bias)
+        if dims.is_recurrent(i):
+            yield from linear("recurrent_in", names.RECURRENT_IN, bias=False)
+            yield from _recurrent(i)
+            yield from linear("recurrent_out", (names.RECURRENT_OUT,), bias=False)
+        else:
+            yield from linear("qkv", quirks.qkv, dims.qkv_bias)
+            if quirks.head_norms is not None:
+                yield from norm("q_norm", quirks.head_norms.q)
+                yield from norm("k_norm", quirks.head_norms.k)
+            yield from linear("attention_output", (names.O,), dims.output_bias)
         yield from norm("attended_norm", quirks.norms.after_attention)
         yield from norm("post_norm", quirks.norms.before_mlp)
         yield from linear("gate_up", quirks.gate_up, dims.mlp_bias)
@@ -124,6 +129,16 @@ def weight_recipes(
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
         yield WeightRecipe("lm_head.weight", (source,), head is not None, precision, head)
+
+
+def _recurrent(i: int) -> Iterator[WeightRecipe]:
+    """What a recurrent layer has besides Linear maps. Its norm is stored as it is in every family."""
+    parts = {"convolution": names.CONVOLUTION, "recurrent_norm": names.RECURRENT_NORM}
+    sources = {f"{name}.weight": names.weight(i, part) for name, part in parts.items()}
+    prefix = names.layer(i)
+    sources |= {"decay": f"{prefix}{names.DECAY}", "decay_bias": f"{prefix}{names.DECAY_BIAS}"}
+    for name, source in sources.items():
+        yield WeightRecipe(f"layers.{i}.{name}", (source,), False, "float32")
 
 
 def split_by_codec(

@@ -212,9 +212,6 @@ class CalibratedTensors:
             self._hidden = list(every.split([sum(map(len, batch)) for batch in self._batches]))
         self._codes: dict[str, Encoded] = {}
         self._next_layer = 0
-        # Linear maps that get the same input are one matrix for GPTQ, if their codes are of one form.
-        qkv = [parts for _, parts in split_by_codec("qkv", dims.quirks.qkv, storage)]
-        self._together = (qkv, [(names.O,)], [dims.quirks.gate_up], [(names.DOWN,)])
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -256,7 +253,7 @@ class CalibratedTensors:
             reference.steps(self._dims, i, weights, x, *places(batch))
             for x, batch in zip(self._hidden, self._batches, strict=True)
         ]
-        for groups in self._together if is_new else ():
+        for groups in self._together(i) if is_new else ():
             moments = [self._moments(parts, weights) for parts in groups]
             with quick_products():
                 for run in runs:
@@ -291,6 +288,12 @@ class CalibratedTensors:
                 write_codes(path, codes)
             self._progress(i + 1)
         return {names.weight(i, part): each for part, each in codes.items()}
+
+    def _together(self, i: int) -> tuple[Sequence[Sequence[str]], ...]:
+        """Linear maps that get the same input: one matrix for GPTQ, if their codes are of one form."""
+        maps, output = self._dims.mixer(i)
+        inputs = [parts for _, parts in split_by_codec("qkv", maps, self._storage)]
+        return (inputs, [(output,)], [self._dims.quirks.gate_up], [(names.DOWN,)])
 
     def _moments(self, parts: Sequence[str], weights: dict[str, torch.Tensor]) -> Moments:
         return Moments(weights[f"{parts[0]}.weight"].shape[1], self._storage.codec(parts[0]).bits)

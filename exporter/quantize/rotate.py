@@ -7,7 +7,7 @@ the weights, so a step has the same nodes as before. Rotated are:
 - the residual stream. The scale of each norm is folded into the maps after it, so norms keep only the root
   mean square, which a rotation does not change. The last norm's scale is folded into lm_head: tied tables
   become two. Families with norms after attention or MLP keep their residual stream as it is.
-- the values of each head, between v_proj and o_proj.
+- the values of each head, between v_proj and o_proj, if no gate is between.
 
 The inputs of down_proj cannot be rotated, because they are a product of two maps. Each channel is divided by
 a factor instead, folded into up_proj, so that their largest numbers become as similar as those of the weights
@@ -117,7 +117,7 @@ class RotatedTensors:
         self._tied = dims.tied
         self.dims = replace(dims, tied=dims.tied and not self._turns)
         norms = dims.quirks.norms
-        self._norm_of = dict.fromkeys(dims.quirks.qkv, norms.before_attention)
+        self._norm_of = dict.fromkeys((*dims.quirks.qkv, *names.RECURRENT_IN), norms.before_attention)
         self._norm_of |= dict.fromkeys(dims.quirks.gate_up, norms.before_mlp)
 
     @property
@@ -156,17 +156,18 @@ class RotatedTensors:
         norm = self._norm_of.get(part)
         if norm is not None and self._turns:
             return rotated(x * (self._read(names.weight(layer, norm)) + self._knobs.norm_offset))
-        if part == names.O:
+        if part == names.O and not self._knobs.output_gate:
             return rotated(x.unflatten(-1, (-1, self._head_dim))).flatten(-2)
         return x * self._factors[layer] if part == names.DOWN else x
 
     def _after(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
         """The numbers x [outputs, ...] that make the outputs of a map."""
-        if part == names.V:
+        if part == names.V and not self._knobs.output_gate:
             return rotated(x.T.unflatten(-1, (-1, self._head_dim))).flatten(-2).T
         if part == names.UP:
             return x / self._factors[layer][:, None]
-        return rotated(x.T).T if part in (names.O, names.DOWN) and self._turns else x
+        is_added = part in (names.O, names.RECURRENT_OUT, names.DOWN)
+        return rotated(x.T).T if is_added and self._turns else x
 
     def _read(self, name: str) -> torch.Tensor:
         return torch.from_numpy(np.array(self._stored.read(name), np.float32))

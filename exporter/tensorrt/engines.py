@@ -78,7 +78,7 @@ def export_engine(
     output or too little memory.
     """
     check_options(graph, checkpoint.dims)
-    _refuse_mtp(checkpoint.dims.mtp)
+    _refuse_model(checkpoint.dims.mtp, checkpoint.dims.recurrent is not None)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     _refuse_unreadable(plan, graph.precision, graph.quantization)
     size = weight_bytes(checkpoint, graph)
@@ -111,7 +111,7 @@ def add_engine(
     of the same name. Raises ExportError. The bundle stays unchanged until the engine is complete.
     """
     manifest = bundle.manifest
-    _refuse_mtp(bool(manifest.model.mtp_drafts))
+    _refuse_model(bool(manifest.model.mtp_drafts), manifest.model.recurrent is not None)
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
     variant = _graph_for(bundle, plan, precision, block)
     if not force and any(v.name == plan.name for v in manifest.variants):
@@ -143,7 +143,9 @@ def add_engine(
         return EngineResult(plan, estimate, _write(directory, manifest, output))
 
 
-def _refuse_mtp(has_mtp: bool) -> None:
+def _refuse_model(has_mtp: bool, is_recurrent: bool) -> None:
+    if is_recurrent:
+        raise ExportError("recurrent layers run on ONNX Runtime's CPU only: mars-export onnx CHECKPOINT")
     if has_mtp:
         raise ExportError(
             "an MTP layer runs on ONNX Runtime only; for TensorRT leave it out: mars-export trt CHECKPOINT"

@@ -40,10 +40,37 @@ Count = Annotated[int | None, integer(1, high=2**53)]
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentInfo:
+    """The layers of a hybrid that keep a state of each row, in float32, instead of KV entries.
+
+    layers: their numbers
+    heads, key_dim, value_dim: the shape of a state
+    inputs: numbers that a layer keeps of a token that its state does not have yet
+    width: tokens before the state of which it keeps them too
+    """
+
+    layers: Annotated[tuple[Annotated[int, integer(0, high=2**12)], ...], entries(2**12)]
+    heads: Annotated[int, integer(1, high=2**16)]
+    key_dim: Annotated[int, integer(1, high=2**16)]
+    value_dim: Annotated[int, integer(1, high=2**16)]
+    inputs: Annotated[int, integer(1, high=2**24)]
+    width: Annotated[int, integer(0, high=2**12)]
+
+    def shapes(self, outputs: int) -> dict[str, tuple[int, ...]]:
+        """What a row keeps between steps of at most `outputs` outputs, by name suffix of the tensor."""
+        shapes = {
+            "inputs": (self.width + outputs, self.inputs),
+            "state": (self.heads, self.key_dim, self.value_dim),
+        }
+        return {f"{i}.{name}": shape for i in self.layers for name, shape in shapes.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits.
 
-    `mtp_drafts`: draft tokens of the model's MTP layer in each step; 0 without such a layer.
+    `mtp_drafts`: draft tokens of the model's MTP layer in each step; 0 without such a layer. `recurrent`: the
+    layers without KV entries, None if there are none.
     """
 
     type: str
@@ -55,16 +82,22 @@ class ModelInfo:
     head_dim: Annotated[int, integer(1, high=2**16)]
     context_length: Annotated[int, integer(1, high=2**31)]
     mtp_drafts: Annotated[int, integer(0, high=64)] = 0
+    recurrent: RecurrentInfo | None = None
+
+    @property
+    def kv_layers(self) -> list[int]:
+        """Layers with KV entries. The MTP layer is the last."""
+        without = () if self.recurrent is None else self.recurrent.layers
+        return [i for i in range(self.num_layers + bool(self.mtp_drafts)) if i not in without]
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers with KV entries. The MTP layer is the last."""
-        return self.num_layers + bool(self.mtp_drafts)
+        return len(self.kv_layers)
 
     @property
     def kv_suffixes(self) -> list[str]:
         """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
-        return [f"{i}.{kind}" for i in range(self.num_kv_layers) for kind in ("key", "value")]
+        return [f"{i}.{kind}" for i in self.kv_layers for kind in ("key", "value")]
 
     def entry_width(self, kv_dtype: str) -> int:
         """The numbers of one entry of a head: those of an int8 entry include its scale."""
@@ -353,6 +386,8 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
     model, tokens = manifest.model, manifest.tokens
     if model.num_heads % model.num_kv_heads:
         yield f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
+    if not model.kv_layers:
+        yield f"{where}.model.recurrent: every layer is recurrent: some must have KV entries"
     if not manifest.variants:
         yield f"{where}.variants: empty: nothing to run"
     masks = () if tokens.mask is None else (tokens.mask,)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from ..bundle.manifest import RecurrentInfo
 from ..decode.backend import bucket
 from ..errors import SessionError
 from ..machine import require
@@ -33,10 +35,44 @@ KV_TYPES: dict[str, np.dtype[Any]] = {
 ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"
 
 
+MAX_OUTPUTS = 64  # of a step with recurrent layers, which keep inputs of that many tokens
+
+
+def state_bytes(info: RecurrentInfo) -> int:
+    """What the recurrent layers keep of a row."""
+    return 4 * sum(prod(shape) for shape in info.shapes(MAX_OUTPUTS).values())
+
+
+class StateRows:
+    """What recurrent layers keep of some rows.
+
+    buffers: by name suffix, [rows, ...]. lengths: the tokens that each row's states have.
+    """
+
+    def __init__(self, info: RecurrentInfo, num_rows: int) -> None:
+        shapes = info.shapes(MAX_OUTPUTS).items()
+        self.buffers = {name: np.zeros((num_rows, *shape), np.float32) for name, shape in shapes}
+        self.lengths = np.zeros(num_rows, np.int64)
+
+    def begin(self, rows: slice, kv_length: np.ndarray) -> np.ndarray:
+        """The lengths before a step of `rows` with these cursors. A row at 0 begins a text."""
+        for row in np.arange(rows.start, rows.stop)[kv_length == 0]:
+            self.lengths[row] = 0
+            for buffer in self.buffers.values():
+                buffer[row] = 0
+        return self.lengths[rows]
+
+    def move(self, source: int, target: int) -> None:
+        self.lengths[target] = self.lengths[source]
+        for buffer in self.buffers.values():
+            buffer[target] = buffer[source]
+
+
 class KvRows:
     """KV memory of some rows, and a session's binding of it, which never outlives the memory.
 
-    buffers: the KV tensors, [rows, kv_heads, capacity, head_dim]. A method that raises changes nothing.
+    buffers: the KV tensors, [rows, kv_heads, capacity, head_dim]. states: None without recurrent layers. A
+    method that raises changes nothing.
     """
 
     def __init__(
@@ -46,8 +82,10 @@ class KvRows:
         kv_heads: int,
         head_dim: int,
         dtype: np.dtype[Any],
+        recurrent: RecurrentInfo | None = None,
     ) -> None:
         self._count, self._dtype = count, dtype
+        self.states = None if recurrent is None else StateRows(recurrent, num_rows)
         self.num_rows, self.kv_heads, self.head_dim = num_rows, kv_heads, head_dim
         self.capacity = 0
         self.buffers: list[np.ndarray] = []
@@ -116,6 +154,8 @@ class KvRows:
 
     def move(self, source: int, target: int, length: int) -> None:
         if source != target:
+            if self.states is not None:
+                self.states.move(source, target)
             for buffer in self.buffers:
                 buffer[target, :, :length] = buffer[source, :, :length]
 

@@ -69,6 +69,11 @@ def load(
     Raises SessionError if no variant runs here.
     """
     name = DeviceName.parse(device)
+    if bundle.manifest.model.recurrent is not None and name.kind != "cpu":
+        raise SessionError(
+            f"{bundle.path}: the model's recurrent layers run on a CPU only; give --device cpu",
+            code="unsupported_by_model",
+        )
     choice = bundle.variant(variant) if variant is not None else choose(bundle, device)
     if safe:
         _check_safe(bundle, choice)

@@ -24,6 +24,7 @@ from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.drafts import AcceptanceRates, DraftTokens
 from ..decode.speculation.planner import StepPlanner
 from ..decode.stats import Stats
+from ..device.kv import state_bytes
 from ..device.name import DeviceName, GpuOptions
 from ..device.variants import load
 from ..errors import MarsError, SessionError
@@ -98,7 +99,7 @@ class Session:
             to 8-bit blocks and is fast; None is the level the export measured.
         verify: hash all files, even if an earlier session has.
         cache_bytes: memory of the prefix cache (docs/conversations.md); None for a small share of the free
-            memory, 0 for no cache.
+            memory, 0 for no cache. A model with recurrent layers has none.
         prefix_dir: directory for entries of the prefix cache, which later sessions load; at most
             `prefix_bytes` bytes. It has the prompts in clear. Several processes may share it.
         safe: for a bundle from an untrusted source (docs/security.md): all files are hashed, no chat template
@@ -124,6 +125,13 @@ class Session:
             bundle, device, threads, variant, accuracy_level, safe=safe, options=options, gpu=gpu
         )
         name = DeviceName.parse(device)
+        if bundle.manifest.model.recurrent is not None:
+            if cache_bytes or prefix_dir is not None:
+                raise SessionError(
+                    f"{bundle.path}: a model with recurrent layers has no prefix cache, because their states"
+                    " cannot be cut to a common beginning: leave out cache_bytes and prefix_dir"
+                )
+            cache_bytes = 0
         budget = cache_share(name) if cache_bytes is None else cache_bytes
         text_options = {"safe": safe, "parse_special": parse_special}
         session = cls(bundle, choice, backend, budget, str(name), **text_options)
@@ -321,7 +329,14 @@ class Session:
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
         """A budget of `num_bytes` of KV memory for at most `max_rows` sequences; None for no limit."""
-        variant = self.variant
+        variant, net = self.variant, self.bundle.manifest.model.recurrent
+        if num_bytes is not None and net is not None:
+            num_bytes -= (states := max_rows * state_bytes(net))
+            if num_bytes <= 0:
+                raise SessionError(
+                    f"kv_bytes: the recurrent layers' states of {max_rows} rows take {states / 1e6:.0f} MB:"
+                    " give more, or fewer max_rows"
+                )
         entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
         capacity, is_host = self.backend.max_capacity, DeviceName.parse(self.device).kind == "cpu"
         if num_bytes is not None and variant.is_engine:
@@ -331,6 +346,11 @@ class Session:
     def schedule(self, limits: Limits, budget: KvBudget | None = None) -> Schedule:
         """A decoding loop of its own, for one thread."""
         manifest, planner = self.bundle.manifest, StepPlanner(self._learned_cost)
+        if manifest.model.recurrent is not None and limits.cache_block > 1:
+            raise SessionError(
+                "a model with recurrent layers has cursor commit only: its states have a token as soon as it"
+                " is known; leave out cache_block"
+            )
         return Schedule(self.backend, manifest.block, manifest.mask_id, limits, planner, budget)
 
     def check(self, config: GenerationConfig) -> None:

@@ -83,7 +83,21 @@ FAMILIES = {
         Tiny("helium", "helium", {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
     )
 }  # fmt: skip
-ALL = tiny.TINIES | FAMILIES
+RECURRENT, SIZES = (
+    "linear_attention",
+    {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "linear_key_head_dim": 8},
+)
+HYBRIDS = {
+    made.name: made
+    for made in (
+        Tiny("hybrid", "qwen3_5_text", SIZES | {"linear_value_head_dim": 16, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "layer_types": [RECURRENT] * 3 + [FULL]}),
+        Tiny("hybrid-tied", "qwen3_5_text", SIZES | {"linear_value_head_dim": 8, "linear_num_key_heads": 3,
+         "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3, "attention_bias": True,
+         "layer_types": [FULL, RECURRENT, RECURRENT, FULL, RECURRENT]}, tied=True, seed=2),
+    )
+}  # fmt: skip
+ALL = tiny.TINIES | FAMILIES | HYBRIDS
 
 
 @dataclass(frozen=True, slots=True)

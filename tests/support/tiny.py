@@ -38,6 +38,7 @@ CLASSES: Mapping[str, tuple[type, type]] = {
     "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
     "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "helium": (transformers.HeliumConfig, transformers.HeliumForCausalLM),
+    "qwen3_5_text": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
 }
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 MERGES = ("Ġ t", "h e", "Ġt he", "i n", "e r", "a n", "Ġ a", "o n", "Ã ©")
@@ -134,11 +135,11 @@ def _scaled(name: str, parameter: torch.Tensor, noise: torch.Tensor) -> torch.Te
     if name.endswith("norm.weight"):
         # Some families store the difference from one.
         return 0.2 * noise + (0 if parameter.abs().max() == 0 else 1)
-    if name.endswith(".bias"):
+    if name.endswith(("bias", "A_log")):
         return 0.3 * noise
     if name.endswith(("embed_tokens.weight", "lm_head.weight")):
         return 0.9 * noise
-    return noise * 2.0 / parameter.shape[1] ** 0.5
+    return noise * 2.0 / parameter[0].numel() ** 0.5
 
 
 def write(tiny: Tiny, directory: Path) -> Path:

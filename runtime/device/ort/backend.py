@@ -14,7 +14,7 @@ from ...bundle.manifest import Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
 from ...errors import MarsWarning, SessionError
-from ..kv import KV_TYPES, KvRows
+from ..kv import KV_TYPES, MAX_OUTPUTS, KvRows
 from ..step_io import IDS
 from . import kernels, library
 from .kernels import exact_entries
@@ -57,6 +57,8 @@ class OrtBackend:
         slow = {"w4a8": SLOW_WEIGHTS}.get(variant.precision, SLOW_KV if variant.kv_dtype == "int8" else ())
         if slow and package is None:
             warnings.warn(f"{graph}: {WITHOUT_KERNELS.format(*slow)}", MarsWarning, stacklevel=2)
+        if model.recurrent is not None:
+            library.check_recurrent()
         ort, provider = library.load("cpu")
         entries, _ = library.split_options(settings or {}, library.CPU)
         if variant.is_integer and package is None:
@@ -68,7 +70,7 @@ class OrtBackend:
         self._widths = check_signature(self._session, graph, variant, model)
         self.outputs, self.max_capacity = variant.outputs, model.context_length
         self.max_slots: int | None = None
-        self.max_outputs: int | None = None
+        self.max_outputs: int | None = MAX_OUTPUTS if model.recurrent else None
         # These precisions' products add up in one order for every step of two slots or more. Blocks of int4
         # and int8 and half precision have kernels by size.
         is_one_order = variant.is_integer or variant.precision == "float32"
@@ -79,9 +81,10 @@ class OrtBackend:
         self._dtype = KV_TYPES[variant.kv_dtype]
         self._in_place = variant.kv_layout != "appended"
         self._suffixes, self._mtp_drafts = model.kv_suffixes, model.mtp_drafts
+        self._recurrent = model.recurrent
 
     def new_cache(self, num_rows: int) -> KvRows:
-        return KvRows(len(self._suffixes), num_rows, *self._cache_shape, self._dtype)
+        return KvRows(len(self._suffixes), num_rows, *self._cache_shape, self._dtype, self._recurrent)
 
     def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:
         assert isinstance(cache, KvRows)
@@ -97,6 +100,9 @@ class OrtBackend:
         binding = self._binding(cache, first, len(inputs.input_ids), want_logits)
         for name, value in inputs._asdict().items():
             binding.write(name, value)
+        of_step = slice(first, first + len(inputs.input_ids))
+        if cache.states is not None:
+            binding.write("state_length", cache.states.begin(of_step, inputs.kv_length))
         rows, outputs = inputs.output_index.shape
         results: dict[str, Any] = {}
         for name in self.outputs:
@@ -105,6 +111,8 @@ class OrtBackend:
                 results[name] = binding.expect(name, shape, INT64 if name in IDS else FLOAT32)
         if self._in_place:
             binding.run()
+            if cache.states is not None:  # they have all tokens before the first output
+                cache.states.lengths[of_step] = inputs.kv_length + inputs.output_index[:, 0]
         else:
             shape = (rows, self._cache_shape[0], inputs.input_ids.shape[1], self._cache_shape[1])
             new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
@@ -127,6 +135,11 @@ class OrtBackend:
                 binding.io.bind_input(f"past_key_values.{suffix}", *place)
                 if self._in_place:
                     binding.io.bind_output(f"present.{suffix}", *place)
+            for suffix, states in {} if cache.states is None else cache.states.buffers.items():
+                part = states[first : first + rows]
+                place = ("cpu", 0, FLOAT32, part.shape, part.ctypes.data)
+                binding.io.bind_input(f"past_key_values.{suffix}", *place)
+                binding.io.bind_output(f"present.{suffix}", *place)
             cache.binding, cache.binding_key = binding, key
         bound: Binding = cache.binding
         return bound

@@ -39,6 +39,7 @@ CPU = DeviceName("cpu")
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
+RECURRENT_OLDEST = (1, 32)  # whose operators for recurrent layers were tested
 GPU_ADVICE = (
     "; check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
 )
@@ -94,6 +95,14 @@ def version_and_devices() -> tuple[str, list[str]] | None:
     if ort is None:
         return None
     return ort.__version__, [device for device in PROVIDERS if provider_of(ort, device) is not None]
+
+
+def check_recurrent() -> None:
+    """Raise SessionError if ONNX Runtime has no operators for recurrent layers."""
+    version = load("cpu")[0].__version__
+    if tuple(map(int, version.split(".")[:2])) < RECURRENT_OLDEST:
+        wanted = ".".join(map(str, RECURRENT_OLDEST))
+        raise SessionError(f"recurrent layers need onnxruntime {wanted} or newer, {version} is installed")
 
 
 def library_folders(roots: Iterable[str] | None = None) -> list[Path]:

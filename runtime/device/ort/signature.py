@@ -17,18 +17,25 @@ def check_signature(
     """The further dimensions of outputs that have several values for each position. Raises BundleError."""
     heads, entry = model.entry_shape(variant.kv_dtype, variant.kv_layout)
     shape = [None, None, entry] if variant.kv_layout == "cuda" else [None, heads, None, entry]
-    kv_type = TYPES[variant.kv_dtype]
+    forms = dict.fromkeys(model.kv_suffixes, (shape, TYPES[variant.kv_dtype]))
+    for suffix, sizes in model.recurrent.shapes(0).items() if model.recurrent else ():
+        symbols = 1 if suffix.endswith(".state") else 2  # rows, and entries
+        forms[suffix] = ([None] * symbols + list(sizes[symbols - 1 :]), TYPES["float32"])
     in_place = variant.kv_layout != "appended"  # past and present are one buffer
     pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
     presents = [f"present.{s}" for s in model.kv_suffixes]
     graph_inputs = {i.name: i for i in session.get_inputs()}
     graph_outputs = {o.name: o for o in session.get_outputs()}
-    mismatched = graph_inputs.keys() ^ {"input_ids", "kv_length", "output_index", *pasts}
-    mismatched |= graph_outputs.keys() ^ {*variant.outputs, *presents}
+    others = {"input_ids", "kv_length", "output_index", *(["state_length"] if model.recurrent else [])}
+    mismatched = graph_inputs.keys() ^ {*others, *(f"past_key_values.{s}" for s in forms)}
+    mismatched |= graph_outputs.keys() ^ {*variant.outputs, *(f"present.{s}" for s in forms)}
     for name, info in [*graph_inputs.items(), *graph_outputs.items()]:
-        is_kv = name.startswith(("past_key_values.", "present."))
-        sizes = [n if wanted else None for n, wanted in zip(info.shape, shape, strict=False)]
-        if is_kv and (len(info.shape), sizes, info.type) != (len(shape), shape, kv_type):
+        prefix, _, suffix = name.partition(".")
+        if prefix not in ("past_key_values", "present") or suffix not in forms:
+            continue
+        wanted, kind = forms[suffix]
+        found = [n if size else None for n, size in zip(info.shape, wanted, strict=False)]
+        if (len(info.shape), found, info.type) != (len(wanted), wanted, kind):
             mismatched.add(name)
     for past_name, present_name in zip(pasts, presents, strict=True):
         past, present = graph_inputs.get(past_name), graph_outputs.get(present_name)

@@ -45,6 +45,7 @@ ModelInfo read_model(Fields fields) {
     model.head_dim = fields.integer("head_dim", 1, one << 16);
     model.context_length = fields.integer("context_length", 1, one << 31);
     if (fields.has("mtp_drafts")) model.mtp_drafts = fields.integer("mtp_drafts", 0, 64);
+    if (fields.has("recurrent")) fields.wrong("recurrent", "libmars runs no recurrent layers; open this bundle in Python");
     return model;
 }
 
