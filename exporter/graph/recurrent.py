@@ -1,4 +1,4 @@
-"""Writes the recurrent layers of a hybrid: gated delta nets, whose saved states lag behind the KV entries.
+"""Writes the recurrent layers of a hybrid: gated delta nets, whose saved states lag.
 
 A state cannot forget a token, so a step never saves one that has a token which may still be rejected. Between
 two steps a row has the state before the last step's first output, and `inputs`: what the layer computed of

@@ -73,7 +73,7 @@ def refused(directory: Path, message: str, **changes: Any) -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Path]) -> None:
-    known = ", ".join([*FAMILIES, "a2d-qwen2", "a2d-qwen3", "a2d-qwen3-it", "sdar", "mimo"])
+    known = ", ".join([*FAMILIES, "a2d-qwen2", "a2d-qwen3", "a2d-qwen3-it", "sdar", "mimo", "qwen3_5"])
     message = rf"architecture `gemma3` is not supported \(known: {known}\)"
     refused(copied("llama"), message, model_type="gemma3")
 

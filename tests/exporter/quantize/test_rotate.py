@@ -44,7 +44,8 @@ def test_a_rotated_model_computes_the_same(name: str, tmp_path: Path) -> None:
     plain = checkpoint.tensors.read(names.EMBEDDING).astype(np.float32)
     assert np.allclose(weights[names.EMBEDDING], plain, atol=1e-3) == keeps_residual(dims)
     stored = SplitTensors(checkpoint.tensors, dims)  # q, k and v are apart, also of a family that joins them
-    for part in (names.O, names.DOWN, names.V, names.UP):
+    mixer = (names.RECURRENT_OUT, names.RECURRENT_IN[0]) if dims.is_recurrent(0) else (names.O, names.V)
+    for part in (*mixer, names.DOWN, names.UP):
         name = names.weight(0, part)
         assert not np.allclose(weights[name], stored.read(name), atol=1e-3), part
     expected = reference.logits(dims, checkpoint.tensors, SEQUENCES)
