@@ -94,9 +94,8 @@ class Predictions:
                 return None if array is None else array[at, :count]
             return np.concatenate([array[at, :count], array[at, -mtp_drafts:]])
 
-        confidences = part(
-            {"margin": output.margin, "entropy": output.entropy}.get(config.metric, output.confidence)
-        )
+        metrics = {"margin": output.margin, "entropy": output.entropy}
+        confidences = part(metrics.get(config.metric, output.confidence))
         assert confidences is not None, f"{config.metric} was not exported: the session checks this first"
         topk = part(output.topk_ids), part(output.topk_logprobs)
         ids, logits = part(output.token_ids), part(output.logits)

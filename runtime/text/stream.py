@@ -40,10 +40,6 @@ class TextStream:
         self._shown = 0
         self.stop_string: str | None = None  # that ended the text
 
-    @property
-    def stopped(self) -> bool:
-        return self.stop_string is not None
-
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string; the text then ends before that string."""
         self._token_ids.append(token)
@@ -51,7 +47,7 @@ class TextStream:
         self._token_texts.append(piece)
         if piece:
             self._append(piece)
-        return self.stopped
+        return self.stop_string is not None
 
     def _next_piece(self) -> str:
         """The text that the last token completes. The work for each token is bounded."""
@@ -90,7 +86,7 @@ class TextStream:
 
     def read(self) -> str:
         """The text that became final since the last call."""
-        return self._up_to(len(self._text) - (0 if self.stopped else self._held()))
+        return self._up_to(len(self._text) - (self._held() if self.stop_string is None else 0))
 
     def take_token_texts(self, num_tokens: int) -> tuple[str, ...]:
         """The texts of the next `num_tokens` tokens of the answer; an end-of-sequence token was not pushed.
@@ -107,7 +103,7 @@ class TextStream:
 
     def complete(self) -> None:
         """Add the text of an incomplete last character, as U+FFFD, to `text`. No token follows."""
-        if self.stopped:
+        if self.stop_string is not None:
             return
         rest = self._continued(self._decode(self._token_ids))[len(self._known) :]
         self._token_ids, self._num_read, self._known = [], 0, ""

@@ -35,7 +35,7 @@ CPP_ONLY: dict[str, str] = {
     "GenerationConfig.bound GenerationConfig.is_exact": "tau and exact are optional fields",
     "GenerationConfig.check Limits.rows": "structs are filled in before they are checked",
     "is_one_of duration_of num_common parse_automaton DraftTokens.is_forced": "an expression",
-    "StepForecast.num_draft_tokens Sequence.num_tokens Vocabulary.text": "an expression",
+    "StepForecast.num_draft_tokens Sequence.num_tokens Vocabulary.text TextStream.stopped": "an expression",
     "ThinkingStream.is_over ThinkingStream.size": "an expression",
     "Error DeviceError MemoryError": "Python has built-in exceptions of this kind",
     "Interrupt Interrupted Sequence.watch": "Python ends no running step",
