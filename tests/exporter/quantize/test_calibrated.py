@@ -5,6 +5,7 @@ bundles.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,47 @@ def error(made: Any, weight: torch.Tensor, x: torch.Tensor) -> float:
     return float(((x @ (decoded - weight).T) ** 2).sum())
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.dtype}-{c.group_size}-{c.multiplied}")
+BY_CODEC = pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.dtype}-{c.group_size}-{c.multiplied}")
+
+
+@BY_CODEC
 def test_products_of_correlated_inputs_lose_much_less_than_by_rounding(codec: Codec) -> None:
-    weight, x = matrix(24, 48), inputs(400, 48)
+    weight, (x, fresh) = matrix(24, 48), inputs(800, 48).split(400)
     made = choose_codes(weight, moments(x), codec, FP32)
     plain = codec.encode(weight.numpy(), FP32)
-    assert error(made, weight, x) < 0.5 * error(plain, weight, x)
-    fresh = inputs(400, 48, seed=0) * 0.9  # other tokens of the same kind
-    assert error(made, weight, fresh) < 0.5 * error(plain, weight, fresh)
+    assert error(made, weight, x) < 0.55 * error(plain, weight, x)
+    assert error(made, weight, fresh) < 0.55 * error(plain, weight, fresh)
     assert made.codes.shape == plain.codes.shape and made.codes.dtype == plain.codes.dtype
     assert made.codes.min() >= codec.lowest and made.codes.max() <= codec.highest
     assert (made.scales == plain.scales).all()
+
+
+@BY_CODEC
+def test_a_short_text_does_not_make_other_texts_worse_than_by_rounding(codec: Codec) -> None:
+    weight, (x, fresh) = matrix(24, 48), inputs(1000, 48).split([12, 988])
+    made = choose_codes(weight, moments(x, codec.bits), codec, FP32)
+    assert error(made, weight, fresh) < error(codec.encode(weight.numpy(), FP32), weight, fresh)
+
+
+@BY_CODEC
+def test_codes_are_those_of_gptq_column_by_column(codec: Codec) -> None:
+    """Each column's loss is spread by the inverse of the moments of the columns that are left, in fp64."""
+    weight, sums = matrix(24, 48), moments(inputs(400, 48))
+    made, plain = choose_codes(weight, sums, codec, FP32), codec.encode(weight.numpy(), FP32)
+    rest, units = weight.double().numpy(), np.repeat(plain.units, 48 // plain.units.shape[1], 1)
+    zeros = np.zeros_like(units) if plain.zeros is None else np.repeat(plain.zeros, 16, 1).astype(float)
+    usual = np.sort(np.diag(sums))[: math.ceil(calibration.USUAL[codec.bits] * 48)].mean()
+    left, all_moments = list(np.argsort(-np.diag(sums), kind="stable")), sums.double().numpy()
+    all_moments += np.eye(48) * calibration.DAMPING * usual
+    codes = np.empty_like(rest)
+    while left:
+        inverse, first = np.linalg.inv(all_moments[np.ix_(left, left)]), left[0]
+        code = np.rint(rest[:, first] / units[:, first] + zeros[:, first]).clip(codec.lowest, codec.highest)
+        loss = rest[:, first] - (code - zeros[:, first]) * units[:, first]
+        codes[:, first] = code
+        rest[:, left] -= loss[:, None] * inverse[0] / inverse[0, 0]
+        left = left[1:]
+    assert (made.codes.reshape(24, 48) == codes).mean() > 0.98
 
 
 @pytest.mark.parametrize(
