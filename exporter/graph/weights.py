@@ -19,7 +19,7 @@ from ..checkpoint.dims import Dims
 from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, largest
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 
-ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor separately
+ALIGNMENT = 64  # bytes: a processor's cache line
 ONNX_DTYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
