@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.session.session import Session
 from ...runtime.text.stream import TextStream
+from ...runtime.text.tokenizer import Text
 from ..tasks.scores import Output
 from ..tasks.tasks import TaskRow
 
@@ -64,12 +65,17 @@ def decode_rows(
     for (steps, ids), rest in zip(begun, answers, strict=True):
         stats, text, token_ids = rest.stats, rest.text, (*ids, *rest.token_ids)
         if ids and session.text:
-            stream = TextStream(session.text)
-            for token in token_ids[: -1 if rest.finish_reason == "eos" else None]:
-                stream.push(token)
-            text = stream.finish()
+            text = text_of(session.text, token_ids[: -1 if rest.finish_reason == "eos" else None])
         forwards, steps = len(steps) + stats.forwards, (*steps, *stats.steps)
         yield Outcome(text, token_ids, forwards, rest.finish_reason, stats.forced, steps)
+
+
+def text_of(text: Text, token_ids: Sequence[int]) -> str:
+    """The text of a whole answer, without an end-of-sequence token."""
+    stream = TextStream(text)
+    for token in token_ids:
+        stream.push(token)
+    return stream.finish()
 
 
 def num_same(outcomes: Sequence[Outcome], references: Sequence[Outcome]) -> int:
