@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..decode.backend import bucket
 from ..errors import SessionError
 from ..machine import require
 from .failures import first_line
+from .states import StateRows
 
 PAGE = mmap.PAGESIZE
 # Of memory that child processes do not share. Windows has only such memory.
@@ -33,39 +33,6 @@ KV_TYPES: dict[str, np.dtype[Any]] = {
 }
 
 ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"
-
-
-MAX_OUTPUTS = 64  # of a step with recurrent layers, which keep inputs of that many tokens
-
-
-def state_bytes(info: RecurrentInfo) -> int:
-    """What the recurrent layers keep of a row."""
-    return 4 * sum(prod(shape) for shape in info.shapes(MAX_OUTPUTS).values())
-
-
-class StateRows:
-    """What recurrent layers keep of some rows.
-
-    buffers: by name suffix, [rows, ...]. lengths: the tokens that each row's states have.
-    """
-
-    def __init__(self, info: RecurrentInfo, num_rows: int) -> None:
-        shapes = info.shapes(MAX_OUTPUTS).items()
-        self.buffers = {name: np.zeros((num_rows, *shape), np.float32) for name, shape in shapes}
-        self.lengths = np.zeros(num_rows, np.int64)
-
-    def begin(self, rows: slice, kv_length: np.ndarray) -> np.ndarray:
-        """The lengths before a step of `rows` with these cursors. A row at 0 begins a text."""
-        for row in np.arange(rows.start, rows.stop)[kv_length == 0]:
-            self.lengths[row] = 0
-            for buffer in self.buffers.values():
-                buffer[row] = 0
-        return self.lengths[rows]
-
-    def move(self, source: int, target: int) -> None:
-        self.lengths[target] = self.lengths[source]
-        for buffer in self.buffers.values():
-            buffer[target] = buffer[source]
 
 
 class KvRows:

@@ -24,8 +24,8 @@ from ..decode.speculation.cost import Cost, LearnedCost, built_in
 from ..decode.speculation.drafts import AcceptanceRates, DraftTokens
 from ..decode.speculation.planner import StepPlanner
 from ..decode.stats import Stats
-from ..device.kv import state_bytes
 from ..device.name import DeviceName, GpuOptions
+from ..device.states import state_bytes
 from ..device.variants import load
 from ..errors import MarsError, SessionError
 from ..structured.constrained_sequence import ConstrainedSequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,9 @@ from ... import machine
 from ...bundle.manifest import Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepInput, StepOutput
-from ...errors import MarsWarning, SessionError
-from ..kv import KV_TYPES, MAX_OUTPUTS, KvRows
+from ...errors import SessionError
+from ..kv import KV_TYPES, KvRows
+from ..states import MAX_OUTPUTS
 from ..step_io import IDS
 from . import kernels, library
 from .kernels import exact_entries
@@ -27,9 +27,6 @@ INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # Rotary angles are computed in groups of this size; a remainder would be computed in another way.
 REPRODUCIBLE_ANGLES = 16
 MAX_SPARE_BYTES, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
-WITHOUT_KERNELS = "without mars-export-kernels {}: `pip install mars-export-kernels`, or export with {}"
-SLOW_KV = "its int8 KV entries are slow, and prompts are read several times slower", "--kv float"
-SLOW_WEIGHTS = "its 4-bit weights take the memory and the time of 16 bits", "--precision w8a8"
 
 
 class OrtBackend:
@@ -50,13 +47,9 @@ class OrtBackend:
     ) -> None:
         graph, model = bundle.path / variant.file, bundle.manifest.model
         level = library.level_of(variant, accuracy_level)
-        sizes = {entry.path: entry.size for entry in bundle.manifest.files}
-        weights = sizes.get(variant.weights or variant.file, 0)
+        weights = sum(f.size for f in bundle.manifest.files if f.path == (variant.weights or variant.file))
         machine.require(weights, "opening this model", "use a smaller model or narrower weights")
-        package = kernels.used(variant.precision, "cpu")
-        slow = {"w4a8": SLOW_WEIGHTS}.get(variant.precision, SLOW_KV if variant.kv_dtype == "int8" else ())
-        if slow and package is None:
-            warnings.warn(f"{graph}: {WITHOUT_KERNELS.format(*slow)}", MarsWarning, stacklevel=2)
+        package = kernels.used(variant, graph)
         if model.recurrent is not None:
             library.check_recurrent()
         ort, provider = library.load("cpu")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ... import machine
-from ...bundle.manifest import INTEGER
-from ...errors import SessionError
+from ...bundle.manifest import Variant
+from ...errors import MarsWarning, SessionError
 
 # "0" turns the package off; the name of an instruction set, such as "avx2", asks for that one.
 VARIABLE = "MARS_EXPORT_KERNELS"
@@ -37,9 +38,18 @@ class Kernels:
     library: Path
 
 
-def used(precision: str, device: str) -> Kernels | None:
-    """The package for a variant of `precision` on a device: w8a8 or w4a8 on "cpu", if `installed`."""
-    return installed() if precision in INTEGER and device == "cpu" else None
+WITHOUT = "without mars-export-kernels {}: `pip install mars-export-kernels`, or export with {}"
+SLOW_KV = "its int8 KV entries are slow, and prompts are read several times slower", "--kv float"
+SLOW_WEIGHTS = "its 4-bit weights take the memory and the time of 16 bits", "--precision w8a8"
+
+
+def used(variant: Variant, graph: Path) -> Kernels | None:
+    """The package for a variant on the CPU: of w8a8 or w4a8, if `installed`. Warns if `graph` needs it."""
+    package = installed() if variant.is_integer else None
+    slow = {"w4a8": SLOW_WEIGHTS}.get(variant.precision, SLOW_KV if variant.kv_dtype == "int8" else ())
+    if slow and package is None:
+        warnings.warn(f"{graph}: {WITHOUT.format(*slow)}", MarsWarning, stacklevel=3)
+    return package
 
 
 def installed() -> Kernels | None:

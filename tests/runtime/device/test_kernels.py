@@ -8,9 +8,11 @@ import hashlib
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.manifests import GOOD
 
 from mars_export import SessionError
 from mars_export.runtime.cli import doctor
@@ -63,13 +65,12 @@ def test_a_damaged_library_is_an_error_before_it_is_loaded(package: Path, data: 
 @pytest.mark.parametrize(
     "code", ["raise ImportError('broken')", "import no_such_module", "1 / 0", "LIBRARY = 'nowhere'"]
 )
-def test_a_broken_package_is_an_error_on_the_cpu_only(
+def test_a_broken_package_is_an_error_where_it_is_used(
     package: Path, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (package / "__init__.py").write_text(code)
     with pytest.raises(SessionError, match=r"is installed, but does not load .*MARS_EXPORT_KERNELS=0"):
-        kernels.used("w8a8", "cpu")
-    assert kernels.used("w8a8", "cuda") is None
-    assert kernels.used("fp32", "cpu") is None
+        kernels.used(replace(GOOD.variants[0], precision="w8a8"), Path("g"))
+    assert kernels.used(GOOD.variants[0], Path("g")) is None
     monkeypatch.setenv(kernels.VARIABLE, kernels.OFF)
     assert kernels.installed() is None
