@@ -304,3 +304,17 @@ TEST_CASE("arrivals, cancellations and deadlines in any order leak no places or 
     CHECK(batcher.num_waiting() == 0);
     CHECK(batcher.kv_usage() == 0.0);
 }
+
+TEST_CASE("states of recurrent layers are a part of the KV memory, and keep cursor commit") {
+    nlohmann::json manifest = valid();
+    manifest["model"]["recurrent"] = {{"layers", {0}}, {"heads", 10}, {"key_dim", 100}, {"value_dim", 100}, {"inputs", 100}, {"width", 3}};
+    const mars::Session session =
+        mars::Opened::over({"nowhere", mars::parse_manifest(manifest.dump())}, std::make_unique<fake::Backend>(fake::hashed, 64));
+    mars::Limits limits = limits_of(8, 16);
+    limits.kv_bytes = 8 * 4 * (3 * 100 + 10 * 100 * 100);
+    CHECK(message_of([&] { mars::Batcher(session, limits); }) ==
+          "kv_bytes: the recurrent layers' states of 8 rows take 3 MB: give more, or fewer max_rows");
+    *limits.kv_bytes += 4000;
+    mars::Batcher(session, limits).submit(fake::Tokens{4}, config_of(0.5, 3)).result(30.0);
+    CHECK(says(message_of([&] { session.generate(fake::Tokens{4}, config_of(0.5, 3), nullptr, 4); }), "cursor commit only"));
+}

@@ -77,6 +77,20 @@ TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
 }
 
+TEST_CASE("recurrent layers have no KV entries, and some layer has them") {
+    Json manifest = valid();
+    Json& net =
+        manifest["model"]["recurrent"] = {{"layers", {0}}, {"heads", 2}, {"key_dim", 3}, {"value_dim", 4}, {"inputs", 5}, {"width", 3}};
+    const mars::ModelInfo model = mars::parse_manifest(manifest.dump()).model;
+    CHECK(model.kv_suffixes() == std::vector<std::string>{"1.key", "1.value"});
+    CHECK(model.recurrent->shapes(64) == std::map<std::string, std::vector<std::int64_t>>{{"0.inputs", {67, 5}}, {"0.state", {2, 3, 4}}});
+    CHECK(model.recurrent->state_bytes(64) == 4 * (67 * 5 + 24));
+    net["layers"] = {1, 0};
+    CHECK(says(refusal(manifest.dump()), "every layer is recurrent"));
+    net["heads"] = 65537;
+    CHECK(says(refusal(manifest.dump()), "model.recurrent.heads: an integer of 1 to 65536"));
+}
+
 TEST_CASE("lists and objects have a maximum size, and names are unique") {
     const auto eos = [](std::size_t num) { return refusal_with("/tokens/eos", std::vector<int>(num, 1)); };
     CHECK(says(eos(100001), "tokens.eos: at most 100000 entries are expected, not 100001"));

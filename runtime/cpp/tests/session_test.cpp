@@ -302,3 +302,25 @@ TEST_CASE("costs can be set, and nothing is measured") {
     for (const mars::StepInput& step : device.steps) CHECK(step.input_ids.front() != fake::mask);
     CHECK_THROWS_AS(opened.set_cost({{8, 1.0}, {1, 1.0}}), mars::SessionError);
 }
+
+TEST_CASE("states of a row begin with a text, and move with the row") {
+    mars::RecurrentInfo info{{2}, 1, 2, 2, 3, 1};
+    mars::StateRows states(info, 3);
+    const auto fill = [&](std::int64_t row, float value) {
+        for (const auto& [suffix, buffer] : states.buffers) std::fill_n(buffer.at(row), buffer.size, value);
+        states.lengths[static_cast<std::size_t>(row)] = 5;
+    };
+    for (std::int64_t row = 0; row < 3; ++row) fill(row, static_cast<float>(row + 1));
+    states.begin(1, {0, 7});
+    CHECK(states.lengths == std::vector<std::int64_t>{5, 0, 5});
+    for (const auto& [suffix, size] : std::map<std::string, std::int64_t>{{"2.inputs", 3}, {"2.state", 4}}) { // what a first step reads
+        const auto& buffer = states.buffers.at(suffix);
+        CHECK(std::count(buffer.at(1), buffer.at(1) + size, 0.0F) == size);
+        CHECK(std::count(buffer.at(0), buffer.at(1), 1.0F) == buffer.size);
+        CHECK(std::count(buffer.at(2), buffer.at(3), 3.0F) == buffer.size);
+    }
+    states.move(2, 0);
+    CHECK(states.lengths == std::vector<std::int64_t>{5, 0, 5});
+    CHECK(*states.buffers.at("2.state").at(0) == 3.0F);
+    CHECK(says(message_of([&] { mars::StateRows({{0, 1}, 65536, 65536, 65536, 1, 0}, 10000); }), "states of 10000 row(s) take"));
+}

@@ -1,6 +1,7 @@
 // runtime/batcher/batcher.py: a batching service over one session, whose thread runs the steps.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -39,8 +40,16 @@ KvBudget budget_of(const Opened& opened, const Limits& limits) {
     const std::int64_t capacity = opened.backend->max_capacity();
     const bool is_engine = opened.runs().is_engine(), is_host = opened.device.empty() || opened.device == "cpu";
     std::int64_t rows = limits.rows();
+    std::optional<std::int64_t> num_bytes = limits.kv_bytes;
+    if (const auto& net = opened.bundle.manifest.model.recurrent; net && num_bytes) {
+        const double states = static_cast<double>(rows) * net->state_bytes(opened.backend->max_outputs().value_or(0));
+        if (states >= static_cast<double>(*num_bytes))
+            throw SessionError("kv_bytes: the recurrent layers' states of " + std::to_string(rows) + " rows take " +
+                               std::to_string(std::llround(states / 1e6)) + " MB: give more, or fewer max_rows");
+        *num_bytes -= static_cast<std::int64_t>(states);
+    }
     if (limits.kv_bytes && is_engine) rows = std::max<std::int64_t>(1, std::min(rows, *limits.kv_bytes / (capacity * entry)));
-    return {rows, limits.kv_bytes, entry, capacity, is_engine, is_host};
+    return {rows, num_bytes, entry, capacity, is_engine, is_host};
 }
 
 Limits with_rows(Limits limits, std::int64_t rows) {

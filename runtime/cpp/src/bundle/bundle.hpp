@@ -1,6 +1,7 @@
 // runtime/bundle/manifest.py: a bundle's manifest, read and checked. docs/format.md is the specification.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -14,12 +15,48 @@
 
 namespace mars {
 
+/// The layers of a hybrid that keep a state of each row, in float32, instead of KV entries: `inputs` numbers for each token that the
+/// state does not have yet, and for `width` tokens before it.
+struct RecurrentInfo {
+    std::vector<std::int64_t> layers;
+    std::int64_t heads = 0, key_dim = 0, value_dim = 0, inputs = 0, width = 0;
+
+    /// What a row keeps between steps of at most `outputs` outputs, by name suffix of the tensor.
+    std::map<std::string, std::vector<std::int64_t>> shapes(std::int64_t outputs) const {
+        std::map<std::string, std::vector<std::int64_t>> shapes;
+        for (const std::int64_t i : layers) {
+            shapes[std::to_string(i) + ".inputs"] = {width + outputs, inputs};
+            shapes[std::to_string(i) + ".state"] = {heads, key_dim, value_dim};
+        }
+        return shapes;
+    }
+
+    /// The size of that, in bytes: numbers of an untrusted manifest may be large.
+    double state_bytes(std::int64_t outputs) const {
+        double num_bytes = 0;
+        for (const auto& [suffix, shape] : shapes(outputs)) {
+            double size = sizeof(float);
+            for (const std::int64_t extent : shape) size *= static_cast<double>(extent);
+            num_bytes += size;
+        }
+        return num_bytes;
+    }
+};
+
 /// Dimensions that a runtime needs to allocate KV buffers and check token ids. `mtp_drafts`: draft tokens of the model's
-/// MTP layer in each step, 0 without such a layer, which is the last one with KV entries.
+/// MTP layer in each step, 0 without such a layer, which is the last one with KV entries. `recurrent`: the layers without KV entries, no value if there
+/// are none.
 struct ModelInfo {
     std::int64_t vocab_size = 0, num_layers = 0, num_kv_heads = 0, head_dim = 0, context_length = 0, mtp_drafts = 0;
+    std::optional<RecurrentInfo> recurrent = {};
 
-    std::int64_t num_kv_layers() const { return num_layers + (mtp_drafts > 0 ? 1 : 0); }
+    /// Layers with KV entries.
+    std::vector<std::int64_t> kv_layers() const {
+        std::vector<std::int64_t> layers;
+        for (std::int64_t i = 0; i < num_layers + (mtp_drafts > 0 ? 1 : 0); ++i)
+            if (!recurrent || std::count(recurrent->layers.begin(), recurrent->layers.end(), i) == 0) layers.push_back(i);
+        return layers;
+    }
 
     /// The heads of a row of KV entries (one in the layout "cuda") and the numbers of each in an entry, with its float16 scale.
     std::pair<std::int64_t, std::int64_t> entry_shape(const std::string& kv_dtype, const std::string& kv_layout) const {
@@ -30,7 +67,7 @@ struct ModelInfo {
     /// `0.key`, `0.value`, `1.key`, ...
     std::vector<std::string> kv_suffixes() const {
         std::vector<std::string> suffixes;
-        for (std::int64_t i = 0; i < num_kv_layers(); ++i)
+        for (const std::int64_t i : kv_layers())
             for (const char* kind : {".key", ".value"}) suffixes.push_back(std::to_string(i) + kind);
         return suffixes;
     }

@@ -35,6 +35,18 @@ void check_version(const Json& top, const std::string& where) {
     throw BundleError(where + ": bundle format " + version.substr(0, 60) + ", this runtime reads 1.x: " + side);
 }
 
+RecurrentInfo read_recurrent(Fields fields) {
+    constexpr std::int64_t most = 1 << 16;
+    RecurrentInfo info;
+    info.layers = fields.integers("layers", 1 << 12, 1 << 12);
+    info.heads = fields.integer("heads", 1, most);
+    info.key_dim = fields.integer("key_dim", 1, most);
+    info.value_dim = fields.integer("value_dim", 1, most);
+    info.inputs = fields.integer("inputs", 1, 1 << 24);
+    info.width = fields.integer("width", 0, 1 << 12);
+    return info;
+}
+
 ModelInfo read_model(Fields fields) {
     // Upper bounds, because a reader allocates memory from these numbers.
     const std::int64_t one = 1;
@@ -45,7 +57,7 @@ ModelInfo read_model(Fields fields) {
     model.head_dim = fields.integer("head_dim", 1, one << 16);
     model.context_length = fields.integer("context_length", 1, one << 31);
     if (fields.has("mtp_drafts")) model.mtp_drafts = fields.integer("mtp_drafts", 0, 64);
-    if (fields.has("recurrent")) fields.wrong("recurrent", "libmars runs no recurrent layers; open this bundle in Python");
+    if (fields.has("recurrent")) model.recurrent = read_recurrent(fields.object("recurrent"));
     return model;
 }
 
@@ -170,6 +182,8 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
     }
     if (manifest.text) require(manifest.text->tokenizer, "text");
     for (const StoredGrammar& grammar : manifest.grammars) require(grammar.file, "grammar " + grammar.name);
+    if (manifest.model.kv_layers().empty())
+        problems.push_back(where + ".model.recurrent: every layer is recurrent: some must have KV entries");
     if (manifest.variants.empty()) problems.push_back(where + ".variants: empty: nothing to run");
     const auto& [mask, eos, pad] = manifest.tokens;
     if (!mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null needs masks 0");

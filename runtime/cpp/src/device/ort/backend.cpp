@@ -41,6 +41,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     is_firm_ = is_on_cpu && (variant.precision == "float32" || variant.is_integer()) && model_.head_dim % 32 == 0;
     are_rows_bound_once_ = is_on_cpu;
     check_memory(bundle, variant);
+    if (model_.recurrent) check_recurrent(version());
     try {
         options.has_own_operators = is_on_cpu && variant.is_integer();
         if (options.has_own_operators) note(settings.on_log, LogLevel::info, variant.precision + " on " + kernel_instructions());
@@ -55,7 +56,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
 }
 
 std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
-    return std::make_unique<OrtRows>(graph_.session, suffixes_.size(), num_rows, kv_.heads, kv_.width * kv_.item);
+    return std::make_unique<OrtRows>(graph_.session, suffixes_.size(), num_rows, kv_.heads, kv_.width * kv_.item, model_.recurrent);
 }
 
 void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
@@ -81,6 +82,13 @@ void OrtBackend::run(OrtRows& rows, std::int64_t first, const StepInput& input, 
     rows.binding.BindInput("input_ids", tensor(input.input_ids, {input.rows, input.slots}));
     rows.binding.BindInput("kv_length", tensor(input.kv_length, {input.rows}));
     rows.binding.BindInput("output_index", tensor(input.output_index, {input.rows, input.outputs}));
+    const auto at = static_cast<std::size_t>(first);
+    if (rows.states) {
+        rows.states->begin(first, input.kv_length);
+        std::int64_t* const lengths = &rows.states->lengths[at];
+        rows.binding.BindInput("state_length",
+                               Ort::Value::CreateTensor<std::int64_t>(host_, lengths, input.kv_length.size(), &input.rows, 1));
+    }
     bind_results(rows, input, want_logits, output);
     const auto begun = std::chrono::steady_clock::now();
     Ort::RunOptions options;
@@ -93,9 +101,11 @@ void OrtBackend::run(OrtRows& rows, std::int64_t first, const StepInput& input, 
     if (input.interrupt) input.interrupt->set_stop([&options] { options.SetTerminate(); });
     graph_.session.Run(options, rows.binding);
     run_time_ += (std::chrono::steady_clock::now() - begun).count();
+    for (std::size_t i = 0; rows.states && i < input.kv_length.size(); ++i) // they have all tokens before the first output
+        rows.states->lengths[at + i] = input.kv_length[i] + input.output_index[i * static_cast<std::size_t>(input.outputs)];
 }
 
-/// Bind rows first, first + 1, ... as the graph's past and present.
+/// Bind rows first, first + 1, ... as the graph's past and present: KV entries, and states.
 void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const {
     const Shape shape = kv_.shape(count, rows.capacity());
     const auto num_bytes = static_cast<std::size_t>(count * rows.row_bytes());
@@ -103,6 +113,15 @@ void OrtBackend::bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) 
         const Ort::Value kv = Ort::Value::CreateTensor(rows_info_, rows.at(i, first), num_bytes, shape.data(), shape.size(), kv_.type);
         rows.binding.BindInput(("past_key_values." + suffixes_[i]).c_str(), kv);
         rows.binding.BindOutput(("present." + suffixes_[i]).c_str(), kv);
+    }
+    if (!rows.states) return;
+    for (const auto& [suffix, buffer] : rows.states->buffers) {
+        Shape shape = buffer.shape;
+        shape.insert(shape.begin(), count);
+        const auto size = static_cast<std::size_t>(count * buffer.size);
+        const Ort::Value state = Ort::Value::CreateTensor<float>(rows_info_, buffer.at(first), size, shape.data(), shape.size());
+        rows.binding.BindInput(("past_key_values." + suffix).c_str(), state);
+        rows.binding.BindOutput(("present." + suffix).c_str(), state);
     }
 }
 

@@ -30,6 +30,9 @@ class OrtBackend : public Backend {
 
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
+    std::optional<std::int64_t> max_outputs() const override {
+        return model_.recurrent ? std::optional(StateRows::max_outputs) : std::nullopt;
+    }
     std::int64_t max_capacity() const override { return model_.context_length; }
     std::optional<std::int64_t> reproducible_slots() const override { return is_firm_ ? std::optional<std::int64_t>(2) : std::nullopt; }
     std::optional<std::int64_t> free_memory() const override { return available_memory(); }

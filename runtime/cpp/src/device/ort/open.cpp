@@ -26,6 +26,7 @@ void disable_telemetry() {
 }
 
 constexpr int least_cuda_minor = 27;      // of ONNX Runtime 1
+constexpr int least_recurrent_minor = 32; // whose operators for recurrent layers were tested
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 constexpr const char* kernels_variable = "MARS_EXPORT_KERNELS";
 constexpr const char* accuracy_entry = "session.qdq_matmulnbits_accuracy_level"; // profiles are checked against it
@@ -118,6 +119,12 @@ void check_cuda_version(const std::string& version) {
     if (is_at_least(version, least_cuda_minor)) return;
     throw SessionError("ONNX Runtime " + version + " leaves operators of every layer to the CPU (opset 24); install onnxruntime-gpu 1." +
                        std::to_string(least_cuda_minor) + " or newer");
+}
+
+void check_recurrent(const std::string& version) {
+    if (!is_at_least(version, least_recurrent_minor))
+        throw SessionError("recurrent layers need onnxruntime 1." + std::to_string(least_recurrent_minor) + " or newer, " + version +
+                           " is installed");
 }
 
 bool is_shortage(const std::exception& error) {

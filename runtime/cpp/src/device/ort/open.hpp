@@ -59,6 +59,9 @@ bool is_at_least(const std::string& version, int least);
 /// be copied to the CPU in every layer.
 void check_cuda_version(const std::string& version);
 
+/// Throws SessionError if this version has no operators for recurrent layers.
+void check_recurrent(const std::string& version);
+
 /// The instruction set of w8a8 and w4a8 graphs on a CPU. Throws SessionError if this processor lacks the one that MARS_EXPORT_KERNELS names.
 std::string kernel_instructions();
 

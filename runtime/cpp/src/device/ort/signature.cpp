@@ -27,9 +27,19 @@ std::map<std::string, std::int64_t> check_signature(const Ort::Session& session,
                                                     const ModelInfo& model) {
     using Shape = std::vector<std::int64_t>;
     const KvTensor kv(model, variant);
+    std::map<std::string, std::pair<Shape, ONNXTensorElementDataType>> forms; // of pasts and presents, by suffix
+    for (const std::string& suffix : model.kv_suffixes()) forms[suffix] = {kv.shape(-1, -1), kv.type};
     std::set<std::string> missing{"input_ids", "kv_length", "output_index"}, odd;
+    if (model.recurrent) {
+        missing.insert("state_length");
+        for (auto& [suffix, shape] : model.recurrent->shapes(0)) {
+            if (shape.size() == 2) shape.front() = -1; // entries
+            shape.insert(shape.begin(), -1);
+            forms[suffix] = {shape, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
+        }
+    }
     missing.insert(variant.outputs.begin(), variant.outputs.end());
-    for (const std::string& suffix : model.kv_suffixes()) missing.insert({"past_key_values." + suffix, "present." + suffix});
+    for (const auto& [suffix, form] : forms) missing.insert({"past_key_values." + suffix, "present." + suffix});
     std::map<std::string, std::int64_t> widths;
     for (const std::string& name : variant.outputs) widths[name] = 1;
     std::int64_t top_k = 0;
@@ -38,11 +48,12 @@ std::map<std::string, std::int64_t> check_signature(const Ort::Session& session,
         if (missing.erase(name) == 0) odd.insert(name);
         const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
         const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
-        if (begins_with(name, "past_key_values.") || begins_with(name, "present.")) {
-            const Shape wanted = kv.shape(-1, -1);
+        const bool is_kept = begins_with(name, "past_key_values.") || begins_with(name, "present.");
+        if (const auto form = is_kept ? forms.find(name.substr(name.find('.') + 1)) : forms.end(); form != forms.end()) {
+            const auto& [wanted, kind] = form->second;
             const auto fits = [](std::int64_t wants, std::int64_t has) { return wants < 0 || wants == has; };
             if (!std::equal(wanted.begin(), wanted.end(), shape.begin(), shape.end(), fits) ||
-                type.GetTensorTypeAndShapeInfo().GetElementType() != kv.type)
+                type.GetTensorTypeAndShapeInfo().GetElementType() != kind)
                 odd.insert(name);
         } else if (name == "logits" || name == "topk_ids" || name == "topk_logprobs") {
             const std::int64_t width = shape.size() == 3 ? shape[2] : 0, most = model.vocab_size;
