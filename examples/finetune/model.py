@@ -24,6 +24,7 @@ from mars_export.exporter.checkpoint import default
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.stock import silence, stock_class, stock_config
 from mars_export.exporter.checkpoint.tensors import read_json
+from mars_export.runtime.errors import CheckpointError
 
 # Tokens that model vendors reserve, and `<empty_output>` of SmolLM2's vocabulary for code, unused in chat.
 RESERVED = re.compile(r"\W*(reserved|unused|dummy|placeholder|extra_\d|special_\d|empty_output)", re.I)
@@ -44,6 +45,11 @@ class Base:
 def open_base(location: str | None) -> Base:
     """Config and tokenizer, not the weights; None is SmolLM2-135M-Instruct. Raises CheckpointError."""
     opened = open_checkpoint(location or str(default.base_directory()), masks=False)
+    if opened.dims.recurrent is not None:
+        raise CheckpointError(
+            f"{location}: tokens and masks are trained in one sequence, where recurrent layers would read"
+            " masks before tokens: choose a model of another family (docs/families.md)"
+        )
     name = str(Path(location).resolve()) if location and Path(location).is_dir() else location
     words, own = opened.vocabulary, opened.adapter
     source = own if own and (own / "tokenizer.json").is_file() else opened.model

@@ -22,6 +22,7 @@ from support.paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mars_export import GenerationConfig, Session
+from mars_export.runtime.errors import CheckpointError
 
 EXAMPLE = ROOT / "examples" / "finetune"
 NAMES = ("llama", "qwen3", "gemma3", "phi3", "smollm3")
@@ -60,7 +61,12 @@ def packed(program: SimpleNamespace) -> list:
     return [(first, grid(first, BLOCK - 1, 3)), (second, grid(second, BLOCK - 1, 0))]
 
 
-@pytest.mark.parametrize("name", sorted(families.ALL))
+def test_a_hybrid_is_refused(program: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="recurrent layers would read"):
+        program.model.open_base(str(stock("hybrid", tmp_path)))
+
+
+@pytest.mark.parametrize("name", sorted(families.ALL.keys() - families.HYBRIDS.keys()))
 def test_streams_are_plain_forwards(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
     plain = load(program, stock(name, tmp_path)).double()  # so that only the rule can make a difference
     model, batch = copy.deepcopy(plain), packed(program)
