@@ -158,7 +158,8 @@ def main() -> None:
         if REFERENCE not in processes:
             sys.exit("error: our own fp32 bundle does not run, so there is nothing to compare with")
         for bundle in args.bundles:
-            program = catalog.Program(f"ours {bundle.stem}", None, "ours", bundle.absolute(), ())
+            where = {"device": "cpu"}
+            program = catalog.Program(f"ours {bundle.stem}", None, "ours", bundle.absolute(), (), where)
             processes[program.name] = running.start(program, args, {})
         texts = Texts.read(args.work / "fp32.bundle", args.chats)
         found = list(measure(processes, texts, absent))
