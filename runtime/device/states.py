@@ -25,14 +25,15 @@ class StateRows:
     def __init__(self, info: RecurrentInfo, num_rows: int) -> None:
         shapes = info.shapes(MAX_OUTPUTS).items()
         self.buffers = {name: np.zeros((num_rows, *shape), np.float32) for name, shape in shapes}
-        self.lengths = np.zeros(num_rows, np.int64)
+        self.lengths, self._width = np.zeros(num_rows, np.int64), info.width
 
     def begin(self, rows: slice, kv_length: np.ndarray) -> np.ndarray:
         """The lengths before a step of `rows` with these cursors. A row at 0 begins a text."""
         for row in np.arange(rows.start, rows.stop)[kv_length == 0]:
             self.lengths[row] = 0
-            for buffer in self.buffers.values():
-                buffer[row] = 0
+            for name, buffer in self.buffers.items():
+                # Of the inputs, a text's first step reads only those before its first token.
+                buffer[row, : self._width if name.endswith(".inputs") else None] = 0
         return self.lengths[rows]
 
     def move(self, source: int, target: int) -> None:
