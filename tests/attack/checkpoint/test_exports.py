@@ -27,7 +27,9 @@ def test_an_exit_of_zero_means_a_bundle_that_opens(
 
     opened = open_checkpoint(str(checkpoints("llama")))
     exact = export.ModelInfo
-    monkeypatch.setattr(export, "ModelInfo", lambda *known: replace(exact(*known), num_heads=2**20))
+    monkeypatch.setattr(
+        export, "ModelInfo", lambda *known, **more: replace(exact(*known, **more), num_heads=2**20)
+    )
     with pytest.raises(ExportError, match="the new bundle does not open: (?s:.)*num_heads"):
         export_onnx(opened, tmp_path / "bundle", ExportOptions(block=4))
     assert not list(tmp_path.iterdir())
