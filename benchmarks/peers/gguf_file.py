@@ -56,7 +56,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, directory: Path, config: dict[str,
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    writer.add_token_merges(merges or ["a b"])  # llama.cpp opens no vocabulary without merges
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_add_bos_token(False)
