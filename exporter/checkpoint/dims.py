@@ -15,7 +15,9 @@ from .tensors import first_of, reading, shown
 
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "full_attention_interval"),
+    *(f"linear_{name}" for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")),
+    "linear_conv_kernel_dim",
 )
 # The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
 MAX_LAYERS, MAX_SIZE = 2**12, 2**24

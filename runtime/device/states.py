@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from ..bundle.manifest import RecurrentInfo
+from ..errors import SessionError
 
 MAX_OUTPUTS = 64  # of a step with recurrent layers, which keep inputs of that many tokens
 
@@ -19,12 +20,20 @@ def state_bytes(info: RecurrentInfo) -> int:
 class StateRows:
     """What recurrent layers keep of some rows.
 
-    buffers: by name suffix, [rows, ...]. lengths: the tokens that each row's states have.
+    buffers: by name suffix, [rows, ...]. lengths: the tokens that each row's states have. Raises SessionError
+    if memory is short.
     """
 
     def __init__(self, info: RecurrentInfo, num_rows: int) -> None:
         shapes = info.shapes(MAX_OUTPUTS).items()
-        self.buffers = {name: np.zeros((num_rows, *shape), np.float32) for name, shape in shapes}
+        try:
+            self.buffers = {name: np.zeros((num_rows, *shape), np.float32) for name, shape in shapes}
+        except (MemoryError, ValueError) as error:  # ValueError: more than any address space has
+            raise SessionError(
+                f"not enough memory: the recurrent layers' states of {num_rows} row(s) take"
+                f" {num_rows * state_bytes(info) / 1e6:.0f} MB; run fewer rows at once, or free memory",
+                code="out_of_memory",
+            ) from error
         self.lengths, self._width = np.zeros(num_rows, np.int64), info.width
 
     def begin(self, rows: slice, kv_length: np.ndarray) -> np.ndarray:

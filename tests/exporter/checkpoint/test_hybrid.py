@@ -25,8 +25,10 @@ from mars_export.exporter.check import segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.option_rules import check_options
+from mars_export.runtime.bundle.manifest import RecurrentInfo
 from mars_export.runtime.decode.schedule import run
 from mars_export.runtime.decode.speculation.drafts import DraftTokens
+from mars_export.runtime.device.states import StateRows
 from mars_export.runtime.errors import CheckpointError, ExportError, SessionError
 
 NEW = 40
@@ -134,6 +136,38 @@ def test_a_batcher_goes_on_while_requests_are_cancelled(opened: Open, prompts: l
         for i, request in enumerate(requests):
             if i % 3 != 1:
                 assert request.result(60).token_ids == expected[i]
+
+
+def test_rows_whose_steps_failed_are_used_again(
+    opened: Open, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the graph has written their states, for example while the results are copied."""
+    session, config = opened(), GenerationConfig(max_new_tokens=NEW, eos_ids=(), prompt_lookup=2)
+    expected = [answer.token_ids for answer in session.generate_each(prompts[:40], config)]
+    run_graph, draw = session.backend._run, random.Random(1)  # type: ignore[attr-defined]
+
+    def run_or_fail(*inputs: Any) -> Any:
+        output = run_graph(*inputs)
+        if draw.random() < 0.02:
+            raise MemoryError("as if memory were short")
+        return output
+
+    monkeypatch.setattr(session.backend, "_run", run_or_fail)
+    made: list[tuple[int, ...] | None] = []
+    with Batcher(session, Limits(max_rows=3, prefill_tokens=16)) as batcher:
+        for request in [batcher.submit(prompt, config) for prompt in prompts[:40]]:
+            try:
+                made.append(request.result(60).token_ids)
+            except SessionError:
+                made.append(None)
+    assert 5 < made.count(None) < 35
+    assert all(ids in (None, text) for ids, text in zip(made, expected, strict=True))
+
+
+def test_states_that_do_not_fit_in_memory_are_one_clear_error() -> None:
+    for size in (2**13, 2**16):  # more than an address space has, and than numpy can express
+        with pytest.raises(SessionError, match=r"states of 900 row\(s\) take [0-9]+ MB; run fewer rows"):
+            StateRows(RecurrentInfo((0, 1), size, size, size, inputs=1, width=3), 900)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +285,9 @@ def test_configs_that_the_graph_cannot_express_are_refused(written: Any, tmp_pat
         ({"layer_types": ["linear_attention"] * 4}, "4 recurrent layers of 4"),
         ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "sliding_attention"),
         ({"linear_num_value_heads": 3}, "share the value heads equally"),
+        ({"linear_num_key_heads": 0}, "`linear_num_key_heads` must be a positive integer"),
+        ({"linear_conv_kernel_dim": 2**40}, "`linear_conv_kernel_dim` is .* beyond"),
+        ({"full_attention_interval": 0}, "`full_attention_interval` must be a positive integer"),
     ):
         values = json.loads((written("hybrid") / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(values | change))
