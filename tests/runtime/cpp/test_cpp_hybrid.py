@@ -18,7 +18,7 @@ from support.cabi_session import CSession
 from support.cpp_service import HEAD, post, start, text_of
 from support.exports import export
 from support.families import HYBRIDS
-from support.twins import SAMPLINGS
+from support.twins import SAMPLINGS, same_steps
 
 from mars_export import GenerationConfig, Session
 from mars_export.runtime.structured.stored_grammars import compile_into
@@ -59,14 +59,7 @@ def test_libmars_takes_the_steps_of_python(
     python, asked = Session.open(bundle(name), threads=1), ENDLESS | {"masks": "full"} | settings
     with CSession(library, bundle(name), threads=1) as session:
         for prompt in prompts(6):
-            wanted = python.generate(prompt, GenerationConfig(**asked))
-            made = session.generate(prompt, **asked)
-            assert made.token_ids == tuple(wanted.token_ids)
-            stats = wanted.stats
-            assert (made.forwards, made.draft_tokens, made.accepted_draft_tokens) == (
-                stats.forwards, stats.draft_tokens, stats.accepted_draft_tokens,
-            )  # fmt: skip
-            assert made.prefill_forwards == stats.prefill_forwards
+            same_steps(python, session, prompt, asked)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
