@@ -1,6 +1,6 @@
 """Load on `mars-export serve`: an open loop, and llama.cpp's server beside it.
 
-    python benchmarks/serve_load.py open BUNDLE --fixed exact tau=0.95 --adaptive exact,assistant@0.02
+    python benchmarks/serve_load.py open BUNDLE --fixed exact tau=0.95
     python benchmarks/serve_load.py peers --llama-server LLAMA_SERVER --clients 1 4 16
 
 Each starts its server, sends requests of many clients over HTTP, and writes results/serve_COMMAND.json.
@@ -37,8 +37,8 @@ def save(args: argparse.Namespace, value: dict[str, Any]) -> None:
     say(f"written: {path}")
 
 
-def start(args: argparse.Namespace, *more: str) -> Server:
-    command = ours(args.bundle, args.threads, args.max_rows, args.max_waiting, *more)
+def start(args: argparse.Namespace) -> Server:
+    command = ours(args.bundle, args.threads, args.max_rows, args.max_waiting)
     return Server(command, args.logs / f"serve-{args.command}.log")
 
 
@@ -66,17 +66,15 @@ def fields(words: str) -> dict[str, Any]:
 
 def opened(args: argparse.Namespace) -> None:
     """Capacity by a closed loop of the first setting, then arrivals at multiples of it, for each setting."""
-    settings = [(words, fields(words), ()) for words in args.fixed]
-    if args.adaptive:
-        settings.append((f"adaptive {args.adaptive}", {}, ("--adaptive", args.adaptive)))
+    settings = [(words, fields(words)) for words in args.fixed]
     with start(args) as server:
         ask = asker(server.port, settings[0][1])
         found = asyncio.run(loops.closed(ask, requests(args, args.capacity_requests), args.max_rows * 2))
         capacity = found.figures()["requests_per_second"]
     say(f"capacity of {settings[0][0]}: {capacity} requests/s")
     rows: list[dict[str, Any]] = []
-    for name, body, more in settings:
-        with start(args, *more) as server:
+    for name, body in settings:
+        with start(args) as server:
             ask = asker(server.port, body)
             asyncio.run(loops.closed(ask, requests(args, args.max_rows), args.max_rows))  # warm
             for number, multiple in enumerate(args.multiples):
@@ -190,7 +188,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--fixed", nargs="+", default=["exact"], help="settings: exact, one-token, tau=N, profile=NAME"
     )
-    made.add_argument("--adaptive", default="", help="also a server with --adaptive LIST")
     made.add_argument("--multiples", type=float, nargs="+", default=[0.5, 0.75, 1.0, 1.25, 1.5])
     made.add_argument("--seconds", type=float, default=120, help="of arrivals for each point")
     made.add_argument("--slo", type=float, default=5.0, help="seconds within which an answer is good")

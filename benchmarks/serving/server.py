@@ -96,11 +96,11 @@ class Server:
         return self._process.poll() is None
 
 
-def ours(bundle: Path, threads: int, max_rows: int, max_waiting: int, *more: str) -> list[str]:
+def ours(bundle: Path, threads: int, max_rows: int, max_waiting: int) -> list[str]:
     """The command of a server of ours."""
     words = [sys.executable, "-m", "mars_export.cli", "serve", str(bundle), "--port", "{port}"]
     words += ["--threads", str(threads), "--max-rows", str(max_rows), "--max-waiting", str(max_waiting)]
-    return [*words, *more]
+    return words
 
 
 def llama_server(program: Path, gguf: Path, threads: int, context: int, slots: int) -> list[str]:

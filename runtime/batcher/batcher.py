@@ -156,14 +156,6 @@ class Batcher:
         return self._admission.num_admitting + len(self._arrivals) + self._schedule.num_waiting
 
     @property
-    def longest_wait(self) -> float:
-        """Seconds that the oldest request without a sequence has waited since it was accepted."""
-        with self._changed:
-            waiting = (request for request in self._requests.values() if not request.has_started)
-            oldest = next(waiting, None)
-        return 0.0 if oldest is None else perf_counter() - oldest.accepted_at
-
-    @property
     def kv_usage(self) -> float:
         """The part of the KV memory that running sequences fill: of `Limits.kv_bytes`, or of `max_rows`
         sequences.
@@ -271,7 +263,6 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise SessionError("this batcher was closed meanwhile; make a new one")
-            request.accepted_at = perf_counter()
             self._arrivals.append(request.seq)
             self._requests[request.seq.index] = request
             self._admission.accept()

@@ -33,7 +33,6 @@ class Request(Answer):
 
     finish_reason: None while the request runs or waits
     error: the request's error, if it failed
-    accepted_at, row_wait: when the batcher accepted it, by perf_counter, and the seconds from then to its row
     has_started: whether its sequence takes part in steps
     last_reason: the finish_reason of a delivered step, if one ended the request
     """
@@ -44,7 +43,6 @@ class Request(Answer):
         self.last_reason: FinishReason | None = None
         self.error: BaseException | None = None
         self.has_started = False
-        self.accepted_at, self.row_wait = perf_counter(), 0.0
         self._end, self._deadline = end, deadline  # by perf_counter
         self._lock = threading.Lock()  # guards the fields; never held while a step runs
         self._ended: Future[None] = Future()
@@ -155,7 +153,6 @@ class Request(Answer):
         if not self.has_started:
             with self._lock:
                 self.has_started, self._stats = True, self.seq.stats.copy()
-                self.row_wait = perf_counter() - self.accepted_at
                 self._send(None)
 
     def deliver(self, event: Event) -> None:

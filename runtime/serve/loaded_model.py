@@ -10,7 +10,6 @@ from ..batcher.batcher import Batcher
 from ..decode.config import GenerationConfig
 from ..decode.limits import Limits
 from ..session.session import Session
-from .adaptive import Adaptive, read_levels
 from .api_error import ApiError, overloaded
 from .options import ServeOptions
 
@@ -26,7 +25,6 @@ class LoadedModel:
     """One session and its name. It has a batcher once it is warm.
 
     users: requests that keep it open
-    levels: the settings of `--adaptive` by name, which `adaptive` chooses from
     compiling: threads for prompts with a grammar to compile
     default_tokens: most tokens of an answer to a request without `max_tokens`
     """
@@ -36,8 +34,6 @@ class LoadedModel:
         self.users = 0
         self.batcher: Batcher | None = None
         self._fault: BaseException | None = None
-        self.levels = read_levels(session, options.adaptive)
-        self.adaptive = Adaptive(options) if options.adaptive else None
         self.compiling = ThreadPoolExecutor(COMPILING, "mars-compile")
         self.default_tokens = self._default_tokens()
 
@@ -109,12 +105,6 @@ class LoadedModel:
         if not self.batcher.alive:
             raise ApiError(503, f"{self.name} is shutting down", code="closing")
         return self.batcher
-
-    def level(self, *, choose: bool) -> int:
-        """The number of the level of load that a new request gets. `choose`: it is one."""
-        if self.adaptive is None or self.batcher is None:
-            return 0
-        return self.adaptive.level(self.batcher.longest_wait, choose=choose)
 
     # --- limits ---
 

@@ -113,7 +113,6 @@ class Metrics:
             return Histogram(name, text, MODEL, buckets=buckets, registry=self.registry)
 
         prompt = "Prompt tokens of requests that have ended, cached ones included."
-        outcomes = "Requests by outcome, and by the level of load that chose their settings."
         self._prompt = counter("mars_prompt_tokens", prompt)
         self._generation = counter("mars_generation_tokens", "Generated tokens.")
         self._counters = {
@@ -124,7 +123,7 @@ class Metrics:
             "forced": counter("mars_forced_tokens", "Tokens that a grammar forced."),
             "forwards": counter("mars_forwards", "Forwards of rows, from their first token on."),
         }
-        self._requests = counter("mars_requests", outcomes, ("model", "outcome", "level"))
+        self._requests = counter("mars_requests", "Requests by outcome.", ("model", "outcome"))
         self._first = histogram(
             "mars_time_to_first_token_seconds", "From the arrival of a request to its first token.", FIRST
         )
@@ -145,7 +144,7 @@ class Metrics:
     def refused(self, model: str, status: int) -> None:
         """Count a request that got an error. `model` is a served bundle, or ""."""
         outcome = "overloaded" if status in (429, 503) else "failed" if status >= 500 else "refused"
-        self._requests.labels(model, outcome, "").inc()
+        self._requests.labels(model, outcome).inc()
 
     def step(self, model: str, num_tokens: int, seconds: float | None) -> None:
         """Count an event of a request, `seconds` after its previous one; None for its first."""
@@ -159,7 +158,7 @@ class Metrics:
         """Count a request that ended `seconds` after its arrival, once for all its answers."""
         name = admitted.model.name
         self._acceptance.ended(admitted)
-        self._requests.labels(name, outcome, admitted.level or "").inc()
+        self._requests.labels(name, outcome).inc()
         self._whole.labels(name).observe(seconds)
         stats = [request.stats for request in admitted.requests]
         self._prompt.labels(name).inc(sum(s.prompt_tokens for s in stats[:: admitted.api_request.n]))
@@ -210,7 +209,6 @@ class _Gauges(Collector):
         running = gauge("mars_num_requests_running", "Requests being decoded.")
         waiting = gauge("mars_num_requests_waiting", "Requests waiting to be decoded.")
         usage = gauge("mars_kv_cache_usage_ratio", "Share of the KV memory in use.")
-        level = gauge("mars_adaptive_level", "Level of load: 0 is the best setting of the list.")
         queries = counter("mars_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         hits = counter("mars_prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         text = "Tokens per forward above 1 of a profile's answers, divided by those of its calibration."
@@ -225,7 +223,6 @@ class _Gauges(Collector):
             usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
         for name, opened in self._models.opened.items():
             prefixes = opened.session.prefix_stats
-            level.add_metric([name], opened.level(choose=False))
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
-        yield from (loaded, running, waiting, usage, level, queries, hits, acceptance)
+        yield from (loaded, running, waiting, usage, queries, hits, acceptance)

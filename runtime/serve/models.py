@@ -107,7 +107,6 @@ class Model:
             "logprobs": True,
             "variant": variant.name,
             "backend": variant.backend,
-            "adaptive": list(opened.levels) if opened is not None else [],
         }
         return {
             "id": name, "object": "model", "created": self._created, "owned_by": "mars-export", "mars": mars,

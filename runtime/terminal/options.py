@@ -132,7 +132,7 @@ def file_text(name: str) -> str | None:
 
 
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "SIZE": bytes_of, "NAME,...": comma_separated, "auto|full|N": masks_of, "FILE": file_text,
+    "SIZE": bytes_of, "auto|full|N": masks_of, "FILE": file_text,
 }  # fmt: skip
 """How the text of an option is read, by the metavar of its rule."""
 PYTHON_ONLY = "Python only"  # a panel whose fields are no options

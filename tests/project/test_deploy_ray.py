@@ -46,13 +46,11 @@ def test_arguments_of_each_part() -> None:
         {
             "bundles": {"small": "a.bundle", "large": "b.bundle"}, "replicas": "2:3", "threads": 4,
             "gpus": 0.5, "device": "cuda", "max_rows": 5, "queue_timeout": 7.0,
-            "adaptive": ["exact", "fast@0.01"],
         }
     )  # fmt: skip
     assert (read_replicas(found.replicas), found.threads, found.gpus) == ((2, 3), 4, 0.5)
     assert (found.bundles["large"], found.session) == ("b.bundle", {"device": "cuda"})
     assert (found.options.limits.max_rows, found.options.queue_timeout) == (5, 7.0)
-    assert found.options.adaptive == ("exact", "fast@0.01")
 
 
 @pytest.mark.parametrize(

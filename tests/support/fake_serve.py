@@ -85,7 +85,6 @@ class FakeServe:
     async def _models(self, request: Request) -> Response:
         about = {
             "block": BLOCK, "precision": "w8a8", "context": 1024, "sampling": True, "structured": True,
-            "adaptive": ["exact"],
         }  # fmt: skip
         state = "loaded" if any(body["model"] == "other" for body in self.requests) else "unloaded"
         entry = {"object": "model", "created": 0, "owned_by": "mars-export"}
@@ -150,7 +149,7 @@ class FakeServe:
                 for part in ({"name": tool, "arguments": arguments[:3]}, {"arguments": arguments[3:]}):
                     yield chunk({"tool_calls": [{"index": i, "type": "function", "function": part}]})
             used = {"exact": stream.exact, "tau": stream.tau, "metric": "probability"}
-            used |= {"profile": body.get("profile"), "masks": "auto", "level": None}
+            used |= {"profile": body.get("profile"), "masks": "auto"}
             per_second = 1 / self.pace if self.pace else 1000.0
             timings = {"prompt_n": 40, "prompt_ms": 9.0, "cached_n": 32, "predicted_n": at, "queue_ms": 0.1}
             timings |= {"predicted_ms": forwards * self.pace * 1e3, "forwards": forwards}

@@ -1,4 +1,4 @@
-"""Admitting a request: its settings, its level, its places in the batcher."""
+"""Admitting a request: its settings, its places in the batcher."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 from ...batcher.request import Items, Request
 from ...bundle.turns import SWITCH
-from ...decode.config import GenerationConfig, repeatable
+from ...decode.config import GenerationConfig
 from ...decode.limits import Limits
 from ...errors import MarsError
-from ...session.session import PROFILE_SETS, Session
+from ...session.session import Session
 from ...text.prompts import Chat, Prompt
-from ..adaptive import EXACT
 from ..api_error import ApiError
 from ..loaded_model import LoadedModel
 from ..models import Models
@@ -32,7 +31,6 @@ class Admitted:
     model: LoadedModel
     config: GenerationConfig
     profile: str | None
-    level: str | None
     requests: list[Request]
 
     @property
@@ -62,7 +60,7 @@ async def admit(
             raise ApiError(400, "the model's name has a profile; give no other one", param="profile")
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
-        configs, level, tools = await asyncio.to_thread(_configs, model, api_request, profile)
+        configs, tools = await asyncio.to_thread(_configs, model, api_request, profile)
         requests: list[Request] = []
         for i, prompt in enumerate(_prompts(session, api_request, tools)):
             for config in configs:
@@ -82,8 +80,7 @@ async def admit(
     except MarsError as error:
         model.running()  # raises another error if the server is closing
         raise _refused(error, api_request) from None
-    shown = profile or (level if level != EXACT else None)
-    return Admitted(api_request, model, configs[0], shown, level, requests)
+    return Admitted(api_request, model, configs[0], profile, requests)
 
 
 def _check_places(limits: Limits, api_request: ApiRequest) -> None:
@@ -101,29 +98,19 @@ def _check_places(limits: Limits, api_request: ApiRequest) -> None:
 
 def _configs(
     model: LoadedModel, api_request: ApiRequest, profile: str | None
-) -> tuple[list[GenerationConfig], str | None, str | None]:
-    """The settings of the `n` answers to a prompt, the level of load if it chose among them, and the text of
-    the tools. Raises MarsError.
-    """
+) -> tuple[list[GenerationConfig], str | None]:
+    """The settings of the `n` answers to a prompt, and the text of the tools. Raises MarsError."""
     settings: dict[str, Any] = {"max_new_tokens": model.default_tokens, **api_request.settings}
     tools = _tools(api_request)
     if api_request.tools is not None and (api_request.tools.must or "schema" in settings):
         settings["tools"] = tools
     if api_request.settings.get("temperature") and not api_request.has_seed:
         settings["seed"] = secrets.randbits(63)
-    config, level = model.session.config(profile, **settings), None
-    if model.adaptive is not None and profile is None and not PROFILE_SETS & settings.keys():
-        level = EXACT
-        # Profiles are calibrated on greedy, unstructured answers.
-        if not config.host_chooses and not config.is_structured:
-            level = model.adaptive.names[model.level(choose=True)]
-            config = repeatable(
-                config.with_profile(model.levels[level]), has_masks=False, has_seed=api_request.has_seed
-            )
+    config = model.session.config(profile, **settings)
     if api_request.logprobs and config.metric != "probability":
         raise ApiError(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
     seeds = [(config.seed + i) % 2**64 for i in range(1, api_request.n)]
-    return [config, *(config.with_values(seed=seed) for seed in seeds)], level, tools
+    return [config, *(config.with_values(seed=seed) for seed in seeds)], tools
 
 
 def _tools(api_request: ApiRequest) -> str | None:

@@ -202,8 +202,6 @@ class ApiResponse:
 
     def _count(self, event: Event, choice: Choice) -> None:
         model, now, before = self._serializer.admitted.model, perf_counter(), self._steps.get(choice.index)
-        if before is None and model.adaptive is not None:
-            model.adaptive.level(choice.request.row_wait, choose=True)
         if event.token_ids:
             self._steps[choice.index] = now
             self._service.metrics.step(
@@ -240,7 +238,7 @@ class ApiResponse:
         first, usage = admitted.requests[0], serializer.usage()
         fields: dict[str, Any] = {
             "id": serializer.id, "model": admitted.name, "outcome": self._outcome, "client": self._client,
-            "load_level": admitted.level, "exact": first.exact, "tau": first.tau,
+            "exact": first.exact, "tau": first.tau,
             "answers": len(admitted.requests), "prompt_tokens": usage["prompt_tokens"],
             "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
             "tokens": usage["completion_tokens"], "forwards": serializer.timings()["forwards"],

@@ -69,7 +69,6 @@ class View {
       const items = [[f.tokens, "tokens"], [round(f.speed), "tokens/s"], [round(f.gain, 2), "tokens/forward"]];
       if (f.first) items.push([round(f.first), "ms to the first"]);
       if (f.prompt != null) items.push([`${f.cached ?? 0} of ${f.prompt}`, "prompt tokens from cache"]);
-      if (a.used?.level != null && a.used.level !== "") items.push([a.used.level, "load level"]);
       this.foot.replaceChildren(...items.map(([value, words]) => make("span", "", make("b", "", String(value)), ` ${words}`)));
     }
     this.note.hidden = !a.error; this.note.className = "note bad"; this.note.textContent = a.error;

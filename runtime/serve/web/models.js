@@ -73,14 +73,12 @@ function describe(m) {
   const parts = [about.precision, about.block && `block ${about.block}`, about.context && `context ${about.context}`];
   return parts.filter(Boolean).join(" · ");
 }
-const BY_LOAD = "*"; // no setting at all: a server with --adaptive chooses
 const profileNames = (m) => (m?.mars?.profiles ?? []).map((p) => (typeof p === "string" ? p : String(p.name ?? "")));
 function showProfiles() {
-  const names = profileNames(model()).map((n) => [n, n]);
-  if (model()?.mars?.adaptive?.length) names.unshift(["by load", BY_LOAD]);
-  if (models.length && !names.some(([, value]) => value === settings.profile)) settings.profile = "";
+  const names = profileNames(model());
+  if (models.length && !names.includes(settings.profile)) settings.profile = "";
   $("profiles").hidden = !names.length;
-  $("profile").replaceChildren(new Option("by hand", ""), ...names.map(([words, value]) => new Option(words, value)));
+  $("profile").replaceChildren(new Option("by hand", ""), ...names.map((n) => new Option(n, n)));
   $("profile").value = settings.profile;
   const about = model()?.mars ?? {};
   $("sampling").hidden = about.sampling === false;
@@ -94,8 +92,7 @@ const isOneToken = (s) => !s.exact && !s.profile && (s.metric === "entropy" ? s.
 function label(s) {
   if (isOneToken(s)) return "one token";
   const how = s.exact ? "exact" : s.tau == null ? "" : `tau ${Number(s.tau).toFixed(2)}`;
-  const profile = s.profile === BY_LOAD ? "by load" : s.profile && `profile ${s.profile}`;
-  return [profile, how].filter(Boolean).join(", ");
+  return [s.profile && `profile ${s.profile}`, how].filter(Boolean).join(", ");
 }
 function showKnobs() {
   const exact = settings.exact && !settings.profile;

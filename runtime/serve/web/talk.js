@@ -88,7 +88,6 @@ class Run {
   constructor(t, made, box) { this.chat = chat; this.turn = t; this.made = made; this.box = box; this.stopper = new AbortController(); this.id = null; this.steered = 0; }
   body(setting) {
     const body = { model: settings.model || undefined, messages: history(this.turn), stream: true, stream_options: { include_usage: true }, return_steps: true, max_tokens: settings.most };
-    if (setting.profile === BY_LOAD) return this.more(body);
     if (setting.profile) body.profile = setting.profile;
     else if (setting.exact) body.exact = true;
     else { body.tau = setting.tau; if (setting.metric !== "probability") body.metric = setting.metric; }

@@ -197,13 +197,6 @@ def test_an_empty_variable_is_an_error(name: str, value: str, monkeypatch: pytes
     assert done.returncode == 2 and f"the variable MARS_{name} is empty" in done.stderr
 
 
-def test_levels_may_be_a_list_in_the_file(bundles: Named, tmp_path: Path) -> None:
-    file = tmp_path / "mars.toml"
-    file.write_text("adaptive = ['exact', 'none']\n")
-    done = run("serve", bundles(MAIN), "--port", "0", "--config", file)
-    assert "--adaptive none: " in done.stderr and "no profile `none`" in done.stderr
-
-
 def test_a_second_signal_is_the_end(bundles: Named) -> None:
     with started(str(bundles(MAIN)), "--threads", "1", "--drain-timeout", "50") as (process, port):
         answer = chat(port, LONG)
@@ -220,7 +213,6 @@ def test_a_second_signal_is_the_end(bundles: Named) -> None:
     ("arguments", "words"),
     [
         (["{bundle}", "--port", "{taken}"], "(Address already in use); choose another --port"),
-        (["{bundle}", "--adaptive", "exact,none"], "no profile `none`"),
         (["{empty}", "--host", "0.0.0.0"], "anyone who can reach 0.0.0.0:0 can use this server"),
         (["{bundle}", "{bundle}"], "have the same name"),
         (["{bundle}", "--request-timeout", "0"], "request_timeout must be"),

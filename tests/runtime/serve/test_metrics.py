@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -38,10 +39,7 @@ TIMED = (
     *("mars_time_to_first_token_seconds", "mars_inter_token_latency_seconds"),
     *("mars_e2e_request_latency_seconds", "mars_request_queue_time_seconds"),
 )
-GAUGES = (
-    *("mars_num_requests_running", "mars_num_requests_waiting", "mars_kv_cache_usage_ratio"),
-    "mars_adaptive_level",
-)
+GAUGES = ("mars_num_requests_running", "mars_num_requests_waiting", "mars_kv_cache_usage_ratio")
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def test_counters_count_what_was_done(server: Serving) -> None:
         server.chat(messages=long, max_tokens=10, stream=True),
         server.chat(messages=long, max_tokens=7, n=2),
     ]
-    until(lambda: server.metric("mars_requests_total", model="tiny", outcome="finished", level="") == 3)
+    until(lambda: server.metric("mars_requests_total", model="tiny", outcome="finished") == 3)
     assert server.chat(max_tokens=0).status == 400
     after = samples(server)
     more = {
@@ -101,7 +99,7 @@ def test_counters_count_what_was_done(server: Serving) -> None:
     assert more["mars_prefix_cache_queries_total"] == 4 * usage[0]["prompt_tokens"]
     assert timings[1]["cached_n"] > 0 == timings[0]["cached_n"]
     assert more["mars_prefix_cache_hits_total"] >= sum(timing["cached_n"] for timing in timings)
-    assert server.metric("mars_requests_total", model="", outcome="refused", level="") == 1
+    assert server.metric("mars_requests_total", model="", outcome="refused") == 1
     assert all(after[name, "idle"] == before[name, "idle"] for name, model in before if model == "idle")
 
 
@@ -120,6 +118,21 @@ def test_gauges_show_what_is_so_now(sessions: Sessions) -> None:
             answer.read()
         until(lambda: samples(server)["mars_num_requests_running", "tiny"] == 0)
         assert samples(server)["mars_kv_cache_usage_ratio", "tiny"] == 0
+
+
+def test_times_begin_at_the_arrival(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a model and compiling a grammar are parts of them."""
+    take = Models.take
+
+    async def late(*arguments: Any) -> Any:
+        await asyncio.sleep(0.6)
+        return await take(*arguments)
+
+    monkeypatch.setattr(Models, "take", late)
+    with serving({"tiny": sessions(MAIN)}) as server:
+        assert server.chat(max_tokens=2).json["timings"]["queue_ms"] >= 600
+        for name in ("request_queue_time", "time_to_first_token", "e2e_request_latency"):
+            until(lambda name=name: server.metric(f"mars_{name}_seconds_sum", model="tiny") >= 0.6)
 
 
 # --- answers with a profile, beside what its calibration measured ---
@@ -144,7 +157,7 @@ def test_a_profile_whose_answers_gain_little_warns_once(
         for settings in ({}, {"tau": 0.3}, {"temperature": 1, "model": "tiny:task"}):
             for _ in range(2):  # nothing to compare with
                 assert server.chat(max_tokens=20, **settings).status == 200
-        until(lambda: server.metric("mars_requests_total", model="tiny", outcome="finished", level="") == 6)
+        until(lambda: server.metric("mars_requests_total", model="tiny", outcome="finished") == 6)
         assert ratio() == 1 and not caplog.records
         for _ in range(10):
             assert server.chat(max_tokens=20, model="tiny:task").status == 200
@@ -172,7 +185,7 @@ def test_one_long_answer_decides_nothing_and_a_recovery_warns_again(
     def answer(tokens: int, forwards: int) -> float:
         request: Any = SimpleNamespace(stats=Stats(tokens=tokens, forwards=forwards))
         model: Any = SimpleNamespace(name="tiny")
-        monitor.ended(Admitted(None, model, config, "task", None, [request]))  # type: ignore[arg-type]
+        monitor.ended(Admitted(None, model, config, "task", [request]))  # type: ignore[arg-type]
         [(_, _, ratio)] = monitor.ratios()
         return ratio
 

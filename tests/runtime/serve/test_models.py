@@ -21,7 +21,7 @@ from support.missing import need
 
 need("uvicorn", "serve")
 
-from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
+from support.served import HELLO, Serving, profiled, serving, talking, until  # noqa: E402
 
 from mars_export import GenerationConfig, Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.bundle.variant_info import Extent  # noqa: E402
@@ -309,3 +309,23 @@ def test_requests_without_max_tokens_run_side_by_side(entries: int, sessions: Se
         until(lambda: batcher.num_running == 8)
         for request in requests:
             request.cancel()
+
+
+def test_a_profile_is_a_model_name(sessions: Sessions) -> None:
+    session = sessions(MAIN)
+    bundle = profiled(session, {"near@0.01": 0.9, "far@0.02": 0.3})
+    with serving({"tiny": Session(bundle, session.variant, session.backend)}) as server:
+        names = [entry["id"] for entry in server.call("/v1/models").json["data"]]
+        assert names == ["tiny", "tiny:near@0.01", "tiny:far@0.02"], "stale ones are not offered"
+        by_name = server.chat(model="tiny:far@0.02", max_tokens=8)
+        by_field = server.chat(model="tiny", profile="far@0.02", max_tokens=8)
+        for answer in (by_name, by_field):
+            mars = answer.json["mars"]
+            assert (mars["profile"], mars["tau"], mars["masks"]) == ("far@0.02", 0.3, "full")
+        assert by_name.json["model"] == "tiny:far@0.02"
+        assert by_name.json["choices"] == by_field.json["choices"]
+        assert server.chat(model="tiny:far@0.02", tau=0.5).status == 400
+        assert server.chat(profile="near@0.01", exact=True).status == 400
+        assert server.chat(model="tiny:stale").status == 404
+        stale = server.chat(profile="stale")
+        assert stale.status == 400 and "calibrate" in stale.json["error"]["message"]

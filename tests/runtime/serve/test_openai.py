@@ -396,7 +396,7 @@ def _steer(server: Serving, path: str, pace: Paced) -> None:
     pace.let(2)
     until(lambda: pace.is_waiting)
     assert server.call(path, {"exact": True}).json["mars"] == {
-        "exact": True, "tau": None, "metric": "probability", "profile": None, "masks": "auto", "level": None,
+        "exact": True, "tau": None, "metric": "probability", "profile": None, "masks": "auto",
     }  # fmt: skip
 
 

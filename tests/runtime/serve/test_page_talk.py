@@ -152,9 +152,6 @@ def test_models_and_profiles(visit: Open) -> None:
     ask(tab, "go")
     assert fake.requests[0]["profile"] == "assistant"
     assert not {"tau", "exact"} & fake.requests[0].keys()
-    tab.get_by_role("combobox", name="Profile").select_option("by load")
-    ask(tab, "go")
-    assert not {"tau", "exact", "profile"} & fake.requests.pop().keys(), "the server chooses"
     models.select_option("other")
     assert tab.get_by_role("combobox", name="Profile").count() == 0
     ask(tab, "go")

@@ -107,7 +107,7 @@ def test_one_of_four_answers_fails(
         until(lambda: (server.batcher.counts.failed, server.batcher.counts.cancelled) == (1, 3))
         error = answer.chunks[-1]["error"] if stream else answer.json["error"]
         assert "third answer" in error["message"] and answer.status == (200 if stream else 400)
-        assert server.metric("mars_requests_total", model="tiny", outcome="failed", level="") == 1
+        assert server.metric("mars_requests_total", model="tiny", outcome="failed") == 1
 
 
 def test_the_first_gate_that_can_refuses_and_leaves_nothing(slow: tuple[Session, Paced]) -> None:

@@ -70,7 +70,6 @@ class Serializer(ABC):
             "metric": config.metric,
             "profile": admitted.profile if is_unchanged else None,
             "masks": config.masks,
-            "level": admitted.level,
         }
         return values if config.is_greedy else values | {"seed": config.seed}
 
