@@ -118,10 +118,10 @@ class Encoded:
 
 @runtime_checkable
 class CodeSource(Protocol):
-    """Tensors, some already codes that are stored unchanged."""
+    """Tensors, some with codes that a calibration chose."""
 
     def holds(self, name: str, codec: Codec) -> bool:
-        """Whether weight `name` is stored as codes of the form that `codec` makes."""
+        """Whether weight `name` has codes of the form that `codec` makes."""
         ...
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded: ...

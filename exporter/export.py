@@ -31,7 +31,6 @@ from ..runtime.errors import BundleError, ExportError
 from ..runtime.machine import available
 from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
-from .checkpoint.packed import require_same_form
 from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
@@ -98,7 +97,6 @@ def write_bundle(
     "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked. `kept` is
     of `keeping`.
     """
-    require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     stored, quantizer = checkpoint, None
     chooser = quantizer_for(options, checkpoint)
     if chooser is not None and options.quantization is not None:  # rotated, or codes of a calibration
@@ -185,7 +183,6 @@ def instead_of_w8a8(checkpoint: Checkpoint, options: ExportOptions) -> tuple[str
     smaller = replace(options, precision="w4a8")
     try:
         check_options(smaller, checkpoint.dims)
-        require_same_form(checkpoint.tensors, checkpoint.dims, smaller.quantization)
     except ExportError:
         return None
     return "w4a8", f"w8a8's {size / 1e9:.1f} GB are too much for {free / 1e9:.1f} GB of free memory"

@@ -17,7 +17,6 @@ from ...runtime.errors import ExportError
 from ..checkpoint.adapter import MergedTensors
 from ..checkpoint.names import EMBEDDING
 from ..checkpoint.open import Checkpoint
-from ..checkpoint.packed import PackedTensors
 from ..checkpoint.stock import silence, stock_class, stock_config
 from ..checkpoint.tensors import read_json
 from .segments import count_weights
@@ -31,12 +30,9 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
     """The libraries that agree with `ours`, fp32 logits [tokens, vocab] of `sequence`: for example
     "transformers 5.1, peft 0.2".
 
-    None if they cannot read the form, if an adapter needs peft, or if the model in fp32 does not fit in
-    memory. Raises ExportError if their logits differ.
+    None if an adapter needs peft, or if the model in fp32 does not fit in memory. Raises ExportError if their
+    logits differ.
     """
-    tensors = checkpoint.tensors.base if isinstance(checkpoint.tensors, MergedTensors) else checkpoint.tensors
-    if isinstance(tensors, PackedTensors):  # transformers needs another package for them
-        return None
     if checkpoint.adapter is not None and find_spec("peft") is None:
         return None
     free, needed = machine.available(), BYTES_PER_WEIGHT * count_weights(checkpoint.tensors.shapes)

@@ -18,9 +18,8 @@ from typing import Any
 from ...runtime.errors import CheckpointError, MarsWarning
 from ...runtime.rules import is_integer
 from . import adapter, default
-from .dims import Dims, check_shapes, dims_from_config, expected_shapes
+from .dims import Dims, check_shapes, dims_from_config
 from .names import EMBEDDING, HEAD
-from .packed import PackedTensors, read_form
 from .stock import text_config
 from .tensors import Tensors, TextTensors, open_tensors, read_json, read_text, reading, same_numbers, shown
 from .vocabulary import VOCABULARIES, Vocabulary, read_vocabulary
@@ -156,11 +155,11 @@ def open_checkpoint(
     if config.get("model_type") == "sdar":
         _refuse_draft_adapter(model, f"adapter/{adapter.CONFIG_FILE}")
     dims = dims_from_config(config, long_context=long_context)
-    tensors, config = open_tensors(model, config.get("transformers_weights")), dict(text_config(config))
+    weights, config = config.get("transformers_weights"), dict(text_config(config))
+    _refuse_codes(model, config.get("quantization_config"))
+    tensors = open_tensors(model, weights)
     if dims.recurrent is not None:
         tensors = TextTensors(tensors)
-    if (form := read_form(model, config)) is not None:
-        tensors = PackedTensors(tensors, form, dict(expected_shapes(dims)))
     trained = trained_masks(model, config, tensors.shapes, causal)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
@@ -200,6 +199,21 @@ def _warn_of_other_loops(location: str) -> None:
             " directions; such a checkpoint answers nonsense in this causal loop (docs/families.md)",
             MarsWarning,
             stacklevel=3,
+        )
+
+
+def _refuse_codes(directory: Path, setting: object) -> None:
+    """Raise CheckpointError for weights that are codes already: `setting` is config.json's
+    `quantization_config`; older AutoGPTQ wrote a file instead.
+    """
+    file = "config.json"
+    if not setting and (directory / "quantize_config.json").is_file():
+        file, setting = "quantize_config.json", {"quant_method": "gptq"}
+    if setting:
+        method = setting.get("quant_method") if isinstance(setting, dict) else None
+        raise CheckpointError(
+            f"{directory}: the weights are quantized ({file}: `quant_method` {shown(method)}); export from"
+            " the unquantized checkpoint, and --precision makes codes of it (docs/quantization.md)"
         )
 
 

@@ -28,9 +28,6 @@ DTYPES: Mapping[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Only the parts of a quantized checkpoint (packed.py) are integers.
-INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
-CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx", ".qweight", ".qzeros", ".g_idx")
 
 
 class Tensors(Protocol):
@@ -208,13 +205,13 @@ def read_header(path: Path) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     entries = {}
     for name, entry in header.items():
-        kind, known = entry["dtype"], {**DTYPES, **INTEGERS} if name.endswith(CODE_PARTS) else DTYPES
-        if kind not in known:
+        kind = entry["dtype"]
+        if kind not in DTYPES:
             raise CheckpointError(
-                f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(known)}"
-                " (dequantize a quantized checkpoint first)"
+                f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(DTYPES)}; export from the"
+                " unquantized checkpoint"
             )
-        entries[name] = path, known[kind], tuple(entry["shape"]), start + entry["data_offsets"][0]
+        entries[name] = path, DTYPES[kind], tuple(entry["shape"]), start + entry["data_offsets"][0]
     return entries
 
 

@@ -297,7 +297,7 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
 
     for source, size in zip(recipe.sources, sizes, strict=True):
         if isinstance(tensors, CodeSource) and tensors.holds(source, codec):
-            place(tensors.encoded(source, dtype), start)  # the checkpoint's codes are kept
+            place(tensors.encoded(source, dtype), start)
         else:
 
             def encode(at: int, rows: np.ndarray, start: int = start) -> None:

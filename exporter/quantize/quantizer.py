@@ -10,7 +10,6 @@ from ...runtime.bundle.variant_info import QuantizerInfo
 from ...runtime.errors import ExportError
 from ..checkpoint import default
 from ..checkpoint.open import Checkpoint
-from ..checkpoint.packed import PackedTensors
 from ..codes import SCHEMES, Quantization
 from .text import built_in_text, read_text
 
@@ -22,8 +21,8 @@ HOW = (
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """`name`: gptq, round, or checkpoint (which is quantized already). `text` is what gptq reads, None: a
-    built-in text. `reason` is a line for the user, which may be empty.
+    """`name`: gptq or round. `text` is what gptq reads, None: a built-in text. `reason` is a line for the
+    user, which may be empty.
     """
 
     name: str
@@ -79,14 +78,10 @@ def choose_quantizer(
     """
     if name not in QUANTIZERS:
         raise ExportError(f"--quantizer must be one of {', '.join(QUANTIZERS)}, not {name}")
-    tensors = checkpoint.tensors
-    if storage is None or (isinstance(tensors, PackedTensors) and tensors.codec.kind == storage.scheme):
+    if storage is None:
         if name != "auto" or text is not None:
-            raise ExportError(
-                f"--quantizer and --calibration-text are for --precision {', '.join(SCHEMES)}, and for a"
-                " checkpoint whose own codes are not used"
-            )
-        return None if storage is None else Quantizer("checkpoint")
+            raise ExportError(f"--quantizer and --calibration-text are for --precision {', '.join(SCHEMES)}")
+        return None
     if name == "round":
         if text is not None:
             raise ExportError("--quantizer round reads no text; leave out --calibration-text or --quantizer")

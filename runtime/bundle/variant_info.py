@@ -12,7 +12,7 @@ from ..rules import entries, integer, one_of
 
 @dataclass(frozen=True, slots=True)
 class QuantizerInfo:
-    """The method that chose the codes: "round", "gptq", or "checkpoint" if the checkpoint has codes.
+    """The method that chose the codes: "round" or "gptq".
 
     `text_sha256` is the hash of the calibration text; `sequences` and `tokens` say how much of it was used.
     """

@@ -39,6 +39,27 @@ def test_no_such_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "method"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
+        ({"quant_method": "awq"}, "'awq'"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "'compressed-tensors'"),
+        ({"quant_method": "fp8"}, "'fp8'"),
+        ([1], "None"),
+        (None, "'gptq'"),
+    ],
+)
+def test_a_quantized_one_is_refused_by_its_method(setting: object, method: str, copied: Named) -> None:
+    directory = copied("llama")
+    if setting is None:  # as older AutoGPTQ wrote it
+        (directory / "quantize_config.json").write_text("{}")
+    else:
+        tiny.change_config(directory, quantization_config=setting)
+    change_weights(directory, lambda tensors: tensors.update(qweight=np.ones((2, 2), np.int32)))
+    refused(directory, f"config.json: `quant_method` {method}\\); export from the unquantized checkpoint")
+
+
+@pytest.mark.parametrize(
     ("file", "message"),
     [
         ("config.json", "no config.json"),
