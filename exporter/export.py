@@ -35,7 +35,7 @@ from .codes import Quantization
 from .export_options import ExportOptions
 from .graph import step as graph
 from .graph.nodes import fixed
-from .graph.step import GraphSpec
+from .graph.spec import GraphSpec
 from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
 from .turns import derive_chat_turns, find_control_tokens, find_thinking, with_plain_marks

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 from ...runtime.device.ort.library import Results, open_graph
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
-from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, GraphSpec, hidden_after
+from ..graph.spec import GraphSpec
+from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, hidden_after
 
 # Operators that only move values, so that their results need no rounding.
 MOVES = {

@@ -15,7 +15,8 @@ import onnx
 from ...runtime.bundle.manifest import ParityReport, TextDrift
 from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
-from ..graph.step import NEVER, GraphSpec
+from ..graph.spec import GraphSpec
+from ..graph.step import NEVER
 from . import reference, reference_library, segments
 from .segments import widened
 

@@ -7,34 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
-from ..checkpoint.dims import Dims
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed
 
+if TYPE_CHECKING:
+    from .step import Writer
+
 FIRST, LAST, END = ("axis_start", [0]), ("last_row", [-1]), ("far", [2**30])
-
-
-class Writer(Protocol):
-    """The writer of a step (step.py): its nodes so far, and what the MTP layer has in common with others."""
-
-    nodes: Nodes
-    dims: Dims
-    dtype: str
-
-    def empty(self) -> Writer:
-        """A writer of the same step without nodes."""
-        ...
-
-    def write_positions(self) -> None: ...
-    def write_layer(self, i: int, hidden: str) -> str: ...
-    def embedding(self, ids: str) -> str: ...
-    def norm(self, x: str, module: str, name: str) -> str: ...
-    def linear(self, x: str, weight: str, name: str, bias: bool) -> str: ...
-    def logits(self, normed: str, like: str) -> str: ...
 
 
 def write(writer: Writer, hidden: str, logits: str, count: int) -> str:

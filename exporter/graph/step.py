@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ...runtime.bundle.manifest import FORMAT_VERSION, SCALE_BYTES
-from ..checkpoint.dims import Dims
+from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..codes import Codec
-from ..export_options import ExportOptions
 from . import attention, fused, heads, int8_kv, mtp, operators, recurrent
 from .nodes import Nodes
+from .spec import GraphSpec
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table, split_by_codec
 
-# (opset, IR version). `appended` is for older TensorRT: plain operators of an old opset. Opset 21 introduced
-# the blocks of int4 and int8.
-IN_PLACE_OPSET, APPENDED_OPSET, APPENDED_CODES_OPSET = (24, 11), (18, 8), (21, 10)
 # Added to the mask token's logit. It is finite because exp(-inf) * -inf, in the entropy, would be NaN.
 NEVER = -1e9
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSpec:
-    """The settings of a step graph. `mtp_drafts`: tokens that the MTP layer proposes in each step."""
-
-    dims: Dims
-    options: ExportOptions
-    mask_token_id: int | None
-    mtp_drafts: int = 0
-
-    @property
-    def versions(self) -> tuple[int, int]:
-        """The opset and the IR version."""
-        if not self.options.is_appended:
-            return IN_PLACE_OPSET
-        return APPENDED_CODES_OPSET if self.options.quantization else APPENDED_OPSET
 
 
 def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
@@ -52,8 +30,8 @@ def build(spec: GraphSpec, weights: Mapping[str, Placed], location: str, version
     graph = helper.make_graph(
         writer.nodes.nodes,
         "mars_step",
-        writer.inputs(),
-        writer.outputs(),
+        spec.inputs(),
+        spec.outputs(),
         [*writer.nodes.constants.values(), *(w.initializer(location) for w in weights.values())],
     )
     functions = [*writer.nodes.functions.values()]
@@ -394,52 +372,3 @@ class Writer:
         # table in every step.
         bias = ("mask_token_bias", never, np.float32)
         return nodes.add("Add", by_row, bias, name="allowed", output=None if spec.mtp_drafts else "logits")
-
-    # --- the contract ---
-
-    def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        entries = "slots" if self.is_appended and prefix == "present" else "capacity"
-        width = self.dims.head_dim + (SCALE_BYTES if self.has_int8_kv else 0)
-        cache = ["batch", self.dims.num_kv_heads, entries, width]
-        if self.is_cuda:
-            cache = ["batch", entries, self.dims.num_kv_heads * width]
-        dtype = TensorProto.INT8 if self.has_int8_kv else ONNX_DTYPES[self.dtype]
-        layers = [*self.dims.kv_layers, *([self.dims.num_layers] if self.spec.mtp_drafts else [])]
-        names = [f"{prefix}.{i}.{kind}" for i in layers for kind in ("key", "value")]
-        return [helper.make_tensor_value_info(name, dtype, cache) for name in names]
-
-    def state_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        net = self.dims.recurrent
-        if net is None:
-            return []
-        inputs = ["batch", "kept", net.entry]
-        state = ["batch", net.value_heads, net.key_dim, net.value_dim]
-        shapes = {
-            f"{prefix}.{i}.{kind}": shape
-            for i in net.layers
-            for kind, shape in (("inputs", inputs), ("state", state))
-        }
-        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()]
-
-    def inputs(self) -> list[onnx.ValueInfoProto]:
-        rows = {"input_ids": ["batch", "slots"], "kv_length": ["batch"], "output_index": ["batch", "outputs"]}
-        rows |= {"state_length": ["batch"]} if self.dims.recurrent else {}
-        infos = [helper.make_tensor_value_info(n, TensorProto.INT64, shape) for n, shape in rows.items()]
-        return infos + self.state_infos("past_key_values") + self.cache_infos("past_key_values")
-
-    def outputs(self) -> list[onnx.ValueInfoProto]:
-        rows = ["batch", "predictions" if self.spec.mtp_drafts else "outputs"]
-        wide = {
-            "topk_ids": [*rows, self.options.top_k],
-            "topk_logprobs": [*rows, self.options.top_k],
-            "logits": [*rows, self.dims.vocab_size],
-        }
-        infos = [
-            helper.make_tensor_value_info(
-                name,
-                TensorProto.INT64 if name in ("token_ids", "topk_ids") else TensorProto.FLOAT,
-                wide.get(name, rows),
-            )
-            for name in self.options.outputs
-        ]
-        return infos + self.state_infos("present") + self.cache_infos("present")

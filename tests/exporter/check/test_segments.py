@@ -13,7 +13,7 @@ from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
-from mars_export.exporter.graph.step import GraphSpec
+from mars_export.exporter.graph.spec import GraphSpec
 from mars_export.runtime.bundle.manifest import ParityReport
 from mars_export.runtime.bundle.open import open_bundle
 

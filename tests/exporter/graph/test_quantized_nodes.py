@@ -14,7 +14,8 @@ from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import operators
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.operators import integer_product
-from mars_export.exporter.graph.step import GraphSpec, Writer
+from mars_export.exporter.graph.spec import GraphSpec
+from mars_export.exporter.graph.step import Writer
 
 
 def run_nodes(nodes: Nodes, opset: int, plans: dict[str, np.ndarray], *outputs: str) -> list[np.ndarray]:
