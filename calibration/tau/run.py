@@ -61,8 +61,7 @@ class CalibrationRequest(TaskRequest):
                 f" to measure it: mars-export bench {self.bundle} --task {self.task}"
             )
         # Settings share the prompts' KV entries.
-        has_cache = self.device == "cpu" and manifest.model.recurrent is None
-        memory = (machine.available() or 0) // 4 if has_cache else 0
+        memory = (machine.available() or 0) // 4 if self.device == "cpu" else 0
         return TaskRequest.open(replace(self, cache_bytes=memory))
 
     def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:

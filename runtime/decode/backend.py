@@ -141,12 +141,18 @@ class Cache(Protocol):
         """Size of one entry of one row."""
         ...
 
+    def copy_bytes(self, row: int, length: int) -> int | None:
+        """Size of a copy of the first `length` entries of a row; None if its states have more tokens."""
+        ...
+
     def save(self, row: int, length: int) -> Any:
-        """Copy the first `length` entries of a row. The copy outlives this cache."""
+        """Copy the first `length` entries of a row, and its states. The copy outlives this cache."""
         ...
 
     def load(self, row: int, saved: Any, length: int) -> None:
-        """Write the first `length` entries of a saved copy into `row`, which has room for the whole copy."""
+        """Write the first `length` entries of a saved copy into `row`, which has room for the whole copy.
+        With recurrent states a copy is always loaded as a whole.
+        """
         ...
 
     def upload(self, arrays: Sequence[np.ndarray]) -> Any:

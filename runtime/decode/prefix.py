@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FOUR_BYTES = "I"  # the type code of 32-bit numbers wherever C's int has four bytes
 SPARE = 64  # entries that are reserved after a prompt, for the first steps
+# With recurrent states. The next prompt of a chat may differ from TAIL tokens before the end on, where the
+# template began the answer. A copy of the states takes as long as reading a few tokens.
+TAIL, LEAST = 8, 32
 
 Group = tuple[str, int]
 """Sequences that may share entries: the salt, and the size of chunks if entries depend on it (else 1)."""
@@ -87,14 +90,18 @@ class PrefixStats:
 class PrefixCache:
     """Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 
-    `reproducible_slots`: the backend's. An entry that is evicted while it is copied lives until the copy is
-    done. `copies`, if set, receives all entries.
+    `reproducible_slots`: the backend's. `is_recurrent`: entries have recurrent states, so only all of an
+    entry is used. An entry that is evicted while it is copied lives until the copy is done. `copies`, if
+    set, receives all entries.
     """
 
     copies: Copies | None = None
 
-    def __init__(self, budget: int, reproducible_slots: int | None = None) -> None:
+    def __init__(
+        self, budget: int, reproducible_slots: int | None = None, *, is_recurrent: bool = False
+    ) -> None:
         self.budget, self.reproducible_slots = budget, reproducible_slots
+        self.is_recurrent = is_recurrent
         self._lock = threading.Lock()
         self._entries = OrderedDict[tuple[Group, bytes], PrefixEntry]()  # the last is the latest used
         self._sorted: dict[Group, list[bytes]] = {}  # keys with a common beginning are neighbours
@@ -139,7 +146,8 @@ class PrefixCache:
         """
         key = _key(ids)
         with self._lock:
-            length, best = _nearest(self._sorted.get(group, []), key)
+            find = _longest if self.is_recurrent else _nearest
+            length, best = find(self._sorted.get(group, []), key)
             if not length:
                 return None
             if (group, key[: 4 * length]) in self._entries:
@@ -187,10 +195,12 @@ class PrefixCache:
     # --- the caller holds the lock ---
 
     def _covers(self, group: Group, key: bytes, fixed: bool) -> bool:
-        """Whether an entry has all ids of `key`, and no others if it should be `fixed`. Marks it as used."""
-        keys = self._sorted.get(group, [])
+        """Whether an entry has all ids of `key`, and no others if it should be `fixed` or has states. Marks
+        it as used.
+        """
+        keys, is_exact = self._sorted.get(group, []), fixed or self.is_recurrent
         i = bisect_left(keys, key)
-        if i == len(keys) or not (keys[i] == key if fixed else keys[i].startswith(key)):
+        if i == len(keys) or not (keys[i] == key if is_exact else keys[i].startswith(key)):
             return False
         self._use((group, keys[i])).fixed |= fixed
         return True
@@ -235,6 +245,9 @@ class PrefixHandle:
     def __init__(self, prefixes: PrefixCache, salt: str, marks: Sequence[int]) -> None:
         self._prefixes, self._salt, self._marks = prefixes, salt, tuple(marks)
         self._group: Group | None = None  # until the sequence begins
+        # With recurrent states: where they are copied, and the tokens of the last copy, loaded or made.
+        self._stops: tuple[int, ...] = ()
+        self._copied = 0
 
     def lookup(
         self,
@@ -258,32 +271,53 @@ class PrefixHandle:
             return 0  # the sequence's chunks give other bits than the saved entries have
         block_size = chunk if reproducible_slots is None else 1
         self._group = (self._salt, block_size)
-        self._marks = tuple(mark // block_size * block_size for mark in self._marks)
         last = (len(tokens) - 1) // chunk * chunk  # where the last chunk begins
         limit = last if reproducible_slots is None else max(last, len(tokens) - reproducible_slots)
+        if self._prefixes.is_recurrent:
+            ends = (min(mark, limit) for mark in (*self._marks, len(tokens) - TAIL))
+            self._marks = tuple(_usable(end, last, chunk, reproducible_slots) for end in ends)
+            self._stops = self._marks
+        else:
+            self._marks = tuple(mark // block_size * block_size for mark in self._marks)
         match, num_loaded = self._prefixes.match(self._group, tokens[:limit], self._marks), 0
         if match is not None:
             saved, num_common = match
             length = _usable(num_common, last, chunk, reproducible_slots)
             room = min(len(tokens) + SPARE, capacity)
+            if self._prefixes.is_recurrent and length < saved.length:
+                length = 0
             if length > 0 and _may_widen(cache, saved.length, room, max_entries):
                 # most likely a lack of memory: the sequence reads all of its prompt
                 with suppress(Exception):
                     cache.reserve(max(saved.length, room), lengths)
                     cache.load(place, saved.data, length)
-                    num_loaded = length
+                    num_loaded = self._copied = length
         self._prefixes.count(len(tokens), num_loaded)
         return num_loaded
 
+    def stop(self, cursor: int) -> int | None:
+        """Where the chunk of the prompt that begins at `cursor` must end at the latest, because the states
+        there are to be copied by `store`.
+        """
+        least = cursor + (self._prefixes.reproducible_slots or 1)
+        return min((at for at in self._stops if self._is_worth(at) and at >= least), default=None)
+
+    def _is_worth(self, length: int) -> bool:
+        return not self._prefixes.is_recurrent or length >= self._copied + LEAST
+
     def store(self, cache: Cache, place: int, tokens: Sequence[int], num_reproducible: int) -> None:
-        """Save the sequence's reproducible entries, and the marked beginnings by themselves."""
+        """Save the sequence's reproducible entries, and the marked beginnings by themselves. Recurrent states
+        are saved where the row's now are.
+        """
         if self._group is None:
             return
         for length, fixed in [*((mark, True) for mark in self._marks), (num_reproducible, False)]:
-            if 0 < length <= num_reproducible:
-                num_bytes = length * cache.entry_bytes
+            if 0 < length <= num_reproducible and self._is_worth(length):
+                if (num_bytes := cache.copy_bytes(place, length)) is None:
+                    continue
                 copy = partial(_copy, cache, place, length)
                 self._prefixes.save(self._group, tokens[:length], num_bytes, copy, fixed=fixed)
+                self._copied = length
 
 
 def _usable(num_common: int, last: int, chunk: int, reproducible_slots: int | None) -> int:
@@ -323,6 +357,16 @@ def _nearest(keys: list[bytes], key: bytes) -> tuple[int, bytes]:
     """The most ids that one of the sorted `keys` has in common with the beginning of `key`, and that one."""
     i = bisect_left(keys, key)
     return max(((_common(other, key), other) for other in keys[max(0, i - 1) : i + 1]), default=(0, b""))
+
+
+def _longest(keys: list[bytes], key: bytes) -> tuple[int, bytes]:
+    """The longest of the sorted `keys` that `key` begins with, and its ids."""
+    while i := bisect_right(keys, key):
+        num_common = _common(keys[i - 1], key)
+        if 4 * num_common == len(keys[i - 1]):
+            return num_common, keys[i - 1]
+        key = key[: 4 * num_common]
+    return 0, b""
 
 
 def _common(one: bytes, other: bytes) -> int:

@@ -152,9 +152,10 @@ class Prefill:
 
     def chunk_of(self, seq: Sequence) -> int:
         """Tokens up to the next multiple of the chunk size, also for a sequence that began with saved
-        entries.
+        entries, or to where the prefix cache copies its states.
         """
-        return min(self.chunk - seq.cursor % self.chunk, seq.num_pending)
+        chunk, stop = min(self.chunk - seq.cursor % self.chunk, seq.num_pending), seq.next_copy
+        return chunk if stop is None else min(chunk, stop - seq.cursor)
 
     def _chunks_left(self, seq: Sequence) -> int:
         return -(-len(seq.tokens) // self.chunk) - seq.cursor // self.chunk
@@ -270,11 +271,13 @@ class Schedule:
                 chunk = 0
             else:
                 is_last, self.prefill.num_chunks = chunk == seq.num_pending, self.prefill.num_chunks + 1
-                room = self.batch.room(seq)
+                room, is_copied = self.batch.room(seq), seq.next_copy == seq.cursor + chunk
                 plan = seq.widest_plan(room) if is_last else StepPlan(chunk)
                 self._take(seq, self.batch.forward([seq], [plan]), 0, plan, accepted)
                 if is_last:
                     self.batch.start_decoding(seq)
+                elif is_copied:
+                    self.batch.store(seq)
         self._drop_finished(accepted)
         return chunk
 

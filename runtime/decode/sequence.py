@@ -98,6 +98,11 @@ class Sequence:
         return len(self.tokens) - self.cursor
 
     @property
+    def next_copy(self) -> int | None:
+        """Tokens of the prompt after which the prefix cache copies the states; None for no such place."""
+        return None if self.prefix_handle is None else self.prefix_handle.stop(self.cursor)
+
+    @property
     def text(self) -> str:
         """The text of the answer so far."""
         return "" if self.stream is None else self.stream.text

@@ -126,13 +126,22 @@ class KvRows:
             for buffer in self.buffers:
                 buffer[target, :, :length] = buffer[source, :, :length]
 
+    def copy_bytes(self, row: int, length: int) -> int | None:
+        states = 0 if self.states is None else self.states.copy_bytes(row, length)
+        return None if states is None else states + length * self.entry_bytes
+
     def save(self, row: int, length: int) -> list[np.ndarray]:
-        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer."""
-        return [buffer[row, :, :length].copy() for buffer in self.buffers]
+        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer, and of
+        its states.
+        """
+        entries = [buffer[row, :, :length].copy() for buffer in self.buffers]
+        return entries if self.states is None else entries + self.states.save(row, length)
 
     def load(self, row: int, saved: Sequence[np.ndarray], length: int) -> None:
-        for buffer, entries in zip(self.buffers, saved, strict=True):
+        for buffer, entries in zip(self.buffers, saved, strict=False):
             buffer[row, :, :length] = entries[:, :length]
+        if self.states is not None:
+            self.states.load(row, saved[len(self.buffers) :])
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(arrays)

@@ -125,6 +125,9 @@ class GpuCache:
     def entry_bytes(self) -> int:
         return self.memory.count * self.memory.kv_heads * self.memory.entry_bytes
 
+    def copy_bytes(self, row: int, length: int) -> int:  # noqa: ARG002
+        return length * self.entry_bytes
+
     def move(self, source: int, target: int, length: int) -> None:
         if length and source != target:
             memory = self.memory

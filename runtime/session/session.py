@@ -60,7 +60,9 @@ class Session:
         parse_special: bool = False,
     ) -> None:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
-        self._prefixes = PrefixCache(cache_bytes, backend.reproducible_slots if cache_bytes else None)
+        slots = backend.reproducible_slots if cache_bytes else None
+        is_recurrent = bundle.manifest.model.recurrent is not None
+        self._prefixes = PrefixCache(cache_bytes, slots, is_recurrent=is_recurrent)
         self._acceptance_rates = AcceptanceRates()
         self._learned_cost = LearnedCost(built_in(variant.precision, DeviceName.parse(device).kind))
         self.text = (
@@ -99,9 +101,10 @@ class Session:
             to 8-bit blocks and is fast; None is the level the export measured.
         verify: hash all files, even if an earlier session has.
         cache_bytes: memory of the prefix cache (docs/conversations.md); None for a small share of the free
-            memory, 0 for no cache. A model with recurrent layers has none.
+            memory, 0 for no cache.
         prefix_dir: directory for entries of the prefix cache, which later sessions load; at most
-            `prefix_bytes` bytes. It has the prompts in clear. Several processes may share it.
+            `prefix_bytes` bytes. It has the prompts in clear. Several processes may share it. Not for a model
+            with recurrent layers.
         safe: for a bundle from an untrusted source (docs/security.md): all files are hashed, no chat template
             runs (its table of turns is used), engines are refused, and sizes are limited.
         parse_special: a special token's text in a message becomes that token; by default it is plain text.
@@ -125,13 +128,11 @@ class Session:
             bundle, device, threads, variant, accuracy_level, safe=safe, options=options, gpu=gpu
         )
         name = DeviceName.parse(device)
-        if bundle.manifest.model.recurrent is not None:
-            if cache_bytes or prefix_dir is not None:
-                raise SessionError(
-                    f"{bundle.path}: a model with recurrent layers has no prefix cache, because their states"
-                    " cannot be cut to a common beginning: leave out cache_bytes and prefix_dir"
-                )
-            cache_bytes = 0
+        if bundle.manifest.model.recurrent is not None and prefix_dir is not None:
+            raise SessionError(
+                f"{bundle.path}: the prefix cache of a model with recurrent layers is in memory only: leave"
+                " out prefix_dir"
+            )
         budget = cache_share(name) if cache_bytes is None else cache_bytes
         text_options = {"safe": safe, "parse_special": parse_special}
         session = cls(bundle, choice, backend, budget, str(name), **text_options)

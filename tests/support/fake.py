@@ -70,6 +70,9 @@ class FakeCache:
     def entry_bytes(self) -> int:
         return 8
 
+    def copy_bytes(self, row: int, length: int) -> int | None:  # noqa: ARG002
+        return length * self.entry_bytes
+
     def save(self, row: int, length: int) -> np.ndarray:
         assert (self.entries[row, :length] > MASK).all(), "only what is known may be saved"
         return self.entries[row, :length].copy()

@@ -311,8 +311,10 @@ TEST_CASE("states of a row begin with a text, and move with the row") {
         states.lengths[static_cast<std::size_t>(row)] = 5;
     };
     for (std::int64_t row = 0; row < 3; ++row) fill(row, static_cast<float>(row + 1));
-    states.begin(1, {0, 7});
-    CHECK(states.lengths == std::vector<std::int64_t>{5, 0, 5});
+    CHECK(states.begin(1, {0, 7}) == std::vector<std::int64_t>{0, 5});
+    CHECK(states.lengths[0] == 5);
+    CHECK(!states.copy_bytes(2, 1000)); // its step has not ended
+    states.lengths = {5, 1, 5};
     for (const auto& [suffix, size] : std::map<std::string, std::int64_t>{{"2.inputs", 3}, {"2.state", 4}}) { // what a first step reads
         const auto& buffer = states.buffers.at(suffix);
         CHECK(std::count(buffer.at(1), buffer.at(1) + size, 0.0F) == size);
@@ -320,7 +322,14 @@ TEST_CASE("states of a row begin with a text, and move with the row") {
         CHECK(std::count(buffer.at(2), buffer.at(3), 3.0F) == buffer.size);
     }
     states.move(2, 0);
-    CHECK(states.lengths == std::vector<std::int64_t>{5, 0, 5});
+    CHECK(states.lengths == std::vector<std::int64_t>{5, 1, 5});
     CHECK(*states.buffers.at("2.state").at(0) == 3.0F);
+    CHECK(!states.copy_bytes(0, 4));
+    CHECK(states.copy_bytes(0, 7) == 4 * (4 + (1 + 2) * 3));
+    states.load(1, states.save(0, 7)); // with the inputs of the token before the state, and of two after it
+    CHECK(states.lengths[1] == 5);
+    const float* const inputs = states.buffers.at("2.inputs").at(1);
+    CHECK(std::count(inputs, inputs + 9, 3.0F) == 9);
+    CHECK(inputs[9] == 2.0F);
     CHECK(says(message_of([&] { mars::StateRows({{0, 1}, 65536, 65536, 65536, 1, 0}, 10000); }), "states of 10000 row(s) take"));
 }

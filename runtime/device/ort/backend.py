@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # Rotary angles are computed in groups of this size; a remainder would be computed in another way.
 REPRODUCIBLE_ANGLES = 16
+REPRODUCIBLE_RATES = 4  # so are the rates of recurrent heads
 MAX_SPARE_BYTES, MAX_SPARE = 256, 256  # numbers in a tensor that is kept for later steps, and such tensors
 
 
@@ -68,6 +69,8 @@ class OrtBackend:
         # and int8 and half precision have kernels by size.
         is_one_order = variant.is_integer or variant.precision == "float32"
         is_reproducible = is_one_order and model.head_dim % (2 * REPRODUCIBLE_ANGLES) == 0
+        if model.recurrent is not None:
+            is_reproducible = is_reproducible and model.recurrent.heads % REPRODUCIBLE_RATES == 0
         self.reproducible_slots = 2 if is_reproducible else None
         self._cache_shape = model.entry_shape(variant.kv_dtype, variant.kv_layout)
         self._num_dims = 3 if variant.kv_layout == "cuda" else 4  # of a KV tensor

@@ -16,6 +16,7 @@ from support import tiny
 from support.cabi import Library, MarsStatusError, build
 from support.cabi_conversation import CConversation, CStream
 from support.cabi_session import CSession
+from support.families import HYBRIDS
 from support.fixtures import Exported, Named
 from support.shell import call
 
@@ -30,10 +31,11 @@ CONFIG: dict[str, Any] = {"max_new_tokens": 10, "masks": "full"}
 Both = Callable[..., tuple[Session, CSession]]
 
 
-@pytest.fixture(scope="module")
-def bundle(exported: Exported) -> Callable[[int], Path]:
+@pytest.fixture(scope="module", params=[tiny.WIDE, HYBRIDS["hybrid"]], ids=["wide", "hybrid"])
+def bundle(exported: Exported, request: pytest.FixtureRequest) -> Callable[[int], Path]:
+    made: tiny.Tiny = request.param
     return lambda context: exported(
-        replace(tiny.WIDE, rewritten={"max_position_embeddings": context}), metrics=True, logits=True
+        replace(made, rewritten={"max_position_embeddings": context}), metrics=True, logits=True
     )
 
 
@@ -89,7 +91,7 @@ def test_requests_find_and_leave_the_same_in_both(cache_bytes: int, both: Both) 
         texts.append(question + done.text)
         check_twins(session, twin)
     stats = twin.prefix_stats
-    assert (stats["hits"] > 8) == (cache_bytes > 0) and (stats["evicted"] > 0) == (cache_bytes == 120_000)
+    assert (stats["hits"] > 1) == (cache_bytes > 0) and (stats["evicted"] > 0) == (cache_bytes == 120_000)
     assert stats["num_bytes"] <= cache_bytes
     twin.forget_prefixes()
     assert twin.prefix_stats["num_bytes"] == 0

@@ -82,6 +82,26 @@ def test_a_ragged_batch_has_the_text_of_one_token_a_step(
         assert sum(m.rejected_draft_tokens for m in made) > 100
 
 
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_batch_from_a_warm_cache_has_the_text_without_one(
+    name: str, bundle: Callable[[str], Path], library: Library
+) -> None:
+    """Conversations: each prompt goes on where an earlier prompt or answer ended."""
+    asked, plain = [p[:150] for p in prompts(40)], GenerationConfig(**ENDLESS, masks=0, grammar="few")
+    settings = [ENDLESS | {"grammar": "few", "prompt_lookup": 1}] * len(asked)
+    python, cached = Session.open(bundle(name), threads=1, cache_bytes=0), 0
+    with CSession(library, bundle(name), threads=1, prefill_tokens=32, cache_bytes=1 << 28) as session:
+        for turn in range(3):
+            texts = [answer.token_ids for answer in python.generate_each(asked, plain)]
+            made = []
+            for i in range(0, len(asked), 8):
+                made += session.generate_batch(asked[i : i + 8], settings[i : i + 8])
+            assert [m.token_ids for m in made] == texts
+            cached += turn * sum(m.cached_tokens for m in made)
+            asked = [p + list(t)[: 40 - turn] + p[:9] for p, t in zip(asked, texts, strict=True)]
+        assert cached > 0.8 * sum(map(len, asked)) and session.prefix_stats["failed"] == 0
+
+
 def test_a_service_goes_on_while_clients_leave(bundle: Callable[[str], Path]) -> None:
     """Rows of requests that were cancelled are used again."""
     words = ["the onion " * (1 + i % 7) + "xyz"[i % 3] for i in range(24)]
@@ -106,12 +126,8 @@ def test_a_service_goes_on_while_clients_leave(bundle: Callable[[str], Path]) ->
 
 def test_sessions_refuse_what_states_lack(bundle: Callable[[str], Path], library: Library) -> None:
     path = bundle("hybrid")
-    for options, words in (
-        ({"cache_bytes": 1 << 20}, "no prefix cache"),
-        ({"device": "cuda"}, "recurrent layers run on a CPU only; give --device cpu"),
-    ):
-        with pytest.raises(MarsStatusError, match=words):
-            CSession(library, path, **options)
+    with pytest.raises(MarsStatusError, match="recurrent layers run on a CPU only; give --device cpu"):
+        CSession(library, path, device="cuda")
     only = pytest.raises(MarsStatusError, match="cursor commit only")
     with CSession(library, path, threads=1) as session, only:
         session.generate([1, 2], tau=0.5, cache_block=4)

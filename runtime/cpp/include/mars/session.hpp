@@ -109,8 +109,7 @@ class MARS_API Session {
         std::optional<int> threads = {};         ///< compute threads; default: the backend's choice
         std::optional<std::string> variant = {}; ///< default: the first that runs here
         Verify verify = Verify::once;            ///< when files are hashed
-        /// Memory of the prefix cache; 0 turns it off. Default: a sixteenth of the free memory, at most 1 GiB. A model with
-        /// recurrent layers has none.
+        /// Memory of the prefix cache; 0 turns it off. Default: a sixteenth of the free memory, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
         /// For bundles of unknown origin: hash everything, remember nothing, run no engines, limit sizes.
         bool safe = false;

@@ -109,9 +109,12 @@ class Cache {
     /// Copy the first `length` entries of row `source` over row `target`.
     virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;
     virtual std::int64_t entry_bytes() const = 0;
+
+    /// Size of a copy of the first `length` entries of a row; no value if the row's recurrent states are beyond them.
+    virtual std::optional<std::int64_t> copy_bytes(std::int64_t /*row*/, std::int64_t length) const { return length * entry_bytes(); }
     virtual std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) = 0;
 
-    /// Load the first `length` saved entries into `row`, which has room for all saved ones.
+    /// Load the first `length` saved entries into `row`, which has room for all saved ones. With recurrent states, these are all.
     virtual void load(std::int64_t row, const Saved& saved, std::int64_t length) = 0;
 };
 

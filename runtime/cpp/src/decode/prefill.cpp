@@ -73,7 +73,11 @@ Sequence* Prefill::reader() const {
     return is_lasts_turn ? readers.back() : readers.front();
 }
 
-std::int64_t Prefill::chunk_of(const Sequence& seq) const { return std::min(chunk - seq.cursor % chunk, seq.num_pending()); }
+std::int64_t Prefill::chunk_of(const Sequence& seq) const {
+    const std::int64_t size = std::min(chunk - seq.cursor % chunk, seq.num_pending());
+    const std::optional<std::int64_t> stop = seq.next_copy();
+    return stop ? std::min(size, *stop - seq.cursor) : size;
+}
 
 std::int64_t Prefill::chunks_left(const Sequence& seq) const { return (seq.num_tokens() - 1) / chunk + 1 - seq.cursor / chunk; }
 

@@ -7,6 +7,9 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t spare = 64; // entries reserved after a prompt, because the first steps need them
+// With recurrent states. The next prompt of a chat may differ from `tail` tokens before the end on, where the template began the answer. A
+// copy of the states takes as long as reading a few tokens.
+constexpr std::int64_t tail = 8, least_copied = 32;
 
 using Key = std::pair<Group, Ids>;
 
@@ -20,6 +23,15 @@ bool begins_with(const Key& key, const Key& beginning) {
     return num_shared(key, beginning) == static_cast<std::int64_t>(beginning.second.size());
 }
 
+/// How many of `num_common` saved entries a sequence can begin with, whose last chunk begins at `last`: the steps that it then takes must
+/// give the bits that reading all chunks gives.
+std::int64_t usable(std::int64_t num_common, std::int64_t last, std::int64_t chunk, std::optional<std::int64_t> reproducible_slots) {
+    if (num_common < 0) return 0;
+    if (!reproducible_slots) return num_common - num_common % chunk;
+    if (num_common >= last) return num_common;
+    return num_common - std::max(std::int64_t{0}, *reproducible_slots - (chunk - num_common % chunk)); // so that the rest of the chunk is
+}
+
 } // namespace
 
 std::int64_t num_common(const Ids& one, const Ids& other) {
@@ -27,7 +39,8 @@ std::int64_t num_common(const Ids& one, const Ids& other) {
     return std::mismatch(one.begin(), end, other.begin()).first - one.begin();
 }
 
-PrefixCache::PrefixCache(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), reproducible_slots(slots) {}
+PrefixCache::PrefixCache(std::int64_t bytes, std::optional<std::int64_t> slots, bool recurrent)
+    : budget(bytes), reproducible_slots(slots), is_recurrent(recurrent) {}
 
 PrefixStats PrefixCache::stats() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -56,14 +69,7 @@ void PrefixCache::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
 
 std::optional<PrefixCache::Match> PrefixCache::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const Key key{group, ids};
-    auto best = entries_.lower_bound(key); // this one or the one before it
-    std::int64_t length = best == entries_.end() ? 0 : num_shared(best->first, key);
-    if (best != entries_.begin())
-        if (const std::int64_t before = num_shared(std::prev(best)->first, key); before > length) {
-            --best;
-            length = before;
-        }
+    auto [length, best] = is_recurrent ? longest({group, ids}) : nearest({group, ids});
     if (length <= 0) return std::nullopt;
     // Prefer an entry of exactly this length, so that longer ones can age.
     if (const auto exact = entries_.find({group, first(ids, length)}); exact != entries_.end()) best = exact;
@@ -73,6 +79,27 @@ std::optional<PrefixCache::Match> PrefixCache::match(const Group& group, const I
         if (marked != entries_.end()) use(marked->second);
     }
     return Match{best->second.saved, length};
+}
+
+/// The longest common beginning of an entry with `key`.
+std::pair<std::int64_t, PrefixCache::Entries::iterator> PrefixCache::nearest(const Key& key) {
+    const auto best = entries_.lower_bound(key); // this one or the one before it
+    const std::int64_t length = best == entries_.end() ? 0 : num_shared(best->first, key);
+    if (best != entries_.begin())
+        if (const std::int64_t before = num_shared(std::prev(best)->first, key); before > length) return {before, std::prev(best)};
+    return {length, best};
+}
+
+/// The longest entry that `key` begins with.
+std::pair<std::int64_t, PrefixCache::Entries::iterator> PrefixCache::longest(Key key) {
+    for (auto next = entries_.upper_bound(key); next != entries_.begin(); next = entries_.upper_bound(key)) {
+        const auto before = std::prev(next);
+        const std::int64_t length = num_shared(before->first, key);
+        if (length == 0) break;
+        if (begins_with(key, before->first)) return {length, before};
+        key.second.resize(static_cast<std::size_t>(length));
+    }
+    return {0, entries_.end()};
 }
 
 std::vector<std::tuple<Group, Ids, bool>> PrefixCache::held() const {
@@ -116,7 +143,7 @@ void PrefixCache::save(const Group& group, const Ids& ids, std::int64_t num_byte
 
 bool PrefixCache::is_there(const Key& key, bool fixed) {
     const auto at = entries_.lower_bound(key); // the next entry, if any, that begins with `key`
-    if (at == entries_.end() || (fixed ? at->first != key : !begins_with(at->first, key))) return false;
+    if (at == entries_.end() || (fixed || is_recurrent ? at->first != key : !begins_with(at->first, key))) return false;
     at->second.fixed = at->second.fixed || fixed;
     use(at->second);
     return true;
@@ -143,17 +170,20 @@ std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& t
     if (reproducible_slots && chunk < *reproducible_slots) return 0; // its steps compute other bits than the saved entries have
     const std::int64_t block_size = reproducible_slots ? 1 : chunk;
     group_ = Group{salt_, block_size};
-    for (std::int64_t& mark : marks_) mark = mark / block_size * block_size;
     const auto size = static_cast<std::int64_t>(tokens.size());
     const std::int64_t last = (size - 1) / chunk * chunk; // where the last chunk begins
     const std::int64_t most = reproducible_slots ? std::max(last, size - *reproducible_slots) : last;
+    if (prefixes_.is_recurrent) {
+        marks_.push_back(size - tail);
+        for (std::int64_t& mark : marks_) mark = usable(std::min(mark, most), last, chunk, reproducible_slots);
+        stops_ = marks_;
+    } else {
+        for (std::int64_t& mark : marks_) mark = mark / block_size * block_size;
+    }
     std::int64_t num_loaded = 0;
     if (const auto match = prefixes_.match(*group_, first(tokens, most), marks_)) {
-        std::int64_t length = match->length;
-        if (!reproducible_slots)
-            length -= length % chunk;
-        else if (length < last) // the step to the end of the chunk must be reproducible
-            length -= std::max(std::int64_t{0}, *reproducible_slots - (chunk - length % chunk));
+        std::int64_t length = usable(match->length, last, chunk, reproducible_slots);
+        if (prefixes_.is_recurrent && length < match->saved->length) length = 0;
         try {
             if (length > 0) {
                 const Saved& saved = *match->saved;
@@ -162,7 +192,7 @@ std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& t
                 if (!is_wide || !max_entries || bucket(saved.length, present) <= *max_entries) {
                     cache.reserve(std::max(saved.length, own), lengths);
                     cache.load(place, saved, length);
-                    num_loaded = length;
+                    num_loaded = copied_ = length;
                 }
             }
         } catch (const std::exception&) { // out of memory, for example: the sequence then reads its whole prompt
@@ -172,11 +202,23 @@ std::int64_t PrefixHandle::lookup(Cache& cache, std::int64_t place, const Ids& t
     return num_loaded;
 }
 
+std::optional<std::int64_t> PrefixHandle::stop(std::int64_t cursor) const {
+    std::optional<std::int64_t> first;
+    for (const std::int64_t at : stops_)
+        if (is_worth(at) && at >= cursor + prefixes_.reproducible_slots.value_or(1)) first = std::min(at, first.value_or(at));
+    return first;
+}
+
+bool PrefixHandle::is_worth(std::int64_t length) const { return !prefixes_.is_recurrent || length >= copied_ + least_copied; }
+
 void PrefixHandle::store(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t num_reproducible) {
     if (!group_) return;
     const auto give = [&](std::int64_t length, bool fixed) {
-        if (length < 1 || length > num_reproducible) return;
-        prefixes_.save(*group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
+        if (length < 1 || length > num_reproducible || !is_worth(length)) return;
+        const std::optional<std::int64_t> num_bytes = cache.copy_bytes(place, length);
+        if (!num_bytes) return;
+        prefixes_.save(*group_, first(tokens, length), *num_bytes, [&] { return cache.save(place, length); }, fixed);
+        copied_ = length;
     };
     for (const std::int64_t mark : marks_) give(mark, true);
     give(num_reproducible, false);

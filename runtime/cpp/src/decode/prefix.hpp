@@ -30,7 +30,8 @@ class PrefixHandle;
 
 /// Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 ///
-/// `reproducible_slots` is the backend's. An evicted entry lives on while it is being copied.
+/// `reproducible_slots` is the backend's. `is_recurrent`: entries have recurrent states, so only all of an entry is used. An evicted entry
+/// lives on while it is being copied.
 class PrefixCache {
   public:
     struct Match {
@@ -38,10 +39,11 @@ class PrefixCache {
         std::int64_t length = 0;
     };
 
-    PrefixCache(std::int64_t budget, std::optional<std::int64_t> reproducible_slots);
+    PrefixCache(std::int64_t budget, std::optional<std::int64_t> reproducible_slots, bool is_recurrent = false);
 
     const std::int64_t budget;
     const std::optional<std::int64_t> reproducible_slots;
+    const bool is_recurrent;
 
     PrefixStats stats() const;
 
@@ -72,16 +74,20 @@ class PrefixCache {
         std::list<const Key*>::iterator age;
     };
 
+    using Entries = std::map<Key, Entry>; // sorted, so neighbours of a group have common beginnings
+
     // with the lock held:
+    std::pair<std::int64_t, Entries::iterator> nearest(const Key& key);
+    std::pair<std::int64_t, Entries::iterator> longest(Key key);
     bool is_there(const Key& key, bool fixed);
     void use(Entry& entry) { order_.splice(order_.end(), order_, entry.age); }
     void drop_beginning(const Key& key);
     void drop(const Key& key);
 
     mutable std::mutex mutex_;
-    std::map<Key, Entry> entries_; // sorted, so neighbours of a group have common beginnings
-    std::list<const Key*> order_;  // most recently used last
-    std::int64_t num_bytes_ = 0;   // of all entries, including those being copied
+    Entries entries_;
+    std::list<const Key*> order_; // most recently used last
+    std::int64_t num_bytes_ = 0;  // of all entries, including those being copied
     PrefixStats counts_;
 };
 
@@ -98,14 +104,24 @@ class PrefixHandle {
     std::int64_t lookup(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t chunk, std::int64_t capacity,
                         std::optional<std::int64_t> max_entries = std::nullopt, const std::vector<std::int64_t>& lengths = {});
 
-    /// Give the cache the sequence's reproducible entries, and the marked beginnings as entries of their own.
+    /// Where the chunk of the prompt that begins at `cursor` must end at the latest, because `store` copies the states there; no value
+    /// for no such place.
+    std::optional<std::int64_t> stop(std::int64_t cursor) const;
+
+    /// Give the cache the sequence's reproducible entries, and the marked beginnings as entries of their own. Recurrent states are
+    /// saved where the row's now are.
     void store(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t num_reproducible);
 
   private:
+    bool is_worth(std::int64_t length) const;
+
     PrefixCache& prefixes_;
     std::string salt_;
     std::vector<std::int64_t> marks_;
     std::optional<Group> group_; // set when the sequence begins
+    // With recurrent states: where they are copied, and the tokens of the last copy, loaded or made.
+    std::vector<std::int64_t> stops_;
+    std::int64_t copied_ = 0;
 };
 
 } // namespace mars

@@ -64,9 +64,13 @@ std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk, std::vector<Accep
         }
         const bool is_last = chunk == seq.num_pending();
         ++prefill_.num_chunks;
+        const bool is_copied = seq.next_copy() == seq.cursor + chunk;
         const StepPlan plan = is_last ? seq.widest_plan(batch_.room(seq)) : StepPlan{chunk};
         take(seq, batch_.forward({&seq}, {plan}).front(), plan, accepted);
-        if (is_last) batch_.start_decoding(seq);
+        if (is_last)
+            batch_.start_decoding(seq);
+        else if (is_copied)
+            batch_.store(seq);
     });
     drop_finished(accepted);
     return chunk;

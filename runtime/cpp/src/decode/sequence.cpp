@@ -8,6 +8,7 @@
 #include <mars/errors.hpp>
 
 #include "accept.hpp"
+#include "decode/prefix.hpp"
 #include "decode/sample.hpp"
 
 namespace mars {
@@ -67,6 +68,8 @@ Sequence::Sequence(std::int64_t number, std::vector<std::int64_t> prompt, Genera
 bool Sequence::ends_at(std::int64_t i) const {
     return i < draft_tokens.size() && is_one_of(draft_tokens.token_ids[static_cast<std::size_t>(i)], eos_ids_);
 }
+
+std::optional<std::int64_t> Sequence::next_copy() const { return prefix_handle ? prefix_handle->stop(cursor) : std::nullopt; }
 
 std::int64_t Sequence::num_draft_tokens() const {
     if (!feeds_draft_tokens()) return 0;

@@ -89,6 +89,9 @@ class Sequence {
     std::int64_t num_pending() const { return num_tokens() - cursor; }
     std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
 
+    /// Tokens of the prompt after which the prefix cache copies the states; no value for no such place.
+    std::optional<std::int64_t> next_copy() const;
+
     /// Whether its prompt is being read: no forward of it has had outputs.
     bool is_reading() const { return stats.forwards == 0; }
 

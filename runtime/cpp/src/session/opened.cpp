@@ -61,9 +61,6 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     const bool is_recurrent = bundle.manifest.model.recurrent.has_value();
     if (is_recurrent && device.kind != "cpu")
         throw SessionError(bundle.path.string() + ": the model's recurrent layers run on a CPU only; give --device cpu", unsupported);
-    if (is_recurrent && options.cache_bytes.value_or(0) > 0)
-        throw SessionError(bundle.path.string() + ": a model with recurrent layers has no prefix cache, because their states cannot be "
-                                                  "cut to a common beginning: leave out cache_bytes");
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
     const std::string name = chosen.name;
     if (options.safe) check_safe(bundle, chosen);
@@ -80,10 +77,8 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, settings);
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
-    opened.prefixes = std::make_unique<PrefixCache>(options.cache_bytes ? *options.cache_bytes
-                                                    : is_recurrent      ? 0
-                                                                        : share(*opened.backend),
-                                                    opened.backend->reproducible_slots());
+    opened.prefixes = std::make_unique<PrefixCache>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend),
+                                                    opened.backend->reproducible_slots(), is_recurrent);
     opened.learned_cost = std::make_unique<LearnedCost>(built_in_cost(opened.runs().precision, device.kind == "cpu"));
     try {
         opened.text = text_of(opened.bundle, options.parse_special);

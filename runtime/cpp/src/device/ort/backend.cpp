@@ -38,7 +38,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     OrtParts options = parted(settings.options, is_on_cpu, name.number);
     const std::filesystem::path file = bundle.path / variant.file;
     // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
-    is_firm_ = is_on_cpu && (variant.precision == "float32" || variant.is_integer()) && model_.head_dim % 32 == 0;
+    is_firm_ = is_on_cpu && (variant.precision == "float32" || variant.is_integer()) && model_.head_dim % 32 == 0 &&
+               (!model_.recurrent || model_.recurrent->heads % 4 == 0);
     are_rows_bound_once_ = is_on_cpu;
     check_memory(bundle, variant);
     if (model_.recurrent) check_recurrent(version());
@@ -83,11 +84,10 @@ void OrtBackend::run(OrtRows& rows, std::int64_t first, const StepInput& input, 
     rows.binding.BindInput("kv_length", tensor(input.kv_length, {input.rows}));
     rows.binding.BindInput("output_index", tensor(input.output_index, {input.rows, input.outputs}));
     const auto at = static_cast<std::size_t>(first);
+    std::vector<std::int64_t> lengths;
     if (rows.states) {
-        rows.states->begin(first, input.kv_length);
-        std::int64_t* const lengths = &rows.states->lengths[at];
-        rows.binding.BindInput("state_length",
-                               Ort::Value::CreateTensor<std::int64_t>(host_, lengths, input.kv_length.size(), &input.rows, 1));
+        lengths = rows.states->begin(first, input.kv_length);
+        rows.binding.BindInput("state_length", tensor(lengths, {input.rows}));
     }
     bind_results(rows, input, want_logits, output);
     const auto begun = std::chrono::steady_clock::now();

@@ -23,6 +23,7 @@ constexpr const char* advice = "shorten the prompt or max_new_tokens, run fewer 
 struct OrtSaved : Saved {
     OrtSaved(std::int64_t num_entries, RowBlock memory) : Saved(num_entries), block(std::move(memory)) {}
     const RowBlock block;
+    SavedStates states; // empty without recurrent layers
 };
 
 /// Copy `count` runs of `width` bytes, `to` and `from` bytes apart.
@@ -84,19 +85,27 @@ void OrtRows::move(std::int64_t source, std::int64_t target, std::int64_t length
     for (std::size_t i = 0; i < num_buffers_; ++i) copy(at(i, target), pitch(), at(i, source), pitch(), length * entry_bytes_, kv_heads_);
 }
 
+std::optional<std::int64_t> OrtRows::copy_bytes(std::int64_t row, std::int64_t length) const {
+    const auto of_states = states ? states->copy_bytes(row, length) : std::optional<std::int64_t>(0);
+    return of_states ? std::optional(*of_states + length * entry_bytes()) : std::nullopt;
+}
+
 std::shared_ptr<const Saved> OrtRows::save(std::int64_t row, std::int64_t length) {
     const std::int64_t run = length * entry_bytes_, part = kv_heads_ * run;
     auto saved = std::make_shared<OrtSaved>(length, allocate(static_cast<std::int64_t>(num_buffers_) * part));
     for (std::size_t i = 0; i < num_buffers_; ++i)
         copy(saved->block.get() + static_cast<std::int64_t>(i) * part, run, at(i, row), pitch(), run, kv_heads_);
+    if (states) saved->states = states->save(row, length);
     return saved;
 }
 
 void OrtRows::load(std::int64_t row, const Saved& saved, std::int64_t length) {
     const std::int64_t run = saved.length * entry_bytes_, part = kv_heads_ * run;
-    const unsigned char* source = dynamic_cast<const OrtSaved&>(saved).block.get();
+    const auto& own = dynamic_cast<const OrtSaved&>(saved);
+    const unsigned char* const source = own.block.get();
     for (std::size_t i = 0; i < num_buffers_; ++i)
         copy(at(i, row), pitch(), source + static_cast<std::int64_t>(i) * part, run, length * entry_bytes_, kv_heads_);
+    if (states) states->load(row, own.states);
 }
 
 } // namespace mars

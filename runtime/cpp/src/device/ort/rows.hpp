@@ -31,6 +31,7 @@ class OrtRows : public Cache {
     void shrink(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override { resize(bucket(capacity, 0), lengths); }
     void release(std::int64_t row) override;
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
+    std::optional<std::int64_t> copy_bytes(std::int64_t row, std::int64_t length) const override;
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
     void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ using RowBlock = std::shared_ptr<unsigned char>;
 
 /// Throws std::bad_alloc.
 RowBlock allocate(std::int64_t num_bytes);
+
+/// A copy of a row's states, which have `length` tokens.
+struct SavedStates {
+    std::map<std::string, std::vector<float>> parts; // by name suffix
+    std::int64_t length = 0;
+};
 
 /// What recurrent layers keep of some rows.
 class StateRows {
@@ -34,12 +41,23 @@ class StateRows {
     /// Throws MemoryError.
     StateRows(const RecurrentInfo& info, std::int64_t num_rows);
 
-    /// Prepare rows first, first + 1, ... for a step with these cursors. A row at 0 begins a text.
-    void begin(std::int64_t first, const std::vector<std::int64_t>& kv_length);
+    /// The lengths of rows first, first + 1, ... before a step with these cursors. A row at 0 begins a text. Until `lengths` is set after the
+    /// step, nothing of the rows can be copied.
+    std::vector<std::int64_t> begin(std::int64_t first, const std::vector<std::int64_t>& kv_length);
     void move(std::int64_t source, std::int64_t target);
+
+    /// Size of what `save` returns; no value if the states have more than `length` tokens.
+    std::optional<std::int64_t> copy_bytes(std::int64_t row, std::int64_t length) const;
+
+    /// Copies of a row's states, and of the inputs with which a step brings them to `length`.
+    SavedStates save(std::int64_t row, std::int64_t length) const;
+    void load(std::int64_t row, const SavedStates& saved);
 
     std::map<std::string, Buffer> buffers; // by name suffix
     std::vector<std::int64_t> lengths;     // the tokens that each row's states have
+
+  private:
+    const RecurrentInfo info_;
 };
 
 } // namespace mars
