@@ -12,11 +12,10 @@ import pytest
 from support import tiny
 from support.families import FAMILIES
 from support.fixtures import Exported
-from support.graphs import KEPT, forward
+from support.graphs import KEPT, Decoded, forward
 
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.check import reference
-from mars_export.exporter.checkpoint import names
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.codes import Quantization
 from mars_export.exporter.export import weight_bytes
@@ -27,7 +26,7 @@ from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError
 
 PROMPT = [(37 * i) % 250 for i in range(23)]
-STORAGE, FP32 = Quantization("w4a8"), np.dtype(np.float32)
+STORAGE = Quantization("w4a8")
 
 
 def wide(family: str, **settings: object) -> tiny.Tiny:
@@ -55,20 +54,8 @@ def test_a_step_computes_what_the_codes_stand_for(bundle: Path) -> None:
     checkpoint = open_checkpoint(str(bundle.parent / "checkpoint"))
     stored, _ = Quantizer("round").prepared(checkpoint, STORAGE, 6, lambda *_: None)
 
-    class Decoded:
-        shapes = stored.tensors.shapes
-
-        def read(self, name: str) -> np.ndarray:
-            weight = stored.tensors.read(name)
-            is_table = name in (names.EMBEDDING, names.HEAD)
-            if not (is_table or names.is_linear(name)):
-                return weight
-            codec = STORAGE.table("int8") if is_table else STORAGE.codec(name)
-            assert codec is not None
-            return codec.encode(weight, FP32).decoded().reshape(weight.shape)
-
     found = forward(Session.open(bundle, threads=1), PROMPT, ())[-1]
-    expected = reference.logits(stored.dims, Decoded(), [PROMPT])[0]
+    expected = reference.logits(stored.dims, Decoded(stored.tensors, STORAGE), [PROMPT])[0]
     plain = reference.logits(checkpoint.dims, checkpoint.tensors, [PROMPT])[0]
     by_activations, by_weights = (np.abs(x - expected)[:, KEPT].mean() for x in (found, plain))
     assert by_activations < 0.3 * by_weights
