@@ -1,11 +1,10 @@
-"""Load on `mars-export serve`: an open loop, and llama.cpp's server beside it.
+"""Load on `mars-export serve`, with llama.cpp's server beside it.
 
-    python benchmarks/serve_load.py open BUNDLE --fixed exact tau=0.95
     python benchmarks/serve_load.py peers --llama-server LLAMA_SERVER --clients 1 4 16
 
-Each starts its server, sends requests of many clients over HTTP, and writes results/serve_COMMAND.json.
-Clients and server share the machine. `peers` uses the bundle, GGUF files and environment of
-benchmarks/peers.py (run `python benchmarks/peers.py --setup llama-cpp` first), and creates what is absent.
+It starts the servers, sends requests of many clients over HTTP, and writes results/serve_peers.json. Clients
+and servers share the machine. It uses the bundle, GGUF files and environment of benchmarks/peers.py (run
+`python benchmarks/peers.py --setup llama-cpp` first), and creates what is absent.
 """
 
 from __future__ import annotations
@@ -31,17 +30,6 @@ LOOP_COLUMNS = (
 )  # fmt: skip
 
 
-def save(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    path = args.json or RESULTS / f"serve_{args.command}.json"
-    machine.save(path, {"about": machine.about(args.threads), **value})
-    say(f"written: {path}")
-
-
-def start(args: argparse.Namespace) -> Server:
-    command = ours(args.bundle, args.threads, args.max_rows, args.max_waiting)
-    return Server(command, args.logs / f"serve-{args.command}.log")
-
-
 def requests(args: argparse.Namespace, count: int, shift: int = 0) -> list[dict[str, Any]]:
     """With another `shift` others come first: a server has not read them just before."""
     return prompts.chats(args.tasks, count, args.max_tokens, args.seed + shift)
@@ -59,40 +47,6 @@ def fields(words: str) -> dict[str, Any]:
     if name == "profile" and value:
         return {"profile": value}
     raise argparse.ArgumentTypeError(f"{words!r} is not exact, one-token, tau=NUMBER or profile=NAME")
-
-
-# --- open ---
-
-
-def opened(args: argparse.Namespace) -> None:
-    """Capacity by a closed loop of the first setting, then arrivals at multiples of it, for each setting."""
-    settings = [(words, fields(words)) for words in args.fixed]
-    with start(args) as server:
-        ask = asker(server.port, settings[0][1])
-        found = asyncio.run(loops.closed(ask, requests(args, args.capacity_requests), args.max_rows * 2))
-        capacity = found.figures()["requests_per_second"]
-    say(f"capacity of {settings[0][0]}: {capacity} requests/s")
-    rows: list[dict[str, Any]] = []
-    for name, body in settings:
-        with start(args) as server:
-            ask = asker(server.port, body)
-            asyncio.run(loops.closed(ask, requests(args, args.max_rows), args.max_rows))  # warm
-            for number, multiple in enumerate(args.multiples):
-                rate = capacity * multiple
-                asked = requests(args, max(2, round(rate * args.seconds)), number + 1)
-                outcome = asyncio.run(loops.opened(ask, asked, rate, args.seed))
-                figures = outcome.figures(args.slo)
-                rows.append({"name": name, "multiple": multiple, "offered": round(rate, 3), **figures})
-                say(f"{name}, {multiple:g} of capacity: p95 {figures['latency_s'].get('p95')} s")
-    save(args, {"capacity": capacity, "of": settings[0][0], "slo_s": args.slo, "rows": rows})
-    columns = (
-        "name", "multiple", "offered", "goodput", "latency_s.p50", "latency_s.p95", "latency_s.p99",
-        "refused",
-    )  # fmt: skip
-    print(table(rows, columns))
-
-
-# --- peers ---
 
 
 def compared(args: argparse.Namespace) -> None:
@@ -125,7 +79,9 @@ def compared(args: argparse.Namespace) -> None:
         for clients in args.clients
         for name in asks
     ]
-    save(args, {"rounds": args.rounds, "absent": absent, "rows": rows})
+    about = {"about": machine.about(args.threads), "rounds": args.rounds}
+    machine.save(args.json, {**about, "absent": absent, "rows": rows})
+    say(f"written: {args.json}")
     first = ("first_token_s.p50", "first_token_s.p95")
     print(table(rows, ("clients", *LOOP_COLUMNS[:-1], *first, "requests", "failed")))
 
@@ -164,53 +120,36 @@ def _servers(
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-
-    def command(name: str, run: Any, words: str, **defaults: Any) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=words)
-        made.set_defaults(run=run)
-        if name == "peers":
-            made.add_argument("--bundle", type=Path, help="ours; otherwise it is made under --work")
-        else:
-            made.add_argument("bundle", type=Path)
-        made.add_argument("--threads", type=int, default=2)
-        made.add_argument("--max-rows", type=int, default=defaults.get("max_rows", 8))
-        made.add_argument("--max-waiting", type=int, default=256)
-        made.add_argument("--max-tokens", type=int, default=defaults.get("max_tokens", 64))
-        made.add_argument("--tasks", nargs="+", choices=prompts.TASKS, default=list(prompts.TASKS))
-        made.add_argument("--seed", type=int, default=0)
-        made.add_argument("--logs", type=Path, default=Path("build/logs"))
-        made.add_argument("--json", type=Path, help=f"default: results/serve_{name}.json")
-        return made
-
-    made = command("open", opened, "Poisson arrivals at multiples of capacity")
-    made.add_argument(
-        "--fixed", nargs="+", default=["exact"], help="settings: exact, one-token, tau=N, profile=NAME"
-    )
-    made.add_argument("--multiples", type=float, nargs="+", default=[0.5, 0.75, 1.0, 1.25, 1.5])
-    made.add_argument("--seconds", type=float, default=120, help="of arrivals for each point")
-    made.add_argument("--slo", type=float, default=5.0, help="seconds within which an answer is good")
-    made.add_argument("--capacity-requests", type=int, default=96)
-
-    made = command("peers", compared, "beside llama.cpp's server")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("command", choices=["peers"], help="beside llama.cpp's server")
+    made.add_argument("--bundle", type=Path, help="ours; otherwise it is made under --work")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--max-rows", type=int, default=8)
+    made.add_argument("--max-waiting", type=int, default=256)
+    made.add_argument("--max-tokens", type=int, default=64)
+    made.add_argument("--tasks", nargs="+", choices=prompts.TASKS, default=list(prompts.TASKS))
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--logs", type=Path, default=Path("build/logs"))
+    made.add_argument("--json", type=Path, default=RESULTS / "serve_peers.json")
     made.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's server")
     made.add_argument("--precision", choices=catalog.PRECISIONS["cpu"], default="w8a8")
-    made.add_argument("--fixed", nargs="+", default=["exact", "tau=0.95"])
+    made.add_argument(
+        "--fixed", nargs="+", default=["exact", "tau=0.95"], help="exact, one-token, tau=N, profile=NAME"
+    )
     made.add_argument("--kinds", nargs="*", choices=("q8_0", "q4_0"), default=["q8_0", "q4_0"])
     made.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4])
     made.add_argument("--each", type=int, default=16, help="requests of each client")
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--venvs", type=Path, default=Path("build/peers/venvs"))
     made.add_argument("--work", type=Path, default=Path("build/peers"))
-    return top
+    return made
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    for setting in getattr(args, "fixed", ()):
+    for setting in args.fixed:
         fields(setting)
-    args.run(args)
+    compared(args)
 
 
 if __name__ == "__main__":

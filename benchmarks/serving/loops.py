@@ -1,9 +1,8 @@
-"""Closed and open loops: clients that send one request after the other, or Poisson arrivals."""
+"""Closed loops: clients that send one request after the other."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,7 @@ class Outcome:
     failures: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
-    def figures(self, slo: float | None = None) -> dict[str, Any]:
-        """`goodput`: requests a second that were whole within `slo` seconds."""
+    def figures(self) -> dict[str, Any]:
         whole, seconds = [a for a in self.answers if a.status == 200], self.seconds or 1e-9
         made: dict[str, Any] = {
             "requests": len(self.answers) + sum(self.failures.values()),
@@ -43,10 +41,6 @@ class Outcome:
             forwards = sum(a.timings.get("forwards", 0) for a in whole)
             made["tokens_per_forward"] = round(sum(a.tokens for a in whole) / max(forwards, 1), 3)
             made["queue_ms"] = percentiles([a.timings.get("queue_ms", 0.0) for a in whole])
-        if levels := Counter(str(a.used.get("level")) for a in whole if a.used):
-            made["levels"] = dict(levels)
-        if slo is not None:
-            made["goodput"] = round(sum(a.seconds <= slo for a in whole) / seconds, 3)
         return made
 
 
@@ -73,18 +67,5 @@ async def closed(ask: Ask, requests: Sequence[dict[str, Any]], num_clients: int)
 
     began = perf_counter()
     await asyncio.gather(*(client() for _ in range(num_clients)))
-    outcome.seconds = perf_counter() - began
-    return outcome
-
-
-async def opened(ask: Ask, requests: Sequence[dict[str, Any]], per_second: float, seed: int) -> Outcome:
-    """Each at its own time, whether others are answered or not."""
-    outcome, draw, tasks = Outcome(), random.Random(seed), []
-    began, at = perf_counter(), 0.0
-    for request in requests:
-        at += draw.expovariate(per_second)
-        await asyncio.sleep(max(0.0, began + at - perf_counter()))
-        tasks.append(asyncio.create_task(_one(ask, request, outcome)))
-    await asyncio.gather(*tasks)
     outcome.seconds = perf_counter() - began
     return outcome

@@ -31,7 +31,6 @@ class Answer:
     tokens: int = 0
     pieces: int = 0  # chunks with text: tokens, where a server counts none
     timings: dict[str, Any] = field(default_factory=dict)
-    used: dict[str, Any] = field(default_factory=dict)
 
 
 @asynccontextmanager
@@ -138,7 +137,6 @@ def _take(answer: Answer, chunk: dict[str, Any], seconds: float) -> None:
     if "error" in chunk:
         answer.status = 500
     answer.timings = chunk.get("timings", answer.timings)
-    answer.used = chunk.get("mars", answer.used)
     if usage := chunk.get("usage"):
         answer.tokens = usage["completion_tokens"]
     for choice in chunk.get("choices", ()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,32 +138,6 @@ def test_without_a_guarantee_the_mean_drop_of_the_rows_decides(
     assert "on these rows" in made.headline and "confidence" not in made.headline
     assert made.profile.evidence["confidence"] is None
     assert ("bound", "mean drop of these rows below 2 points, without a guarantee") in made.facts
-
-
-def test_fewer_rows_are_decoded_than_rows_times_settings(
-    request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[tuple[str, int, int]] = []
-    drafted: list[Sequence[int]] = []
-    real = Session.generate_each
-
-    def counted(self: Session, prompts: Any, config: Any, *, batch: int, drafts: Any) -> Any:
-        if prompts:
-            decoded.append((name_of(config[0]), len(prompts), batch))
-        assert not drafts or config[0].exact
-        drafted.extend(filter(None, drafts))
-        return real(self, prompts, config, batch=batch, drafts=drafts)
-
-    monkeypatch.setattr(race, "race", by_order)
-    monkeypatch.setattr(Session, "generate_each", counted)
-    monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 4)
-    made = run(request_for(options=replace(OPTIONS, batch=1, taus=(0.999, 0.99, 0.9, 0.8, 0.7, 0.6, 0.5))))
-    first = [("one token", 4, 8), ("exact", 4, 8), ("tau 0.999", 16, 8), ("exact", 12, 8)]
-    assert decoded[:4] == first, "the check, then the safest tau, whose answers exact mode verifies"
-    assert len(drafted) == 12
-    assert made.calibration.exact.num_rows == 4
-    assert made.calibration.one_token.num_rows == 16
-    assert sum(rows for name, rows, _ in decoded if name.startswith("tau")) < 7 * 16
 
 
 def test_short_answers_cannot_be_helped(

@@ -1,23 +1,21 @@
-"""Rows decoded at a tau, and what the default checkpoint's evaluation counts of them: on a session without a
-model, and once on a tiny bundle."""
+"""Rows decoded at a tau, and what the default checkpoint's evaluation counts of them, on a tiny bundle."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support.calibrations import task
 from support.paths import ROOT
 from support.tiny import Named
 
-from mars_export import CalibrationError, Completion, GenerationConfig, Session, Stats
-from mars_export.calibration.tasks.scores import SCORES, Output
-from mars_export.calibration.tasks.tasks import TaskRow
+from mars_export import Session
 
 
 @pytest.fixture(scope="module")
@@ -30,78 +28,22 @@ def evaluate() -> ModuleType:
     return module
 
 
-class Scripted:
-    """Answers "slow" at tau 1 and "fast" below, with twice the tokens per forward."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int]] = []  # rows, and how many at a time
-        self.limits: list[int] = []
-
-    def generate_each(
-        self, prompts: Sequence[object], config: Sequence[GenerationConfig], *, batch: int
-    ) -> Iterator[Completion]:
-        self.calls.append((len(prompts), batch))
-        self.limits += [c.max_new_tokens for c in config]
-        return map(self.answer, config)
-
-    def answer(self, config: GenerationConfig) -> Completion:
-        stats = Stats(tokens=8, forwards=8 if config.one_token else 4, decode_time=2.0, tokens_after_first=6)
-        return Completion("slow" if config.one_token else "fast", (1,) * 8, (1.0,) * 8, "eos", stats)
-
-
-def tasks(score: str, answer: str | None, count: int = 5) -> list[TaskRow]:
-    return [TaskRow([{"role": "user", "content": "hello"}], SCORES[score], answer, 8) for _ in range(count)]
-
-
-def point(
-    evaluate: ModuleType, session: Any, rows: list[TaskRow], tau: float | None, **others: Any
-) -> tuple[Any, list[str]]:
-    given = {"references": None, "batch": 1, "tell": lambda done, total: None} | others
-    return evaluate.point(session, rows, tau, **given)
-
-
-def test_one_row_at_a_time_is_timed_without_the_prompt(evaluate: ModuleType) -> None:
-    session = Scripted()
-    made, _ = point(evaluate, session, tasks("exact_match", "slow"), 1.0)
-    assert (made["tokens_timed"], made["seconds"]) == (5 * 6, 5 * 2.0)
-    assert session.limits == [8] * 5
-    many, _ = point(evaluate, session, tasks("exact_match", "slow"), 0.9, batch=2)
-    assert (many["tokens_timed"], many["tokens"]) == (5 * 8, 5 * 8)
-    assert session.calls == [(5, 1), (5, 2)]
-
-
-def test_counts(evaluate: ModuleType) -> None:
-    session = Scripted()
-    made, outputs = point(
-        evaluate, session, tasks("exact_match", "fast"), 0.9, references=["slow"] * 5, batch=2
-    )
-    assert session.calls == [(5, 2)]
-    assert (made["accuracy"], made["tokens_per_forward"], made["agreement"]) == (1.0, 2.0, 0.0)
-    assert outputs == ["fast"] * 5
-    made, _ = point(evaluate, session, tasks("exact_match", "slow"), 1.0)
-    assert (made["tokens_per_second"], made["agreement"]) == (pytest.approx(3.0), 1.0)
-
-
-def test_agreement_is_with_the_one_token_outputs(evaluate: ModuleType) -> None:
-    rows = tasks("agreement", None)
-    first, outputs = point(evaluate, Scripted(), rows, 1.0)
-    second, _ = point(evaluate, Scripted(), rows, 0.9, references=outputs)
-    assert [p["accuracy"] for p in (first, second)] == [p["agreement"] for p in (first, second)] == [1.0, 0.0]
-    with pytest.raises(ValueError, match="shorter"):
-        point(evaluate, Scripted(), rows, 0.9, references=["x"])
-    with pytest.raises(CalibrationError, match="run tau 1 first"):
-        rows[0].score(Output("x"))
-
-
 def test_on_a_real_session(evaluate: ModuleType, sessions: Callable[[str], Session]) -> None:
-    rows = tasks("agreement", None, 3)
-    one, outputs = point(evaluate, sessions("qwen2"), rows, 1.0, batch=3)
-    fast, _ = point(evaluate, sessions("qwen2"), rows, 0.3, references=outputs, batch=3)
-    exact, same = point(evaluate, sessions("qwen2"), rows, None, references=outputs, batch=3)
+    session, rows = sessions("qwen2"), [task("hello", limit=8)] * 3
+
+    def point(tau: float | None, batch: int = 3, references: Any = None) -> Any:
+        return evaluate.point(session, rows, tau, references=references, batch=batch, tell=lambda *_: None)
+
+    one, outputs = point(1.0)
+    fast, _ = point(0.3, references=outputs)
+    exact, same = point(None, references=outputs)
     assert (exact["agreement"], exact["accuracy"], same) == (1.0, 1.0, outputs)
     assert exact["tokens"] == one["tokens"] and 0 < exact["forwards"] <= one["forwards"]
     assert one["tokens_per_forward"] == 1.0
-    assert fast["tokens_per_forward"] > 1.0
+    assert fast["tokens_per_forward"] > 1.0 and fast["accuracy"] == fast["agreement"]
+    alone, _ = point(1.0, batch=1)
+    assert alone["tokens_timed"] == alone["tokens"] - 3, "without the prompts and their first tokens"
+    assert one["tokens_timed"] == one["tokens"]
 
 
 def test_the_program_prints_a_table_and_does_nothing_twice(
