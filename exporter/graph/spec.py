@@ -54,7 +54,7 @@ class GraphSpec:
         dims, options, net = self.dims, self.options, self.dims.recurrent
         if net is not None:
             inputs, state = (
-                ["batch", "kept", net.entry],
+                ["batch", f"outputs_and_{net.kernel - 1}", net.entry],
                 ["batch", net.value_heads, net.key_dim, net.value_dim],
             )
             for i in net.layers:

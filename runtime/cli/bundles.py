@@ -30,6 +30,7 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
 
     from ..bundle.manifest import NOT_BATCH_INVARIANT
     from ..bundle.open import open_bundle
+    from ..device.states import state_bytes
     from ..machine import byte_products
 
     manifest = open_bundle(bundle, safe=safe).manifest
@@ -56,6 +57,9 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
     say(f"decoding  block {manifest.block}, {mask}, end ids {', '.join(map(str, tokens.eos))}")
     if model.mtp_drafts:
         say(f"draft     MTP layer: {model.mtp_drafts} draft tokens a step")
+    if (net := model.recurrent) is not None:
+        size = f"{state_bytes(net) / 1e6:.1f} MB of states a row"
+        say(f"recurrent {len(net.layers)} of {model.num_layers} layers, {size}, on a CPU only")
     table = Table(
         "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
     )

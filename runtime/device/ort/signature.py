@@ -19,8 +19,8 @@ def check_signature(
     shape = [None, None, entry] if variant.kv_layout == "cuda" else [None, heads, None, entry]
     forms = dict.fromkeys(model.kv_suffixes, (shape, TYPES[variant.kv_dtype]))
     for suffix, sizes in model.recurrent.shapes(0).items() if model.recurrent else ():
-        symbols = 1 if suffix.endswith(".state") else 2  # rows, and entries
-        forms[suffix] = ([None] * symbols + list(sizes[symbols - 1 :]), TYPES["float32"])
+        kept = [*sizes] if suffix.endswith(".state") else [f"outputs_and_{sizes[0]}", *sizes[1:]]
+        forms[suffix] = ([None, *kept], TYPES["float32"])
     in_place = variant.kv_layout != "appended"  # past and present are one buffer
     pasts = [f"past_key_values.{s}" for s in model.kv_suffixes]
     presents = [f"present.{s}" for s in model.kv_suffixes]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from support import tiny
 from support.exports import export
 from support.families import HYBRIDS, compare
 from support.oracle import Oracle
+from support.shell import succeed
 from transformers import PreTrainedModel
 
 from mars_export import Batcher, GenerationConfig, Limits, Session
@@ -25,11 +27,12 @@ from mars_export.exporter.check import segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.option_rules import check_options
-from mars_export.runtime.bundle.manifest import RecurrentInfo
+from mars_export.runtime.bundle.manifest import RecurrentInfo, parse_manifest
+from mars_export.runtime.bundle.open import write_manifest
 from mars_export.runtime.decode.schedule import run
 from mars_export.runtime.decode.speculation.drafts import DraftTokens
 from mars_export.runtime.device.states import StateRows
-from mars_export.runtime.errors import CheckpointError, ExportError, SessionError
+from mars_export.runtime.errors import BundleError, CheckpointError, ExportError, SessionError
 
 NEW = 40
 Open = Callable[..., Session]
@@ -276,6 +279,25 @@ def test_sessions_refuse_what_states_lack(opened: Open) -> None:
         session.generate([1, 2], GenerationConfig(tau=0.5), cache_block=4)
     with pytest.raises(SessionError, match="recurrent layers' states of 8 rows take"):
         Batcher(session, Limits(kv_bytes=1000))
+
+
+@pytest.mark.parametrize("field", ["heads", "key_dim", "value_dim", "inputs", "width"])
+def test_a_manifest_with_other_states_than_the_graphs_is_refused(
+    field: str, opened: Open, tmp_path: Path
+) -> None:
+    bundle = opened().bundle
+    shutil.copytree(bundle.path, tmp_path / "b")
+    values = json.loads(bundle.manifest.to_json())
+    values["model"]["recurrent"][field] += 1
+    write_manifest(tmp_path / "b", parse_manifest(json.dumps(values)))
+    with pytest.raises(BundleError, match=r"disagree about past_key_values\.0\.(inputs|state)"):
+        Session.open(tmp_path / "b")
+
+
+def test_inspect_names_recurrent_layers(opened: Open) -> None:
+    assert (
+        "recurrent 3 of 4 layers, 0.1 MB of states a row" in succeed("inspect", opened().bundle.path).stdout
+    )
 
 
 def test_configs_that_the_graph_cannot_express_are_refused(written: Any, tmp_path: Path) -> None:

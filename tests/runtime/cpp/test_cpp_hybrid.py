@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from support.families import HYBRIDS
 from support.twins import SAMPLINGS, same_steps
 
 from mars_export import GenerationConfig, Session
+from mars_export.runtime.bundle.manifest import parse_manifest
+from mars_export.runtime.bundle.open import write_manifest
 from mars_export.runtime.structured.stored_grammars import compile_into
 
 ENDLESS: dict[str, Any] = {"max_new_tokens": 40, "eos_ids": ()}
@@ -124,10 +127,18 @@ def test_a_service_goes_on_while_clients_leave(bundle: Callable[[str], Path]) ->
     assert process.wait(60) == 0
 
 
-def test_sessions_refuse_what_states_lack(bundle: Callable[[str], Path], library: Library) -> None:
+def test_sessions_refuse_what_states_lack(
+    bundle: Callable[[str], Path], library: Library, tmp_path: Path
+) -> None:
     path = bundle("hybrid")
     with pytest.raises(MarsStatusError, match="recurrent layers run on a CPU only; give --device cpu"):
         CSession(library, path, device="cuda")
+    shutil.copytree(path, tmp_path / "b")
+    values = json.loads((path / "manifest.json").read_text())
+    values["model"]["recurrent"]["width"] += 1
+    write_manifest(tmp_path / "b", parse_manifest(json.dumps(values)))
+    with pytest.raises(MarsStatusError, match=r"the graph and the manifest disagree about .*0\.inputs"):
+        CSession(library, tmp_path / "b", threads=1)
     only = pytest.raises(MarsStatusError, match="cursor commit only")
     with CSession(library, path, threads=1) as session, only:
         session.generate([1, 2], tau=0.5, cache_block=4)

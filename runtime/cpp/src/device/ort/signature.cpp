@@ -52,8 +52,13 @@ std::map<std::string, std::int64_t> check_signature(const Ort::Session& session,
         if (const auto form = is_kept ? forms.find(name.substr(name.find('.') + 1)) : forms.end(); form != forms.end()) {
             const auto& [wanted, kind] = form->second;
             const auto fits = [](std::int64_t wants, std::int64_t has) { return wants < 0 || wants == has; };
-            if (!std::equal(wanted.begin(), wanted.end(), shape.begin(), shape.end(), fits) ||
-                type.GetTensorTypeAndShapeInfo().GetElementType() != kind)
+            const auto info = type.GetTensorTypeAndShapeInfo();
+            std::vector<const char*> symbols(shape.size());
+            info.GetSymbolicDimensions(symbols.data(), symbols.size());
+            // Of the inputs of recurrent layers: those of a step's outputs, and those before them.
+            const bool has_width =
+                !model.recurrent || shape.size() != 3 || symbols[1] == "outputs_and_" + std::to_string(model.recurrent->width);
+            if (!has_width || !std::equal(wanted.begin(), wanted.end(), shape.begin(), shape.end(), fits) || info.GetElementType() != kind)
                 odd.insert(name);
         } else if (name == "logits" || name == "topk_ids" || name == "topk_logprobs") {
             const std::int64_t width = shape.size() == 3 ? shape[2] : 0, most = model.vocab_size;
