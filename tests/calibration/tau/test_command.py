@@ -1,53 +1,16 @@
-"""`calibrate` and `profiles` from the shell: answers, bad task files, a score that raises."""
+"""`calibrate` and `profiles` from the shell: answers, bad task files."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from support.calibrations import WORDS, rows, shell
 
 from mars_export import CalibrationError, MarsError
 from mars_export.calibration.tau.run import CalibrationRequest
 from mars_export.runtime.bundle.open import open_bundle
-
-
-def test_a_score_that_raises_names_the_row_and_keeps_what_was_decoded(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd_scores.py").write_text(
-        "def third(output, answer):\n    return 1 if answer != '3' else 1 / 0\n"
-    )
-    lines = [
-        json.dumps({"prompt": word, "answer": str(i + 1), "max_new_tokens": 6})
-        for i, word in enumerate(WORDS)
-    ]
-    (tmp_path / "words.jsonl").write_text("\n".join(lines))
-    common = (
-        "calibrate",
-        bundle,
-        "--task",
-        tmp_path / "words.jsonl",
-        "-o",
-        tmp_path / "out",
-        "--threads",
-        "1",
-        "--max-drop",
-        "0.4",
-    )
-    done = shell(*common, "--score", "odd_scores:third")
-    assert isinstance(done.exception, CalibrationError)
-    assert re.search(
-        r"row 3: score odd_scores:third raised ZeroDivisionError: .*; called with '", str(done.exception)
-    )
-    (state,) = (tmp_path / "out").glob("state-*.jsonl")
-    assert len(state.read_text().splitlines()) == 1 + 3 * len(WORDS), (
-        "in exact mode, in one-token mode to compare, and at the safest tau, whose answers are verified"
-    )
 
 
 def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Path, tmp_path: Path) -> None:

@@ -89,22 +89,6 @@ def test_few_rows_make_a_short_race(rows: int, batch: int, raced: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("predicted", "name"),
-    [
-        ({"a": 1.0}, "a"),
-        ({"a": 1.0, "b": 2.0}, "b"),
-        ({"a": 2.0, "b": 1.9}, "a"),
-        ({"a": 1.9, "b": 1.95, "c": 2.0}, "b"),
-        ({"a": 1.9, "b": 2.0, "c": 1.95}, "b"),
-    ],
-)
-def test_the_safest_setting_that_ties_with_the_fastest_is_raced(
-    predicted: dict[str, float], name: str
-) -> None:
-    assert race.safest_tie(predicted) == name
-
-
-@pytest.mark.parametrize(
     ("speeds", "choice", "reason"),
     [
         (([10, 10, 10], [20, 20, 20], [30, 30, 30]), "tau 0.5", "passed was tau 0.5, 3.00x"),

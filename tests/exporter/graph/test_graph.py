@@ -19,7 +19,6 @@ from mars_export import Session
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.decode.backend import StepInput
 
 
 @pytest.mark.parametrize("name", tiny.TINIES)
@@ -45,39 +44,6 @@ def test_token_ids_and_metrics_are_those_of_numpy(name: str, sessions: Callable[
     np.testing.assert_allclose(confidence, ordered[:, -1], atol=1e-6)
     np.testing.assert_allclose(margin, ordered[:, -1] - ordered[:, -2], atol=1e-6)
     np.testing.assert_allclose(entropy, -(probabilities * np.log(probabilities)).sum(-1), atol=1e-5)
-
-
-def test_outputs_follow_output_index(sessions: Callable[[str], Session]) -> None:
-    backend = sessions("a2d-qwen2").backend
-    whole = forward(sessions("a2d-qwen2"), TOKENS, ())
-    cache = backend.new_cache(2)
-    cache.reserve(len(TOKENS))
-    index = np.array([[3, 40, 40], [0, 44, 1]])
-    output = backend.step(cache, 0, StepInput(np.array([TOKENS, TOKENS]), np.array([0, 0]), index), False)
-    assert output.logits is None
-    np.testing.assert_array_equal(output.token_ids, whole[0][index])
-    np.testing.assert_allclose(output.confidence, whole[1][index], atol=1e-6)
-
-
-def test_rows_at_different_cursors_do_not_see_each_other_or_leftovers(
-    sessions: Callable[[str], Session],
-) -> None:
-    backend = sessions("qwen3-mixed").backend
-    whole = forward(sessions("qwen3-mixed"), TOKENS, ())[-1]
-    cache = backend.new_cache(3)
-    cache.reserve(60)
-    starts = (0, 9, 30)
-    for row, start in enumerate(starts):
-        # What is rejected stays in memory behind the cursor: random tokens here.
-        ids = [*TOKENS[:start], *[(13 * row + 7 * i) % 250 for i in range(20)]]
-        backend.step(cache, row, StepInput(np.array([ids]), np.array([0]), np.array([[0]])), False)
-    ids = np.array([TOKENS[start : start + 10] for start in starts])
-    found = backend.step(
-        cache, 0, StepInput(ids, np.array(starts), np.tile(np.arange(10), (3, 1))), True
-    ).logits
-    assert found is not None
-    for row, start in enumerate(starts):
-        np.testing.assert_allclose(found[row][:, KEPT], whole[start : start + 10][:, KEPT], atol=1e-4)
 
 
 def test_fp16_is_the_type_of_entries_and_not_of_predictions(exported: Exported) -> None:

@@ -1,11 +1,9 @@
-"""Entries that caches save and load: copies of their own, on the host, and on a fake GPU (engines)."""
+"""Entries that caches save and load on a fake GPU (engines). Those of the host: runtime/session."""
 
 from __future__ import annotations
 
 import gc
-from typing import Any
 
-import numpy as np
 import pytest
 from support.fake_trt import BLOCK, build
 
@@ -14,54 +12,9 @@ from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.prefix import PrefixCache
 from mars_export.runtime.decode.schedule import Schedule, run
 from mars_export.runtime.decode.sequence import Sequence
-from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.trt.backend import TrtBackend
 
 MASK, HEADS, DIM = 0, 2, 6
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_saved_entries_are_those_and_no_others(dtype: Any) -> None:
-    draw = np.random.default_rng(0)
-    rows = KvRows(4, 3, HEADS, DIM, np.dtype(dtype))
-    rows.reserve(128)
-    values = [draw.standard_normal((3, HEADS, 128, DIM)).astype(dtype) for _ in rows.buffers]
-    for value in values:
-        value[1, :, 50:] = np.nan  # behind the cursor
-    for buffer, value in zip(rows.buffers, values, strict=True):
-        buffer[:] = value
-    saved = rows.save(1, 50)
-    assert rows.entry_bytes == 4 * HEADS * DIM * np.dtype(dtype).itemsize
-    for buffer in rows.buffers:
-        buffer[:] = 0  # what was saved is a copy
-    rows.reserve(300)
-    rows.load(2, saved, 40)
-    for now, value in zip(rows.buffers, values, strict=True):
-        assert np.array_equal(now[2, :, :40], value[1, :, :40])
-        assert np.isfinite(now).all()
-        assert not now[:2].any(), "no other row is touched"
-    later = KvRows(4, 1, HEADS, DIM, np.dtype(dtype))
-    later.reserve(60)
-    later.load(0, saved, 50)
-    for buffer, value in zip(later.buffers, values, strict=True):
-        assert np.array_equal(buffer[0, :, :50], value[1, :, :50])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_entries_come_from_the_host_and_go_there(dtype: Any) -> None:
-    draw = np.random.default_rng(1)
-    rows = KvRows(4, 2, HEADS, DIM, np.dtype(dtype))
-    rows.reserve(128)
-    arrays = [draw.standard_normal((HEADS, 2 * 30, DIM)).astype(dtype)[:, ::2] for _ in range(4)]
-    there = rows.upload(arrays)
-    rows.load(1, there, 30)
-    for array, now in zip(arrays, rows.buffers, strict=True):
-        assert np.array_equal(now[1, :, :30], array)
-        assert not now[0].any()
-    for array, back in zip(arrays, rows.download(rows.save(1, 25)), strict=True):
-        assert np.array_equal(back, array[:, :25])
-    for array, back in zip(arrays, rows.download(there), strict=True):
-        assert np.array_equal(back, array)
 
 
 def spoken(

@@ -269,25 +269,3 @@ def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
         if count:
             assert seq.tokens[2:] == constrained([7, 8], forcing(count), config, (EOS,), seed)[0]
     assert max(step.slots for step in backend.steps) <= max(widest, prefill) + 2 * BLOCK
-
-
-def test_a_row_that_is_ended_stops_in_the_middle_of_a_forced_text() -> None:
-    backend = Scoring(3, 9, has_logits=False)
-    schedule = Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=8))
-    seq = ConstrainedSequence(
-        0,
-        [8],
-        GenerationConfig(max_new_tokens=400),
-        (EOS,),
-        grammar_state=GrammarState(forcing(200), (EOS,), False),
-    )
-    schedule.add(seq)
-    while seq.num_pending < 100:
-        outcomes(schedule)
-    steps = len(backend.steps)
-    for _ in range(3):
-        assert outcomes(schedule) == []
-    assert len(backend.steps) == steps + 3 and seq.num_pending > 100
-    seq.finish_reason = "cancelled"
-    outcomes(schedule)
-    assert schedule.is_idle and len(backend.steps) == steps + 3
