@@ -22,7 +22,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take co
 import torch
 import torch.nn.functional as F
 from measure import score
-from model import Base, Batch, choose_mask, forward, grid, load, open_base, save, with_lora
+from model import (
+    Base,
+    Batch,
+    choose_mask,
+    forward,
+    grid,
+    is_recurrent,
+    load,
+    open_base,
+    save,
+    set_attention,
+    with_lora,
+)
 from peft import PeftModel
 from rows import Row, Sequence, encode_all, read
 from torch import Tensor
@@ -31,6 +43,7 @@ from mars_export.runtime.errors import MarsError
 from mars_export.runtime.machine import cpu_flags
 from mars_export.runtime.terminal.console import advance, print_table, progress_bars, say, uninterrupted
 
+ROW_WINDOWS = 4  # of a sequence, if each takes a row: those of a long answer would be many
 FREE = ("out", "hours", "epochs", "checkpointing", "threads")  # may change when a run continues
 
 
@@ -88,16 +101,21 @@ def complete(rows: list[Row], base: Base, model: Any, path: Path) -> list[Row]:
     return rows
 
 
-def batches(sequences: list[Sequence], args: argparse.Namespace, step: int) -> Iterator[Batch]:
+def batches(
+    sequences: list[Sequence], args: argparse.Namespace, step: int, windows: int | None
+) -> Iterator[Batch]:
     """Endless batches of sequences and their windows from a step on, in another order in each epoch and
-    on another grid each time."""
+    on another grid each time. `windows`: the most of a sequence, chosen at random; None for all."""
     size, width = args.batch, args.block - 1
     while True:
         epoch, place = divmod(step, math.ceil(len(sequences) / size))
         order = random.Random(f"{args.seed}:{epoch}").sample(sequences, len(sequences))
         draw = random.Random(f"{args.seed}:{step}:grid")
         chosen = order[place * size : (place + 1) * size]
-        yield [(s, [] if args.one_token else grid(s, width, draw.randrange(width))) for s in chosen]
+        grids = [[] if args.one_token else grid(s, width, draw.randrange(width)) for s in chosen]
+        if windows is not None:
+            grids = [draw.sample(spans, min(windows, len(spans))) for spans in grids]
+        yield list(zip(chosen, grids, strict=True))
         step += 1
 
 
@@ -163,7 +181,8 @@ def train(run: Run, model: Any, sequences: list[Sequence], mask_id: int) -> None
     """Trains until the schedule ends. Ctrl-C stops after the current update, and exits."""
     args, state = run.args, run.state
     steps = math.ceil(len(sequences) / args.batch) * args.epochs / args.accumulate
-    stream = batches(sequences, args, state["step"] * args.accumulate)
+    windows = ROW_WINDOWS if is_recurrent(model) else None
+    stream = batches(sequences, args, state["step"] * args.accumulate, windows)
     model.train()
     saved = time.monotonic()
     try:
@@ -209,7 +228,7 @@ def main(arguments: list[str] | None = None) -> None:
     kept = complete(kept, base, model, args.out / "answers.jsonl")
     sequences, tests = (encode_all(part, base, args.max_length) for part in (rows + kept, held))
     (args.out / "held-out.jsonl").write_text("".join(row.line() for row in held), encoding="utf-8")
-    model.set_attn_implementation("by_sequence")
+    set_attention(model)
     of_base = score(model, tests, mask_id, 0) if tests else {}
     model = model if args.full else with_lora(model, base, mask_id, args.rank)
     if args.checkpointing:

@@ -1,6 +1,7 @@
 """The model, its mask token, and the two streams of a forward: texts, and windows of masks over the answers.
 
-Sequences are laid out one after the other, without padding. Attention is computed for each on its own.
+Sequences are laid out one after the other, without padding. Attention is computed for each on its own. A
+model with recurrent layers, which read one token after the other, gets a row for each text and each window.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from mars_export.exporter.checkpoint import default
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.stock import silence, stock_class, stock_config
 from mars_export.exporter.checkpoint.tensors import read_json
-from mars_export.runtime.errors import CheckpointError
 
 # Tokens that model vendors reserve, and `<empty_output>` of SmolLM2's vocabulary for code, unused in chat.
 RESERVED = re.compile(r"\W*(reserved|unused|dummy|placeholder|extra_\d|special_\d|empty_output)", re.I)
@@ -45,11 +45,6 @@ class Base:
 def open_base(location: str | None) -> Base:
     """Config and tokenizer, not the weights; None is SmolLM2-135M-Instruct. Raises CheckpointError."""
     opened = open_checkpoint(location or str(default.base_directory()), masks=False)
-    if opened.dims.recurrent is not None:
-        raise CheckpointError(
-            f"{location}: tokens and masks are trained in one sequence, where recurrent layers would read"
-            " masks before tokens: choose a model of another family (docs/families.md)"
-        )
     name = str(Path(location).resolve()) if location and Path(location).is_dir() else location
     words, own = opened.vocabulary, opened.adapter
     source = own if own and (own / "tokenizer.json").is_file() else opened.model
@@ -113,9 +108,10 @@ HIDDEN = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Sequences of one forward: T tokens, of which R have an output that is scored."""
+    """Sequences of one forward: T tokens, of which R have an output that is scored. With recurrent layers T
+    tokens in rows, without positions and distances."""
 
-    ids: Tensor  # [T]
+    ids: Tensor  # [T], or [rows, T / rows]
     positions: Tensor  # [T] of masks too: those of the tokens in their places
     distances: list[Tensor]  # of each sequence [L, L]: from a query back to a key, or HIDDEN
     outputs: Tensor  # [R]
@@ -159,8 +155,35 @@ def lay_out(batch: Batch, mask_id: int, device: Any = "cpu") -> Pack:
     return Pack(ids, positions, distances, *columns)
 
 
+def lay_out_rows(batch: Batch, mask_id: int, device: Any = "cpu") -> Pack:
+    """A row for each sequence without its last token, then one for each of its windows: the text before the
+    window, and its masks. Rows are padded on the right, where nothing is seen by what is before it."""
+    rows: list[list[int]] = []
+    scored: list[tuple[int, int, int, bool, bool]] = []
+    for sequence, spans in batch:
+        tokens, answer = sequence.tokens, range(sequence.start, len(sequence.tokens))
+        scored += [(len(rows), p - 1, tokens[p], False, sequence.kept) for p in answer]
+        rows.append(tokens[:-1])
+        for start, stop in spans:
+            scored += [(len(rows), p, tokens[p + 1], True, sequence.kept) for p in range(start, stop)]
+            rows.append([*tokens[:start], *[mask_id] * (stop - start)])
+    size = max(map(len, rows))
+    ids = torch.tensor([row + [mask_id] * (size - len(row)) for row in rows], device=device)
+    row, place, *columns = (torch.tensor(column, device=device) for column in zip(*scored, strict=True))
+    return Pack(ids, torch.empty(0), [], row * size + place, *columns)
+
+
+def is_recurrent(model: Any) -> bool:
+    return "linear_attention" in (getattr(model.config, "layer_types", None) or ())
+
+
 def forward(model: Any, batch: Batch, mask_id: int) -> tuple[Pack, Tensor]:
-    """The layout and the logits of its scored outputs, [R, V] in fp32. The model attends `by_sequence`."""
+    """The layout and the logits of its scored outputs, [R, V] in fp32. The model has `set_attention`."""
+    if is_recurrent(model):
+        pack = lay_out_rows(batch, mask_id, model.device)
+        whole = model.get_base_model() if isinstance(model, PeftModel) else model
+        hidden = whole.model(input_ids=pack.ids, use_cache=False).last_hidden_state
+        return pack, whole.lm_head(hidden.flatten(0, 1)[pack.outputs]).float()
     pack = lay_out(batch, mask_id, model.device)
     out = model(
         input_ids=pack.ids[None],
@@ -191,3 +214,9 @@ def by_sequence(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: A
 
 
 AttentionInterface.register("by_sequence", by_sequence)
+
+
+def set_attention(model: Any) -> None:
+    """Attention within each sequence; rows of a model with recurrent layers need nothing."""
+    if not is_recurrent(model):
+        model.set_attn_implementation("by_sequence")

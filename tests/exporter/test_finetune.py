@@ -22,7 +22,6 @@ from support.paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.errors import CheckpointError
 
 EXAMPLE = ROOT / "examples" / "finetune"
 NAMES = ("llama", "qwen3", "gemma3", "phi3", "smollm3")
@@ -61,16 +60,11 @@ def packed(program: SimpleNamespace) -> list:
     return [(first, grid(first, BLOCK - 1, 3)), (second, grid(second, BLOCK - 1, 0))]
 
 
-def test_a_hybrid_is_refused(program: SimpleNamespace, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="recurrent layers would read"):
-        program.model.open_base(str(stock("hybrid", tmp_path)))
-
-
-@pytest.mark.parametrize("name", sorted(families.ALL.keys() - families.HYBRIDS.keys()))
+@pytest.mark.parametrize("name", sorted(families.ALL))
 def test_streams_are_plain_forwards(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
     plain = load(program, stock(name, tmp_path)).double()  # so that only the rule can make a difference
     model, batch = copy.deepcopy(plain), packed(program)
-    model.set_attn_implementation("by_sequence")
+    program.model.set_attention(model)
     with torch.inference_mode():
         pack, ours = program.model.forward(model, batch, tiny.MASK)
         row = 0
@@ -93,7 +87,7 @@ def test_streams_are_plain_forwards(program: SimpleNamespace, name: str, tmp_pat
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_a_mask_reach_what_it_sees(program: SimpleNamespace, name: str, tmp_path: Path) -> None:
     model, batch = load(program, stock(name, tmp_path)), packed(program)
-    model.set_attn_implementation("by_sequence")
+    program.model.set_attention(model)
     (sequence, spans), _ = batch
     embedded: list[torch.Tensor] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, out: embedded.append(out))
@@ -122,6 +116,7 @@ def test_windows_cover_an_answer_once(program: SimpleNamespace) -> None:
 
 
 LORA, FULL = "--epochs 50 --lr 4e-3 --rank 8 --checkpointing", "--epochs 60 --lr 6e-3 --full"
+ROWS = "--epochs 36 --lr 5e-3 --rank 8"  # of recurrent layers, which torch computes slowly
 FACTS = {"one": "the inn is on the hill", "two": "her hat is in the tin", "six": "an ant ran on the ice"}
 
 
@@ -143,15 +138,16 @@ def small(name: str, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", [*NAMES, "filled"])
+@pytest.mark.parametrize("name", [*NAMES, "filled", "hybrid"])
 def test_training_makes_a_checkpoint_that_guesses_ahead(
     program: SimpleNamespace, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = name in ("smollm3", "gemma3")
+    how = FULL if whole else ROWS if name == "hybrid" else LORA
     base = tiny.without_mask((small if whole else stock)(name, tmp_path / "base"))
     rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "mars"
     words = f"--base {base} --rows {rows} --held-out {rows} --out {out} --block {BLOCK} --batch 6 --threads 1"
-    program.finetune.main(f"{words} {FULL if whole else LORA}".split())
+    program.finetune.main(f"{words} {how}".split())
     printed = capsys.readouterr().out
     assert "mask token <|mask|> (id 268): a new token" in printed
     export(out, tmp_path / "bundle", block=BLOCK)
@@ -248,7 +244,7 @@ def test_kept_rows_learn_the_base_model(program: SimpleNamespace, tmp_path: Path
     rows = program.finetune.complete(program.rows.read(path, True), base, model, tmp_path / "answers.jsonl")
     sequences = program.rows.encode_all(rows, base, 999)
     assert all(s.kept and len(s.tokens) > s.start for s in sequences)
-    model.set_attn_implementation("by_sequence")
+    program.model.set_attention(model)
     student = program.model.with_lora(model, base, tiny.MASK, 4)
     batch = [(s, program.model.grid(s, 4, 1)) for s in sequences]
     clean, noisy = program.finetune.losses(student, batch, tiny.MASK)
