@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -218,7 +217,13 @@ def _self_check(
 ) -> ParityReport:
     from .check import selfcheck
 
-    layers, done = checkpoint.dims.num_layers, itertools.count(1)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report("self-check", done, 2 * checkpoint.dims.num_layers)
+
     spec = replace(spec, mtp_drafts=0)  # they are verified in each step, so an error in them costs speed only
     return selfcheck.check(
         directory,
@@ -230,7 +235,7 @@ def _self_check(
         options.accuracy_level,
         bounded=not options.allow_drift,
         with_reference_library=options.reference,
-        progress=lambda: report("self-check", next(done), layers),
+        progress=advance,
     )
 
 

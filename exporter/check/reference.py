@@ -21,11 +21,11 @@ def logits(
     dims: Dims,
     tensors: Tensors,
     sequences: Sequence[Sequence[int]],
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[np.ndarray]:
     """fp32 logits [len(sequence), vocab] of each token sequence, with causal attention and without a cache.
 
-    `progress` is called after each layer.
+    `progress` is called with 1 after each layer.
     """
     lengths = [len(sequence) for sequence in sequences]
     with torch.inference_mode():
@@ -36,7 +36,7 @@ def logits(
         for i in range(dims.num_layers):
             x = layer(dims, i, layer_weights(tensors, i), x, positions, owner)
             if progress is not None:
-                progress()
+                progress(1)
         normed = head_input(dims, tensors, x)
         parts = []
         for rows in chunks(tensors.read(names.EMBEDDING if dims.tied else names.HEAD)):

@@ -103,9 +103,10 @@ def run(
     outputs: Sequence[str],
     level: int,
     sequences: Sequence[Sequence[int]],
+    progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """The graph's `outputs` for each token sequence, with its tokens on axis 0. Each sequence is one row of
-    two steps.
+    two steps. `progress` is called with the number of layers of each segment.
 
     Each segment has at most `layers` layers (None: the whole graph). It is saved to `scratch`, in the
     directory of the weights, for ONNX Runtime to read.
@@ -116,12 +117,16 @@ def run(
     quantization = spec.options.quantization
     pack = layers is None or quantization is not None
     is_integer = quantization is not None and quantization.is_integer
+    left = spec.dims.num_layers
     try:
         for model in parts:
             onnx.save(model, scratch)
             execute = open_graph(scratch, level, pack=pack, exact=is_integer)
             rows.advance(model, execute)
             del execute  # free its memory before the next segment is loaded
+            if progress is not None and left:
+                progress(min(left, layers or left))
+                left -= min(left, layers or left)
     finally:
         scratch.unlink(missing_ok=True)
     return rows.results(outputs)

@@ -96,14 +96,14 @@ def check(
     *,
     bounded: bool = True,
     with_reference_library: bool = True,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> ParityReport:
     """Run `graph` (that of `spec` with logits, weights in `directory`) on a few prompts followed by masks,
     and on a page of text.
 
     Raises ExportError for NaN or Inf in the checkpoint's logits, or if transformers reads the checkpoint in
     another way; PrecisionError for NaN or Inf in the graph's logits, or, with `bounded`, for a drift beyond
-    the bounds of the precision.
+    the bounds of the precision. `progress` is called with numbers of layers, in all twice those of the model.
     """
     mask = checkpoint.vocabulary.mask_token_id
     masks = [] if mask is None else [mask] * (spec.options.block - 1)
@@ -120,7 +120,8 @@ def check(
     )
     graph = widened(graph) if spec.options.dtype == "bfloat16" else graph
     few = segments.layers_at_once(checkpoint.tensors.shapes)
-    results = segments.run(directory / "check.onnx", graph, spec, few, OUTPUTS, accuracy_level, sequences)
+    scratch = directory / "check.onnx"
+    results = segments.run(scratch, graph, spec, few, OUTPUTS, accuracy_level, sequences, progress)
     logits = [result["logits"] for result in results]
     remedy = "Use a wider --precision or --activations"
     _require_numbers(logits, f"the {spec.options.weight_precision} graph", remedy, PrecisionError)

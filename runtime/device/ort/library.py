@@ -16,7 +16,7 @@ from ...bundle.manifest import Variant
 from ...errors import DeviceLost, SessionError
 from ..failures import RESTART, first_line, is_lasting, memory_advice
 from ..name import DeviceName
-from .kernels import exact_entries
+from .kernels import exact_entries, installed
 
 # The providers of a device; the first that this library has is used. CUDA's is a plugin if its library is
 # beside ONNX Runtime's own, or was registered by the application.
@@ -238,11 +238,14 @@ def open_graph(
     the function.
 
     Without `pack` weights are not copied into a layout for faster products, which halves the memory of a
-    float graph. With `exact`, products of bytes are exact on every processor; for w8a8 and w4a8.
+    float graph. With `exact`, for w8a8 and w4a8, products of bytes are exact on every processor, and
+    mars-export-kernels are used if they are installed.
     """
     ort, provider = load("cpu")
     entries = {"session.disable_prepacking": "0" if pack else "1", LEVEL: str(accuracy_level)}
-    entries |= exact_entries(ort, entries) if exact else {}
-    session = open_session(ort, graph, [provider], entries, arena=False)
+    package = installed() if exact else None
+    entries |= exact_entries(ort, entries) if exact and package is None else {}
+    operators = None if package is None else package.library
+    session = open_session(ort, graph, [provider], entries, arena=False, operators=operators)
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
