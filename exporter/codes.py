@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -125,6 +126,24 @@ class CodeSource(Protocol):
         ...
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded: ...
+
+
+MAX_HADAMARD = 64
+
+
+def rotation(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The orthogonal matrices of a rotation of `size` numbers x [outer, inner]: outer @ x @ inner.
+
+    Both are symmetric, so that the rotation is its own inverse. The numbers of the whole matrix are of about
+    the same size: the inner one is Hadamard's, the outer one Hartley's, which has flat rows for every size.
+    """
+    inner = np.ones((1, 1))
+    while len(inner) < math.gcd(size, MAX_HADAMARD):
+        inner = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), inner)
+    index = np.arange(size // len(inner), dtype=np.float64)
+    angles = 2 * math.pi * (index[:, None] * index % len(index)) / len(index)
+    outer = (np.cos(angles) + np.sin(angles)) / math.sqrt(len(index))
+    return outer.astype(np.float32), (inner / math.sqrt(len(inner))).astype(np.float32)
 
 
 def pack(codes: np.ndarray, dtype: str) -> bytes:

@@ -37,6 +37,7 @@ from .graph.nodes import fixed
 from .graph.spec import GraphSpec
 from .graph.weights import Placed, total_bytes, write_weights
 from .option_rules import check_options, quantizer_for
+from .quantize.text import shortlist
 from .turns import derive_chat_turns, find_control_tokens, find_thinking, with_plain_marks
 
 MEMORY_SHARE = 0.75  # of free memory: at most for weights
@@ -64,12 +65,26 @@ def export_onnx(
     quantizer_for(options, checkpoint)
     if checkpoint.dims.recurrent is not None:
         check_recurrent()
+    checkpoint = _with_shortlist(checkpoint, options)
     report = progress or (lambda phase, done, total: None)
     with writing(target, weight_bytes(checkpoint, options), force) as directory, keeping(target) as kept:
         layouts = _cuda_layouts(options, checkpoint.dims)
         manifest = write_bundle(directory, checkpoint, options, report, layouts, kept)
         reopen(directory, target)
         return manifest
+
+
+def _with_shortlist(checkpoint: Checkpoint, options: ExportOptions) -> Checkpoint:
+    """The checkpoint with the tokens that its MTP layer proposes, if it has one. In a rotated model these
+    have a table of their own even if they are all tokens: lm_head has the scale of another norm.
+    """
+    dims = checkpoint.dims
+    if not dims.mtp:
+        return checkpoint
+    ids = shortlist(checkpoint, options.shortlist, options.calibration_text)
+    if not ids and options.quantization is not None and options.quantization.is_integer:
+        ids = tuple(range(dims.vocab_size))
+    return replace(checkpoint, dims=replace(dims, shortlist=ids))
 
 
 def reopen(directory: Path, target: Path) -> None:
@@ -174,8 +189,6 @@ def instead_of_w8a8(checkpoint: Checkpoint, options: ExportOptions) -> tuple[str
     That is w4a8 where w8a8's weights would leave little of this machine's free memory, and the checkpoint can
     have it.
     """
-    if checkpoint.dims.mtp:
-        return "int8", "w8a8 does not support the checkpoint's MTP layer"
     size, free = weight_bytes(checkpoint, options), available()
     if free is None or size <= MEMORY_SHARE * free:
         return None
@@ -261,6 +274,7 @@ def _manifest(directory: Path, checkpoint: Checkpoint, block: int, variants: Seq
             *(dims.model_type, dims.vocab_size, dims.hidden_size, dims.num_layers, dims.num_heads),
             *(dims.num_kv_heads, dims.head_dim, dims.context_length, block - 1 if dims.mtp else 0),
             recurrent=_recurrent_info(dims),
+            mtp_shortlist=len(dims.shortlist),
         ),
         block=block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),

@@ -133,6 +133,7 @@ class ExportOptions(Shapes, GraphOptions):
     Weights:
     asymmetric: int4 and int8: store zero points.
     embedding: How a quantized bundle stores the embedding: float or int8.
+    shortlist: Tokens that an MTP layer may propose, the most frequent ones. Fewer are faster.
 
     Shapes:
     kv: Type of KV entries: float (that of activations), or int8, of w8a8 and w4a8 only: a quarter of the
@@ -144,6 +145,7 @@ class ExportOptions(Shapes, GraphOptions):
 
     asymmetric: bool = False
     embedding: Annotated[str, one_of(TABLES[:2])] = "int8"
+    shortlist: Annotated[int, integer(1)] = 32_768
     kv: Annotated[str | None, one_of(TABLES[:2])] = None
     accuracy_level: int = 4
 

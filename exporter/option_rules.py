@@ -117,11 +117,6 @@ def _mtp_problems(options: ExportOptions) -> list[str]:
             f"--block must be 2 to {MAX_MTP_BLOCK} for a checkpoint with an MTP layer, one more than the"
             f" draft tokens of a step, not {options.block}"
         )
-    if options.quantization is not None and (options.quantization.is_integer or options.calibration_text):
-        problems.append(
-            "an MTP layer has its own norm before lm_head and is not calibrated: use --precision int8, int4"
-            " without a text, fp16 or fp32"
-        )
     if options.is_appended or options.fixed:
         problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes")
     return problems

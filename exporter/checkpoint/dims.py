@@ -9,7 +9,7 @@ from typing import Any
 from ...runtime.errors import CheckpointError
 from ...runtime.rules import is_integer
 from . import names
-from .families import FAMILIES, Family, Quirks, has_bias, refusal
+from .families import FAMILIES, MIMO_MTP, QWEN_MTP, Family, Mtp, Quirks, has_bias, refusal
 from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, text_config, windows
 from .tensors import first_of, reading, shown
 
@@ -57,6 +57,7 @@ class Dims:
 
     `mtp`: a multi-token prediction layer follows the `num_layers` others. It predicts the token after the
     next one, from the last hidden state and the next token; `rotation` and `windows` have an entry for it.
+    `shortlist`: the tokens that it proposes; empty: all.
     """
 
     model_type: str
@@ -77,11 +78,16 @@ class Dims:
     mlp_bias: bool
     windows: tuple[int | None, ...]  # for each layer its sliding window in tokens, or None for full attention
     quirks: Quirks
-    mtp: bool = False
+    mtp: Mtp | None = None
     recurrent: Recurrent | None = None
+    shortlist: tuple[int, ...] = ()
 
     def is_recurrent(self, layer: int) -> bool:
         return self.recurrent is not None and layer in self.recurrent.layers
+
+    def prefix(self, layer: int) -> str:
+        """The prefix of the names of a layer in the checkpoint; the MTP layer follows the others."""
+        return self.mtp.layer if self.mtp and layer == self.num_layers else names.layer(layer)
 
     @property
     def kv_layers(self) -> list[int]:
@@ -138,7 +144,7 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
         if family.windows != "no layer":
             slides = windows(config, family.windows == "typed")
         ropes, rotation = _rotations(config, family, slides, long_context)
-        if mtp := _has_mtp(values):
+        if mtp := _mtp(values):
             slides, rotation = (*slides, slides[0]), (*rotation, rotation[0])
         context = max(config.max_position_embeddings, *(rope.context for rope in ropes))
         limits = (rope.limit for rope in ropes if rope.limit)
@@ -179,15 +185,23 @@ def _recurrent(config: Any) -> Recurrent:
     return Recurrent(layers, key_heads, value_heads, *sizes)
 
 
-def _has_mtp(values: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint has an MTP layer, MiMo's `num_nextn_predict_layers`."""
-    count = values.get("num_nextn_predict_layers", 0) if values.get("model_type") == "mimo" else 0
+def _mtp(values: Mapping[str, Any]) -> Mtp | None:
+    """The form of the checkpoint's MTP layer, if config.json has one."""
+    forms = {"mimo": (MIMO_MTP, "num_nextn_predict_layers")}
+    forms |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), (QWEN_MTP, "mtp_num_hidden_layers"))
+    form, name = forms.get(str(values.get("model_type")), (None, ""))
+    count = values.get(name, 0)
     if not is_integer(count, 0) or count > 1:
         raise CheckpointError(
-            f"config.json: `num_nextn_predict_layers` must be 0 or 1 MTP layer, not {shown(count)}: one is"
-            " unrolled for several tokens, several are not supported"
+            f"config.json: `{name}` must be 0 or 1 MTP layer, not {shown(count)}: one is unrolled for several"
+            " tokens, several are not supported"
         )
-    return bool(count)
+    if values.get("mtp_use_dedicated_embeddings"):
+        raise CheckpointError(
+            "config.json: `mtp_use_dedicated_embeddings`: an MTP layer with an embedding of its own is not"
+            " supported"
+        )
+    return form if count else None
 
 
 def _check_counts(values: Mapping[str, Any]) -> None:
@@ -243,22 +257,22 @@ def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
         head_norms |= {quirks.head_norms.k: keys if whole else dims.head_dim}
     yield names.EMBEDDING, (dims.vocab_size, hidden)
     if dims.mtp:
-        yield names.weight(names.MTP, names.MTP_INPUT), (hidden, 2 * hidden)
-        for name in (names.MTP_HIDDEN, names.MTP_TOKEN, names.MTP_FINAL):
-            yield names.weight(names.MTP, name), (hidden,)
-    for i in (*range(dims.num_layers), *([names.MTP] if dims.mtp else ())):
-        net = dims.recurrent if dims.is_recurrent(i) else None
+        yield dims.mtp.fused, (hidden, 2 * hidden)
+        for name in (dims.mtp.hidden, dims.mtp.token, dims.mtp.final):
+            yield name, (hidden,)
+    for i in range(dims.num_layers + bool(dims.mtp)):
+        net, prefix = dims.recurrent if dims.is_recurrent(i) else None, dims.prefix(i)
         for part, (rows, columns, bias) in ((attention if net is None else _maps(dims, net)) | mlp).items():
-            yield names.weight(i, part), (rows, columns)
+            yield f"{prefix}{part}.weight", (rows, columns)
             if bias:
-                yield names.bias(i, part), (rows,)
+                yield f"{prefix}{part}.bias", (rows,)
         if net is not None:
             yield names.weight(i, names.CONVOLUTION), (net.mixed, 1, net.kernel)
             yield names.weight(i, names.RECURRENT_NORM), (net.value_dim,)
             for name in (names.DECAY, names.DECAY_BIAS):
                 yield f"{names.layer(i)}{name}", (net.value_heads,)
         for name, size in (norms | (head_norms if net is None else {})).items():
-            yield names.weight(i, name), (size,)
+            yield f"{prefix}{name}.weight", (size,)
     yield names.FINAL_NORM, (hidden,)
     if not dims.tied:
         yield names.HEAD, (dims.vocab_size, hidden)

@@ -77,6 +77,47 @@ class Quirks:
         return (names.GATE_UP,) if self.fused else (names.GATE, names.UP)
 
 
+@dataclass(frozen=True, slots=True)
+class Mtp:
+    """A layer for multi-token prediction, by the names in a checkpoint: its prefix `layer`, the norms of its
+    two inputs, the map `fused` of both, and the norm before lm_head.
+
+    `reads_normed`: it reads hidden states after the last norm, not before. `token_first`: the token comes
+    before the hidden state in the input of `fused`. `sees_first`: the layer sees a token at the first
+    position. `drafts`: the tokens that it proposes in a step by default.
+    """
+
+    layer: str
+    hidden: str
+    token: str
+    fused: str
+    final: str
+    reads_normed: bool = False
+    token_first: bool = False
+    sees_first: bool = False
+    drafts: int = 1
+
+
+MIMO_MTP = Mtp(
+    layer="model.mtp_layers.0.",
+    hidden="model.mtp_layers.0.hidden_layernorm.weight",
+    token="model.mtp_layers.0.token_layernorm.weight",
+    fused="model.mtp_layers.0.input_proj.weight",
+    final="model.mtp_layers.0.final_layernorm.weight",
+)
+# By vLLM's qwen3_5_mtp.py; llama.cpp #24025 and LightLLM #1402 measured that it reads normed states.
+QWEN_MTP = Mtp(
+    layer="mtp.layers.0.",
+    hidden="mtp.pre_fc_norm_hidden.weight",
+    token="mtp.pre_fc_norm_embedding.weight",
+    fused="mtp.fc.weight",
+    final="mtp.norm.weight",
+    reads_normed=True,
+    token_first=True,
+    sees_first=True,
+    drafts=3,
+)
+
 SILU, GELU_TANH = "silu", "gelu_tanh"
 ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
 

@@ -19,20 +19,14 @@ RECURRENT_OUT, CONVOLUTION, RECURRENT_NORM = (
 DECAY, DECAY_BIAS = "linear_attn.A_log", "linear_attn.dt_bias"  # without the suffix `.weight`
 INPUT_NORM, POST_NORM = "input_layernorm", "post_attention_layernorm"
 PRE_MLP_NORM, POST_MLP_NORM = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-# Of an MTP layer, besides those of any layer: norms and map of its input, and the norm before lm_head.
-MTP = -1  # the number of the MTP layer
-MTP_HIDDEN, MTP_TOKEN, MTP_INPUT, MTP_FINAL = (
-    "hidden_layernorm",
-    "token_layernorm",
-    "input_proj",
-    "final_layernorm",
-)
+PLAIN = "plain:"  # before the name of a norm: as it is stored, where a rotation makes it one
+MTP_HEAD = "mtp_head"  # the table that rotated MTP layers propose tokens with
 LINEARS = (Q, K, V, O, GATE, UP, DOWN, QKV, GATE_UP, *RECURRENT_IN, RECURRENT_OUT)
 
 
 def layer(i: int) -> str:
-    """The prefix of the names of layer i, or of the MTP layer."""
-    return "model.mtp_layers.0." if i == MTP else f"model.layers.{i}."
+    """The prefix of the names of layer i."""
+    return f"model.layers.{i}."
 
 
 def weight(i: int, part: str) -> str:

@@ -96,9 +96,9 @@ class Checkpoint:
 
     @property
     def block(self) -> int:
-        """The block of an export by default: with an MTP layer, the next token and one more."""
+        """The block of an export by default: with an MTP layer, the next token and its draft tokens."""
         if self.dims.mtp:
-            return 2
+            return 1 + self.dims.mtp.drafts
         return self.trained_masks + 1 if self.trained_masks else DEFAULT_BLOCK
 
     @property
@@ -125,7 +125,8 @@ def open_checkpoint(
     base model that an adapter names. `tied` says whether lm_head is the embedding, if config.json and the
     weights disagree. `tokenizer` is a directory of tokenizer files that replace the checkpoint's.
     `long_context` selects longrope's frequencies for long texts. Without `masks` the checkpoint needs no mask
-    token, and its MTP layer is left out. `causal`: an `sdar` checkpoint is I-DLM's.
+    token; its MTP layer is left out then, and if there is a mask token. `causal`: an `sdar` checkpoint is
+    I-DLM's.
     Raises CheckpointError, listing all problems of one kind.
     """
     try:
@@ -159,7 +160,10 @@ def open_checkpoint(
     _refuse_codes(model, config.get("quantization_config"))
     tensors = open_tensors(model, weights)
     if dims.recurrent is not None:
-        tensors = TextTensors(tensors)
+        # Fine-tuning, and transformers, lose an MTP layer that config.json still counts.
+        has_mtp = any(name.startswith("mtp.") for name in tensors.shapes)
+        dims = replace(dims, mtp=dims.mtp if has_mtp and masks and mask_token is None else None)
+        tensors = TextTensors(tensors, mtp=dims.mtp is not None)
     trained = trained_masks(model, config, tensors.shapes, causal)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
@@ -169,10 +173,16 @@ def open_checkpoint(
         dims = replace(dims, tied=tensors.tied, vocab_size=shape[0] if shape else dims.vocab_size)
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
-    # An MTP layer proposes tokens instead of masks, unless a mask token is named.
-    dims = replace(dims, mtp=dims.mtp and masks and mask_token is None)
+    # An MTP layer proposes tokens instead of masks, unless a mask token is named, here or by the tokenizer.
+    dims = replace(dims, mtp=dims.mtp if masks and mask_token is None else None)
+
+    def read(masks: bool) -> Vocabulary:
+        return read_vocabulary(directories, config, dims.vocab_size, mask_token, location, masks=masks)
+
+    vocabulary = read(masks and not dims.mtp)
+    if dims.mtp and vocabulary.named_mask is not None:
+        dims, vocabulary = replace(dims, mtp=None), read(masks)
     masks = masks and not dims.mtp
-    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location, masks=masks)
     is_ours = default.is_embedded(directory)
     # The cache of hub downloads has a directory for each commit.
     snapshot = directory.name if directory.parent.name == "snapshots" else None

@@ -63,15 +63,15 @@ class StoredTensors:
 
 class TextTensors:
     """The tensors of a multimodal checkpoint's text model, by the names that it has alone: without the vision
-    tower and the MTP layer.
+    tower, and without the MTP layer unless it is wanted.
     """
 
-    def __init__(self, stored: Tensors) -> None:
+    def __init__(self, stored: Tensors, mtp: bool) -> None:
         self._stored = stored
         self._names = {
             name.replace("model.language_model.", "model.", 1): name
             for name in stored.shapes
-            if not name.startswith(("model.visual.", "mtp."))
+            if not name.startswith("model.visual.") and (mtp or not name.startswith("mtp."))
         }
 
     @property

@@ -188,13 +188,15 @@ def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
 
 
 def write_predictions(nodes: Nodes, logits: str, metrics: bool, top_k: int, *, in_one_pass: bool) -> None:
-    """Write the outputs for logits [b, o, vocab]. `in_one_pass`: with operators that are fast on a CPU."""
+    """Write the outputs for logits [b, o, vocab], in the current scope. `in_one_pass`: with operators that
+    are fast on a CPU.
+    """
     last = nodes.constant(*LAST_AXIS)
     top = _best(nodes, logits, in_one_pass)
     shifted = nodes.add("Sub", logits, top, name="shifted")
     weights = nodes.add("Exp", shifted, name="weights")
     total = nodes.add("ReduceSum", weights, last, name="partition", keepdims=0)
-    nodes.add("Reciprocal", total, name="confidence_node", output="confidence")
+    nodes.add("Reciprocal", total, name="confidence_node", output=nodes.local("confidence"))
     if metrics:
         _metrics(nodes, logits, shifted, weights, total)
     if top_k:
@@ -206,27 +208,27 @@ def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
 
     On a CPU, TopK computes both in one pass, and also chooses the first of equal logits.
     """
+    ids = nodes.local("token_ids")
     if in_one_pass:
-        top, place = nodes.add_many(
-            "TopK", logits, ("one_best", [1]), name="best", outputs=["top_logit", "top_id"], axis=-1
-        )
-        nodes.add("Squeeze", place, LAST, name="argmax", output="token_ids")
+        both = [nodes.local("top_logit"), nodes.local("top_id")]
+        top, place = nodes.add_many("TopK", logits, ("one_best", [1]), name="best", outputs=both, axis=-1)
+        nodes.add("Squeeze", place, LAST, name="argmax", output=ids)
         return top
-    nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
+    nodes.add("ArgMax", logits, name="argmax", output=ids, axis=-1, keepdims=0)
     # Not ReduceMax: on CUDA it takes 3 ms for 16 outputs, ten times as long as all layers' attention.
-    place = nodes.add("Unsqueeze", "token_ids", LAST, name="top_id")
+    place = nodes.add("Unsqueeze", ids, LAST, name="top_id")
     return nodes.add("GatherElements", logits, place, name="top_logit", axis=-1)
 
 
 def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) -> None:
-    best, _ = nodes.add_many(
-        "TopK", logits, ("two", [2]), name="top2", outputs=["top2_logits", "top2_ids"], axis=-1
-    )
+    both = [nodes.local("top2_logits"), nodes.local("top2_ids")]
+    best, _ = nodes.add_many("TopK", logits, ("two", [2]), name="top2", outputs=both, axis=-1)
     first, second = nodes.split(best, ("ones", [1, 1]), ("top1", "top2"), "top2_split")
     ratio = nodes.add("Exp", nodes.add("Sub", second, first, name="top_gap"), name="top_ratio_1")
     ratio = nodes.add("Squeeze", ratio, LAST, name="top_ratio")
     share = nodes.add("Sub", ("one_f32", 1.0, np.float32), ratio, name="top_share")
-    nodes.add("Mul", "confidence", share, name="margin_node", output="margin")
+    confidence = nodes.local("confidence")
+    nodes.add("Mul", confidence, share, name="margin_node", output=nodes.local("margin"))
     expected = nodes.add(
         "ReduceSum",
         nodes.add("Mul", weights, shifted, name="weighted"),
@@ -236,20 +238,23 @@ def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) 
     )
     mean = nodes.add("Div", expected, total, name="mean_shifted")
     nodes.add(
-        "Sub", nodes.add("Log", total, name="log_partition"), mean, name="entropy_node", output="entropy"
+        "Sub",
+        nodes.add("Log", total, name="log_partition"),
+        mean,
+        name="entropy_node",
+        output=nodes.local("entropy"),
     )
 
 
 def _top_k(nodes: Nodes, top_k: int, shifted: str, total: str) -> None:
     """The most likely tokens of each output, best first, and their natural log-probabilities."""
-    best, _ = nodes.add_many(
-        "TopK", shifted, ("num_topk", [top_k]), name="topk", outputs=["topk_shifted", "topk_ids"], axis=-1
-    )
+    both = [nodes.local("topk_shifted"), nodes.local("topk_ids")]
+    best, _ = nodes.add_many("TopK", shifted, ("num_topk", [top_k]), name="topk", outputs=both, axis=-1)
     wide = nodes.add("Unsqueeze", total, LAST, name="partition_column")
     nodes.add(
         "Sub",
         best,
         nodes.add("Log", wide, name="log_partition_column"),
         name="topk_logprobs_node",
-        output="topk_logprobs",
+        output=nodes.local("topk_logprobs"),
     )

@@ -339,30 +339,36 @@ class Writer:
         index = nodes.add("Unsqueeze", "output_index", ("axis_2", [2]), name="output_index_column")
         rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
         rows = rows if self.is_cuda else self.norm(rows, "norm", "head_rows_normed")
-        logits = self.logits(rows, "output_index")
-        if spec.mtp_drafts:
-            logits = mtp.write(self, hidden, logits, spec.mtp_drafts)
+        nodes.scope("known" if spec.mtp_drafts else "")
         # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
         is_integer = self.quantization is not None and self.quantization.is_integer
         operators.write_predictions(
-            nodes, logits, self.options.metrics, self.options.top_k, in_one_pass=is_integer
+            nodes, self.logits(rows), self.options.metrics, self.options.top_k, in_one_pass=is_integer
         )
+        if spec.mtp_drafts:
+            mtp.write(self, hidden, spec.mtp_drafts, self.options.outputs)
 
-    def logits(self, normed: str, like: str) -> str:
-        """fp32 logits [b, o, vocab] of normed hidden states [b, o, hidden]; `like` has the shape [b, o]."""
-        nodes, dims, spec = self.nodes, self.dims, self.spec
+    def head(self, normed: str, table: str = "lm_head.weight") -> str:
+        """fp32 logits [b * o, tokens] of normed hidden states [b, o, hidden]."""
+        nodes, dims = self.nodes, self.dims
         flat = nodes.add("Reshape", normed, ("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT)
         codec = self.quantization.table(self.quantization.head) if self.quantization else None
         if codec is None:
-            table = "embed_tokens.weight" if shares_table(dims, self.quantization) else "lm_head.weight"
+            if table == "lm_head.weight" and shares_table(dims, self.quantization):
+                table = "embed_tokens.weight"
             raw = nodes.add("Gemm", flat, table, name=HEAD_PRODUCT, transB=1)
         else:
-            raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
+            raw = self.product(flat, table, HEAD_PRODUCT, codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
         raw = operators.scaled(nodes, raw, self.quirks.logit_factor, "logits_scaled", np.dtype(np.float32))
-        raw = operators.capped(nodes, raw, self.quirks.logit_cap, "logits_capped")
-        shape = nodes.add("Shape", like, name="output_shape")
+        return operators.capped(nodes, raw, self.quirks.logit_cap, "logits_capped")
+
+    def logits(self, normed: str) -> str:
+        """fp32 logits [b, o, vocab] of normed hidden states [b, o, hidden]."""
+        nodes, dims, spec = self.nodes, self.dims, self.spec
+        raw = self.head(normed)
+        shape = nodes.add("Shape", "output_index", name="output_shape")
         full = nodes.add("Concat", shape, ("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
@@ -371,4 +377,4 @@ class Writer:
         # Added after the Reshape: ONNX Runtime would fuse MatMul and Add to a Gemm, and then decode the whole
         # table in every step.
         bias = ("mask_token_bias", never, np.float32)
-        return nodes.add("Add", by_row, bias, name="allowed", output=None if spec.mtp_drafts else "logits")
+        return nodes.add("Add", by_row, bias, name="allowed", output=nodes.local("logits"))

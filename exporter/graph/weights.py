@@ -46,7 +46,8 @@ class WeightRecipe:
     joined on the last axis.
 
     With a codec, `dtype` is the type of the scales, which follow the codes as `{name}_scale`, before
-    `{name}_zero_point` and `{name}_multiplier` if there are any. `offset` is added to every number.
+    `{name}_zero_point` and `{name}_multiplier` if there are any. `offset` is added to every number. `rows`:
+    the rows of the one source that are read; empty: all.
     """
 
     name: str
@@ -55,6 +56,7 @@ class WeightRecipe:
     dtype: str
     codec: Codec | None = None
     offset: float = 0.0
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +86,27 @@ def weight_recipes(
     embedding = quantization.table(quantization.embedding) if quantization else None
     yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
     quirks, plus = dims.quirks, dims.quirks.norm_offset
-    for i in range(dims.num_layers + dims.mtp):
-        stored = i if i < dims.num_layers else names.MTP
+    for i in range(dims.num_layers + bool(dims.mtp)):
+        prefix = dims.prefix(i)
 
-        def norm(name: str, part: str | None, i: int = i, stored: int = stored) -> Iterator[WeightRecipe]:
+        def norm(name: str, part: str | None, i: int = i, prefix: str = prefix) -> Iterator[WeightRecipe]:
             if part is not None:
-                source = names.weight(stored, part)
+                source = f"{prefix}{part}.weight"
                 yield WeightRecipe(f"layers.{i}.{name}.weight", (source,), False, "float32", offset=plus)
 
         def linear(
-            name: str, parts: Sequence[str], bias: bool, i: int = i, stored: int = stored
+            name: str, parts: Sequence[str], bias: bool, i: int = i, prefix: str = prefix
         ) -> Iterator[WeightRecipe]:
             for joined, sharing in split_by_codec(name, parts, quantization):
-                sources = tuple(names.weight(stored, part) for part in sharing)
+                sources = tuple(f"{prefix}{part}.weight" for part in sharing)
                 codec = quantization.codec(sources[0]) if quantization else None
                 yield WeightRecipe(f"layers.{i}.{joined}.weight", sources, True, precision, codec)
             if bias:
-                sources = tuple(names.bias(stored, part) for part in parts)
+                sources = tuple(f"{prefix}{part}.bias" for part in parts)
                 yield WeightRecipe(f"layers.{i}.{name}.bias", sources, False, precision)
 
-        if stored == names.MTP:
-            yield from norm("mtp_hidden_norm", names.MTP_HIDDEN)
-            yield from norm("mtp_token_norm", names.MTP_TOKEN)
-            yield from linear("mtp_input", (names.MTP_INPUT,), bias=False)
-            yield from norm("mtp_final_norm", names.MTP_FINAL)
+        if i == dims.num_layers:
+            yield from _mtp(dims, precision, quantization)
         yield from norm("input_norm", quirks.norms.before_attention)
         if dims.is_recurrent(i):
             yield from linear("recurrent_in", names.RECURRENT_IN, bias=False)
@@ -129,6 +128,30 @@ def weight_recipes(
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
         yield WeightRecipe("lm_head.weight", (source,), head is not None, precision, head)
+
+
+def _mtp(dims: Dims, precision: str, quantization: Quantization | None) -> Iterator[WeightRecipe]:
+    """What an MTP layer has besides the weights of any layer: its input, the norms, and the rows of lm_head
+    for the shortlist.
+    """
+    assert dims.mtp is not None
+    form, prefix, plus = dims.mtp, f"layers.{dims.num_layers}.mtp", dims.quirks.norm_offset
+    norms = {"hidden_norm": form.hidden, "token_norm": form.token, "final_norm": form.final}
+    is_rotated = quantization is not None and quantization.is_integer
+    if is_rotated:
+        norms |= {"own_scale": f"{names.PLAIN}{form.final}"}
+        norms |= {"scale": f"{names.PLAIN}{names.FINAL_NORM}"} if form.reads_normed else {}
+    for name, source in norms.items():
+        yield WeightRecipe(f"{prefix}_{name}.weight", (source,), False, "float32", offset=plus)
+    codec = quantization.codec(form.fused) if quantization else None
+    yield WeightRecipe(f"{prefix}_input.weight", (form.fused,), True, precision, codec)
+    if dims.shortlist:
+        head = quantization.table(quantization.head) if quantization else None
+        source = names.EMBEDDING if dims.tied else names.HEAD
+        source = names.MTP_HEAD if is_rotated else source
+        yield WeightRecipe(
+            "mtp_head.weight", (source,), head is not None, precision, head, rows=dims.shortlist
+        )
 
 
 def _recurrent(i: int) -> Iterator[WeightRecipe]:
@@ -214,7 +237,7 @@ def total_bytes(
 ) -> int:
     """Bytes of weight data that `write_weights` writes, without padding."""
     return sum(
-        _bytes(recipe, shapes[source])
+        _bytes(recipe, (len(recipe.rows) or shapes[source][0], *shapes[source][1:]))
         for recipe in weight_recipes(dims, precision, quantization)
         for source in recipe.sources
     )
@@ -236,6 +259,7 @@ def _align(file: BinaryIO) -> int:
 
 def _read(recipe: WeightRecipe, source: str, tensors: Tensors) -> np.ndarray:
     part = tensors.read(source)
+    part = part[list(recipe.rows)] if recipe.rows else part
     most = largest(part)
     if not most <= _limit(NUMPY_DTYPES[recipe.dtype]):
         check_finite(source, part)
@@ -278,7 +302,7 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
     """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), zero points and
     multipliers.
     """
-    sizes = [tensors.shapes[source] for source in recipe.sources]
+    sizes = [(len(recipe.rows) or rows, *rest) for rows, *rest in (tensors.shapes[n] for n in recipe.sources)]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
     groups, dtype, start = codec.num_groups(inputs), NUMPY_DTYPES[recipe.dtype], 0
     codes = np.empty((inputs, outputs), np.int8 if codec.symmetric else np.uint8)

@@ -229,7 +229,9 @@ class CalibratedTensors:
     def holds(self, name: str, codec: Codec) -> bool:
         if name == names.HEAD:
             return codec == self._head
-        return names.is_linear(name) and codec == self._storage.codec(name)
+        # An MTP layer, whose errors cost speed only, is rounded.
+        is_ours = name.startswith("model.layers.") and names.is_linear(name)
+        return is_ours and codec == self._storage.codec(name)
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded:
         """The codes of a Linear weight.

@@ -16,7 +16,6 @@ a factor instead, folded into up_proj, so that their largest numbers become as s
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,40 +28,25 @@ from ..checkpoint import names
 from ..checkpoint.dims import Dims
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
+from ..codes import rotation
 from .calibrated import batches, places, quick_products
 
-MAX_HADAMARD = 64
 SEED = 0
 SMALLEST = 1e-5  # of a maximum or a column's length, so that an unused channel has a finite factor
 ROOM = 4  # how far first tokens may increase the scale of a row of weights
-NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+NAME = re.compile(r"(model\.layers\.(\d+)\.|model\.mtp_layers\.0\.|mtp\.layers\.0\.)(.+)\.(weight|bias)")
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
     """x [..., n] times an orthogonal matrix whose numbers are all of about the same size."""
     size = x.shape[-1]
-    inner = math.gcd(size, MAX_HADAMARD)
+    outer, inner = (torch.from_numpy(each) for each in rotation(size))
     signs = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
-    parts = (x * signs).unflatten(-1, (size // inner, inner)) @ _hadamard(inner)
-    return (_hartley(size // inner) @ parts).flatten(-2)
+    return (outer @ ((x * signs).unflatten(-1, (len(outer), len(inner))) @ inner)).flatten(-2)
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(x.numpy())
-
-
-def _hadamard(size: int) -> torch.Tensor:
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    return matrix / math.sqrt(size)
-
-
-def _hartley(size: int) -> torch.Tensor:
-    """The Hartley transform, which has flat rows for every size."""
-    index = torch.arange(size, dtype=torch.float64)
-    angles = 2 * math.pi * (index[:, None] * index % size) / size
-    return ((angles.cos() + angles.sin()) / math.sqrt(size)).float()
 
 
 def keeps_residual(dims: Dims) -> bool:
@@ -111,7 +95,9 @@ class RotatedTensors:
             stored = SplitTensors(stored, dims)
             dims = replace(dims, quirks=replace(dims.quirks, fused=False))
         self._stored, self._knobs = stored, dims.quirks
-        self._factors = torch.ones(dims.num_layers, dims.intermediate_size) if factors is None else factors
+        self._factors = torch.ones(dims.num_layers + 1, dims.intermediate_size)  # the last: of an MTP layer
+        if factors is not None:
+            self._factors[:-1] = factors
         self._head_dim = dims.head_dim
         self._turns = not keeps_residual(dims)
         self._tied = dims.tied
@@ -123,13 +109,26 @@ class RotatedTensors:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = dict(self._stored.shapes)
+        if self.dims.mtp:
+            final = shapes[names.FINAL_NORM]
+            shapes |= {f"{names.PLAIN}{name}": final for name in (names.FINAL_NORM, self.dims.mtp.final)}
+            shapes[names.MTP_HEAD] = shapes[names.EMBEDDING]
         return shapes if self.dims.tied else {names.HEAD: shapes[names.EMBEDDING], **shapes}
 
     def read(self, name: str) -> np.ndarray:
+        if name.startswith(names.PLAIN):
+            return self._stored.read(name.removeprefix(names.PLAIN))
+        if (mtp := self.dims.mtp) and name in (mtp.hidden, mtp.token, mtp.final):
+            return self._unit(name)
+        if mtp and name == mtp.fused:
+            norms = (mtp.token, mtp.hidden) if mtp.token_first else (mtp.hidden, mtp.token)
+            halves = zip(self._read(name).chunk(2, -1), map(self._scale, norms), strict=True)
+            joined = torch.cat([rotated(half * scale) for half, scale in halves], -1)
+            return _array(rotated(joined.T).T)
         found = NAME.fullmatch(name)
         if found is None:
             return self._table(name)
-        layer, part, kind = int(found[1]), found[2], found[3]
+        prefix, layer, part, kind = found[1], int(found[2] or -1), found[3], found[4]
         if part in self._norm_of.values():
             return self._unit(name) if self._turns else self._stored.read(name)
         if not names.is_linear(f".{part}.weight"):
@@ -137,25 +136,28 @@ class RotatedTensors:
         stored = self._read(name)
         if kind == "bias":
             return _array(self._after(layer, part, stored[:, None])[:, 0])
-        return _array(self._after(layer, part, self._before(layer, part, stored)))
+        return _array(self._after(layer, part, self._before(prefix, layer, part, stored)))
 
     def _table(self, name: str) -> np.ndarray:
         if not self._turns:
             return self._stored.read(name)
         if name == names.FINAL_NORM:
             return self._unit(name)
-        if name not in (names.EMBEDDING, names.HEAD):
+        if name not in (names.EMBEDDING, names.HEAD, names.MTP_HEAD):
             return self._stored.read(name)
-        table = self._read(names.EMBEDDING if self._tied else name)
+        is_embedding = self._tied or name == names.EMBEDDING
+        table = self._read(names.EMBEDDING if is_embedding else names.HEAD)
         if name == names.HEAD:
-            table *= self._read(names.FINAL_NORM) + self._knobs.norm_offset
+            table *= self._scale(names.FINAL_NORM)
+        elif name == names.MTP_HEAD and self.dims.mtp:
+            table *= self._scale(self.dims.mtp.final)
         return _array(rotated(table))
 
-    def _before(self, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
+    def _before(self, prefix: str, layer: int, part: str, x: torch.Tensor) -> torch.Tensor:
         """The numbers x [..., inputs] that meet the inputs of a map."""
         norm = self._norm_of.get(part)
         if norm is not None and self._turns:
-            return rotated(x * (self._read(names.weight(layer, norm)) + self._knobs.norm_offset))
+            return rotated(x * self._scale(f"{prefix}{norm}.weight"))
         if part == names.O and not self._knobs.output_gate:
             return rotated(x.unflatten(-1, (-1, self._head_dim))).flatten(-2)
         return x * self._factors[layer] if part == names.DOWN else x
@@ -171,6 +173,9 @@ class RotatedTensors:
 
     def _read(self, name: str) -> torch.Tensor:
         return torch.from_numpy(np.array(self._stored.read(name), np.float32))
+
+    def _scale(self, norm: str) -> torch.Tensor:
+        return self._read(norm) + self._knobs.norm_offset
 
     def _unit(self, name: str) -> np.ndarray:
         return np.full(self._stored.shapes[name], 1 - self._knobs.norm_offset, np.float32)

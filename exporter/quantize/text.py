@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,20 @@ def built_in_text(checkpoint: Checkpoint, block: int) -> CalibrationText:
     """A short general text, for what needs typical activations only."""
     rows = _rows(GENERAL, GENERAL.read_text(encoding="utf-8"))
     return CalibrationText(_draw(Path("the built-in text"), rows, checkpoint, block), None)
+
+
+def shortlist(checkpoint: Checkpoint, count: int, path: Path | None = None) -> tuple[int, ...]:
+    """The `count` most frequent tokens, in ascending order: those that the tokenizer adds, which end turns
+    and mark their parts, then those of the calibration text `path` or the built-in one, and then those with
+    the lowest ids, which are the first merges of a byte-pair vocabulary. Empty if that is every token.
+    """
+    if count >= (size := checkpoint.dims.vocab_size):
+        return ()
+    text = read_text(path, checkpoint, 1) if path else built_in_text(checkpoint, 1)
+    added = Tokenizer.from_str(checkpoint.vocabulary.tokenizer_json).get_added_tokens_decoder()
+    seen = Counter(token for ids in text.sequences for token in ids)
+    found = dict.fromkeys([*added, *(token for token, _ in seen.most_common()), *range(size)])
+    return tuple(sorted([token for token in found if token < size][:count]))
 
 
 def read_text(path: Path, checkpoint: Checkpoint, block: int) -> CalibrationText:

@@ -78,7 +78,7 @@ def export_engine(
     output or too little memory.
     """
     check_options(graph, checkpoint.dims)
-    _refuse_model(checkpoint.dims.mtp, checkpoint.dims.recurrent is not None)
+    _refuse_model(checkpoint.dims.mtp is not None, checkpoint.dims.recurrent is not None)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     _refuse_unreadable(plan, graph.precision, graph.quantization)
     size = weight_bytes(checkpoint, graph)

@@ -70,7 +70,8 @@ class ModelInfo:
     """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits.
 
     `mtp_drafts`: draft tokens of the model's MTP layer in each step; 0 without such a layer. `recurrent`: the
-    layers without KV entries, None if there are none.
+    layers without KV entries, None if there are none. `mtp_shortlist`: the tokens of which the MTP layer
+    proposes one; 0: all.
     """
 
     type: str
@@ -83,6 +84,7 @@ class ModelInfo:
     context_length: Annotated[int, integer(1, high=2**31)]
     mtp_drafts: Annotated[int, integer(0, high=64)] = 0
     recurrent: RecurrentInfo | None = None
+    mtp_shortlist: Annotated[int, integer(0, high=2**24)] = 0
 
     @property
     def kv_layers(self) -> list[int]:

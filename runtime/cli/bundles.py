@@ -56,7 +56,8 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
     mask = "no mask" if tokens.mask is None else f"mask id {tokens.mask}"
     say(f"decoding  block {manifest.block}, {mask}, end ids {', '.join(map(str, tokens.eos))}")
     if model.mtp_drafts:
-        say(f"draft     MTP layer: {model.mtp_drafts} draft tokens a step")
+        of = f", of {model.mtp_shortlist:,} tokens" if model.mtp_shortlist else ""
+        say(f"draft     MTP layer: {model.mtp_drafts} draft tokens a step{of}")
     if (net := model.recurrent) is not None:
         size = f"{state_bytes(net) / 1e6:.1f} MB of states a row"
         say(f"recurrent {len(net.layers)} of {model.num_layers} layers, {size}, on a CPU only")
