@@ -51,8 +51,7 @@ def test_libmars_takes_the_steps_of_python(settings: dict[str, Any], bundle: Pat
 
 def test_a_ragged_batch_has_the_texts_of_single_answers(bundle: Path, library: Library) -> None:
     asked = {"max_new_tokens": 30, "eos_ids": ()}
-    cache_bytes = 1 << 22 if bundle.name == "mimo.bundle" else 0  # states have no prefix cache
-    with CSession(library, bundle, threads=1, cache_bytes=cache_bytes) as session:
+    with CSession(library, bundle, threads=1, cache_bytes=1 << 22) as session:
         batch = session.generate_batch([list(prompt) for prompt in PROMPTS], [asked] * len(PROMPTS))
         for prompt, made in zip(PROMPTS, batch, strict=True):
             assert made.token_ids == session.generate(prompt, tau=1.0, **asked).token_ids
