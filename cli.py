@@ -150,9 +150,8 @@ def main() -> None:
     """Entry point. MarsError and OSError end with a message and exit code 1, not with a traceback."""
     if sys.stdin is None:  # the caller closed it
         sys.stdin = io.StringIO()
-    for name in ("SIGTERM", "SIGHUP"):  # they clean up as Ctrl-C does; `serve` has its own
-        number = getattr(signal, name, None)  # Windows has no SIGHUP, nohup ignores it
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they clean up as Ctrl-C does; `serve` has its own
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     with warnings.catch_warnings():
         warnings.showwarning = _print_warnings(warnings.showwarning)

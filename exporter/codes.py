@@ -123,7 +123,6 @@ class CodeSource(Protocol):
 
     def holds(self, name: str, codec: Codec) -> bool:
         """Whether weight `name` has codes of the form that `codec` makes."""
-        ...
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded: ...
 

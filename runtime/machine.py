@@ -45,7 +45,7 @@ def peak() -> int:
 
 def trim() -> None:
     """Return freed memory to the system, which glibc otherwise keeps for later allocations."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library, or Windows
+    with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -86,7 +86,7 @@ def cores() -> int:
     """Logical cores that affinity mask and control groups leave this process, rounded up."""
     try:
         count = len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):
+    except AttributeError:  # macOS
         count = os.cpu_count() or 1
     limits = []
     for group in _groups():
@@ -102,10 +102,9 @@ def default_threads() -> int | None:
 
 def load() -> float | None:
     """The average number of running programs in the last minute; None if the system has no such figure."""
-    try:
+    with suppress(OSError):
         return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
+    return None
 
 
 def processor(cpuinfo: Path = CPUINFO) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -70,5 +71,5 @@ class GraphSpec:
         yield from _infos(kind, {f"{prefix}.{i}.{part}": shape for i in layers for part in ("key", "value")})
 
 
-def _infos(kind: int, shapes: Mapping[str, list[str | int]]) -> list[onnx.ValueInfoProto]:
+def _infos(kind: int, shapes: Mapping[str, list[Any]]) -> list[onnx.ValueInfoProto]:
     return [helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items()]

@@ -362,8 +362,7 @@ class Batcher:
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_RUNNING.clear)
+os.register_at_fork(after_in_child=_RUNNING.clear)
 
 
 @atexit.register

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -27,8 +28,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 STAMPS, STAMP_LIMIT, MAX_STAMPS = "verified", 1_000_000, 256
 CHUNK = 1 << 20
 # Without O_NONBLOCK, opening a named pipe waits for its writer.
-PLAIN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+PLAIN, NO_LINK = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +179,6 @@ def _write_stamps(file: Path, stamps: dict[str, list[object]]) -> None:
         pass  # without a cache directory, each start hashes all files
 
 
-try:
-    import fcntl
-except ImportError:  # Windows, where writers of the same target do not wait for each other
-    fcntl = None  # type: ignore[assignment]
-
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -240,7 +235,7 @@ def _exchange(first: Path, second: Path) -> bool:
     """Exchange two directories in one step. False if the system or the file system cannot."""
     try:
         rename = ctypes.CDLL(None).renameat2
-    except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
+    except AttributeError:  # not Linux, or an old C library
         return False
     names = os.fsencode(first), os.fsencode(second)
     return bool(rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
@@ -253,16 +248,13 @@ def _locked(directory: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
 
 
-def _lock(directory: Path) -> int | None:
+def _lock(directory: Path) -> int:
     while True:
         with suppress(FileExistsError):
             os.mkdir(directory)
-        if fcntl is None:
-            return None
         with suppress(FileNotFoundError):  # the last writer has removed it meanwhile
             handle = os.open(directory, os.O_RDONLY)
             with suppress(OSError):  # a file system without locks

@@ -68,14 +68,6 @@ def serve(
 
     Each option can also be set by a variable, such as MARS_PORT for --port, or in the file of --config.
     """
-    from ..serve.server import FORMATS, LEVELS
-
-    for name, value, known in (
-        ("--log-level", server.log_level, LEVELS),
-        ("--log-format", server.log_format, FORMATS),
-    ):
-        if value not in known:
-            raise typer.BadParameter(f"one of {', '.join(known)}, not {value!r}", param_hint=name)
     found = [bundle for path in bundles for bundle in _bundles_in(_pulled(path))]
     names = _names(found, server.served_model_name)
     source = context.get_parameter_source("max_rows")
@@ -126,13 +118,13 @@ def _serve_here(
 ) -> None:
     from ..serve import app as new_app
     from ..serve.models import read_bundles
-    from ..serve.server import bind, listen, new_server, run, traced
+    from ..serve.server import bind, new_server, run, start_log, traced
 
     listening = bind(server.host, server.port)
     with listening:
         server_app = new_app(read_bundles(names, **asdict(model)), options)
         running = traced(server_app) if server.traces else server_app
-        listen(server.log_level, server.log_format)
+        start_log(server.log_level, server.log_format)
         address, number = listening.getsockname()[:2]
         url = f"http://{in_url(address)}:{number}"
         when = "once warm" if len(names) == 1 else "each opened at its first request"

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ..serve.options import LogFormat, LogLevel
+
 
 class ServeCommand(TyperCommand):
     """Each option has a variable, MARS_PORT for --port, which the help does not repeat for every one. An
@@ -123,16 +125,16 @@ class ServerOptions:
 
     host: Address to listen on; 0.0.0.0 is all network interfaces.
     port: Port; 0 is any free one.
-    log_level: debug, info, warning, error or critical.
-    log_format: text, or json: one object per line.
+    log_level: Least severe entries of the log.
+    log_format: json: one object per line.
     traces: Send OpenTelemetry traces by OTLP, as the variables OTEL_* say.
     served_model_name: Model name in the API instead of the directory's name; once for each bundle, in order.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8000
-    log_level: str = "info"
-    log_format: str = "text"
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
     traces: bool = False
     served_model_name: Annotated[tuple[str, ...], typer.Option(metavar="NAME")] = ()
 

@@ -3,7 +3,7 @@
 #   wheels.sh PYTHON FOLDER
 # The compiler is zig, of the package ziglang: it compiles for a chosen glibc, so no container is needed. The C++ library is that of GCC's
 # programs, which takes Debian's g++ for both processors (cmake/libstdcxx.py).
-# `wheels.sh PYTHON FOLDER elsewhere` compiles the kernels for macOS and Windows instead. Those have not run anywhere.
+# `wheels.sh PYTHON FOLDER elsewhere` compiles the kernels for macOS instead. They have not run anywhere.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$2"
@@ -25,7 +25,6 @@ build() {
 
 if [ "${3:-}" = elsewhere ]; then
     build kernels aarch64-macos.11.0 macosx_11_0_arm64
-    build kernels x86_64-windows-gnu win_amd64
     exit
 fi
 

@@ -116,52 +116,41 @@ class Cache(Protocol):
     @property
     def capacity(self) -> int:
         """Entries that each row can hold now."""
-        ...
 
     def reserve(self, capacity: int, lengths: Sequence[int] = ()) -> None:
         """Make room for at least `capacity` entries a row, keeping the first `lengths[i]` entries of row i
         and none of the other rows.
         """
-        ...
 
     def shrink(self, capacity: int, lengths: Sequence[int]) -> None:
         """Reduce the room to about `capacity` entries a row, keeping the same entries as `reserve`."""
-        ...
 
     def release(self, row: int) -> None:
         """Free the memory of a row's entries, where the host can; none of them is used again."""
-        ...
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of row `source` over row `target`."""
-        ...
 
     @property
     def entry_bytes(self) -> int:
         """Size of one entry of one row."""
-        ...
 
     def copy_bytes(self, row: int, length: int) -> int | None:
         """Size of a copy of the first `length` entries of a row; None if its states have more tokens."""
-        ...
 
     def save(self, row: int, length: int) -> Any:
         """Copy the first `length` entries of a row, and its states. The copy outlives this cache."""
-        ...
 
     def load(self, row: int, saved: Any, length: int) -> None:
         """Write the first `length` entries of a saved copy into `row`, which has room for the whole copy.
         With recurrent states a copy is always loaded as a whole.
         """
-        ...
 
     def upload(self, arrays: Sequence[np.ndarray]) -> Any:
         """Make a copy for `load` from host arrays [kv_heads, length, head_dim], one for each KV tensor."""
-        ...
 
     def download(self, saved: Any) -> list[np.ndarray]:
         """A saved copy as such host arrays."""
-        ...
 
 
 class Backend(Protocol):
@@ -170,22 +159,18 @@ class Backend(Protocol):
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the prediction outputs of the graph."""
-        ...
 
     @property
     def max_slots(self) -> int | None:
         """Maximum number of slots of one step, None for no limit."""
-        ...
 
     @property
     def max_outputs(self) -> int | None:
         """Maximum number of predictions of each row in one step, None for no limit."""
-        ...
 
     @property
     def max_capacity(self) -> int:
         """Maximum number of entries of a row."""
-        ...
 
     @property
     def reproducible_slots(self) -> int | None:
@@ -193,7 +178,6 @@ class Backend(Protocol):
 
         None if the bits depend on the step's size: then only steps of equal size write equal entries.
         """
-        ...
 
     def new_cache(self, num_rows: int) -> Cache: ...
 
@@ -201,7 +185,6 @@ class Backend(Protocol):
         """Run one forward on the cache rows first, first + 1, ... Writes KV entries kv_length .. kv_length +
         slots - 1 of each row; the caller has reserved them.
         """
-        ...
 
 
 def bucket(length: int, capacity: int) -> int:

@@ -24,28 +24,14 @@ class NoMemory(Exception):
         self.seqs, self.error = seqs, error
 
 
-@contextmanager
-def error_boundary(seqs: abc.Sequence[Sequence], accepted: list[Event]) -> Iterator[None]:
-    """If the body raises, `seqs` end, and no others; how they ended is added to `accepted`.
-
-    It catches BaseException, because a panic of a Rust library is not an Exception.
-    """
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except NoMemory as short:
-        accepted += [seq.fail(short.error) for seq in short.seqs]
-    except BaseException as error:
-        accepted += [seq.fail(error) for seq in seqs]
-
-
 SHRINK = 4  # capacity is reduced to what the sequences need if it is this many times as large
 
 
 class Batch:
     """The sequences that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are
     being read, shorter ones before longer ones. Row i of the cache belongs to `active[i]`.
+
+    outcomes: what the sequences gave, and how they ended, until it is taken
     """
 
     def __init__(self, backend: Backend, num_rows: int, mask_id: int, *, releases_rows: bool = False) -> None:
@@ -53,6 +39,7 @@ class Batch:
         self._releases_rows = releases_rows  # the memory of rows that are not used
         self.cache = backend.new_cache(num_rows)
         self.active: list[Sequence] = []
+        self.outcomes: list[Event] = []
         self.num_decoding = 0
         self.step_seconds, self.step_slots = 0.0, 0  # of the last step
 
@@ -69,6 +56,25 @@ class Batch:
     def lengths(self) -> list[int]:
         """The number of final KV entries of each row."""
         return [seq.cursor for seq in self.active]
+
+    @contextmanager
+    def ending(self, seqs: abc.Sequence[Sequence]) -> Iterator[None]:
+        """If the body raises, `seqs` end, and no others.
+
+        It catches BaseException, because a panic of a Rust library is not an Exception.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except NoMemory as short:
+            self.outcomes += [seq.fail(short.error) for seq in short.seqs]
+        except BaseException as error:
+            self.outcomes += [seq.fail(error) for seq in seqs]
+
+    def take_outcomes(self) -> list[Event]:
+        taken, self.outcomes = self.outcomes, []
+        return taken
 
     def forward(self, seqs: abc.Sequence[Sequence], plans: abc.Sequence[StepPlan]) -> StepOutput:
         """Run one step on neighbouring active sequences with these plans.
@@ -137,11 +143,11 @@ class Batch:
             row = self.active.index(seq)
             seq.prefix_handle.store(self.cache, row, seq.tokens, seq.num_reproducible)
 
-    def add(self, seq: Sequence, accepted: list[Event]) -> None:
+    def add(self, seq: Sequence) -> None:
         """Add a sequence before the others whose prompts are being read."""
         self.active.append(seq)
         for i in range(len(self.active) - 1, self.num_decoding, -1):
-            self.move(i - 1, i, accepted)
+            self.move(i - 1, i)
         self.active[self.num_decoding] = seq
         self._release(self.num_decoding)
 
@@ -150,7 +156,7 @@ class Batch:
         self.num_decoding += 1
         self.store(seq)  # now: the next prompt may begin alike
 
-    def drop_finished(self, accepted: list[Event]) -> None:
+    def drop_finished(self) -> None:
         """Remove sequences that have ended, and close the gaps; decoding sequences stay first."""
         active, before = self.active, len(self.active)
         while ended := [i for i, seq in enumerate(active) if seq.finish_reason is not None]:
@@ -158,16 +164,16 @@ class Batch:
             self.store(active[i])
             if i < self.num_decoding:
                 self.num_decoding -= 1
-                self.move(self.num_decoding, i, accepted)
+                self.move(self.num_decoding, i)
                 i = self.num_decoding
             for later in range(i + 1, len(active)):
-                self.move(later, later - 1, accepted)
+                self.move(later, later - 1)
             active.pop()
             self._release(len(active))
         if 0 < len(active) < before:
             self._shrink()
 
-    def move(self, source: int, target: int, accepted: list[Event]) -> None:
+    def move(self, source: int, target: int) -> None:
         """Move the sequence at `source` to `target`, with its final entries unless it has ended. It ends if
         these cannot be copied.
         """
@@ -175,7 +181,7 @@ class Batch:
             seq = self.active[target] = self.active[source]
             self._release(target)
             if seq.finish_reason is None:
-                with error_boundary([seq], accepted):
+                with self.ending([seq]):
                     self.cache.move(source, target, seq.cursor)
 
     def _release(self, row: int) -> None:

@@ -54,11 +54,9 @@ class Copies(Protocol):
 
     def used(self, entry: PrefixEntry) -> None:
         """Note that an entry was added or used."""
-        ...
 
     def dropped(self, entry: PrefixEntry, *, replaced: bool) -> None:
         """Note that an entry was dropped; `replaced`: a longer one begins with it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from itertools import groupby, takewhile
 
 from ..errors import SessionError
 from .backend import Backend, StepOutput, StepPlan
-from .batch import Batch, error_boundary
+from .batch import Batch
 from .budget import KvBudget
 from .event import Event
 from .limits import Limits
@@ -83,9 +83,9 @@ class Prefill:
         self.is_memory_short = False  # a sequence waits for memory
         self.num_chunks = 0  # that were read so far: prompts take turns
 
-    def next(self, left: int, accepted: list[Event]) -> Sequence | None:
+    def next(self, left: int) -> Sequence | None:
         """The sequence whose prompt is read next; None if its chunk has more than `left` tokens."""
-        self.admit(accepted)
+        self.start_waiting()
         if not (readers := self.batch.readers):
             return None
         # Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
@@ -99,7 +99,7 @@ class Prefill:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
         return seq.num_pending > self.max_pending and self.batch.fits(seq)
 
-    def admit(self, accepted: list[Event]) -> None:
+    def start_waiting(self) -> None:
         """Start a waiting sequence, before the others whose prompts are being read, if there is room."""
         has_place = len(self.batch.active) < self.limits.max_rows
         if has_place and (seq := self._next_waiting()) is not None:
@@ -107,9 +107,9 @@ class Prefill:
                 for other in takewhile(lambda other: other is not seq, self._with_places()):
                     other.num_passes += not self._fits(other)
             self.waiting.remove(seq)
-            self.batch.add(seq, accepted)
+            self.batch.add(seq)
             self.batch.lookup(seq, self.chunk, self.budget.max_entries)
-            self.batch.drop_finished(accepted)  # sequences that could not be moved
+            self.batch.drop_finished()  # sequences that could not be moved
         if self.budget.num_bytes is not None:
             self.is_memory_short = not all(map(self._fits, self._with_places()))
 
@@ -201,20 +201,20 @@ class Schedule:
         asked of the sequences is taken before each of them; those that they ended leave first.
         """
         left = self.prefill.chunk  # prompt tokens of this step
-        accepted = self._refresh()
-        while (seq := self.prefill.next(left, accepted)) is not None:
-            left -= self._read(seq, self.prefill.chunk_of(seq), accepted)
-            yield accepted
-            accepted = self._refresh()
+        self._refresh()
+        while (seq := self.prefill.next(left)) is not None:
+            left -= self._read(seq, self.prefill.chunk_of(seq))
+            yield self.batch.take_outcomes()
+            self._refresh()
         if (seq := next(filter(self.prefill.is_behind, self.batch.decoding), None)) is not None:
-            self._read(seq, self.prefill.max_pending, accepted)
-            yield accepted
-            accepted = self._refresh()
-        self._decode(accepted)
+            self._read(seq, self.prefill.max_pending)
+            yield self.batch.take_outcomes()
+            self._refresh()
+        self._decode()
         if not self.batch.active:
             self.batch.free()
-        if accepted:
-            yield accepted
+        if outcomes := self.batch.take_outcomes():
+            yield outcomes
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Clients take turns, and the sequences of each start in the order in which they
@@ -253,48 +253,46 @@ class Schedule:
 
     # --- the parts of a step ---
 
-    def _refresh(self) -> list[Event]:
+    def _refresh(self) -> None:
         """Take what other threads asked for, and drop sequences that have ended."""
-        accepted: list[Event] = []
         for seq in self.batch.active:
             seq.refresh()
-        self._drop_finished(accepted)
-        return accepted
+        self._drop_finished()
 
-    def _read(self, seq: Sequence, chunk: int, accepted: list[Event]) -> int:
+    def _read(self, seq: Sequence, chunk: int) -> int:
         """Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns
         its length. Tokens that are known without a prediction come first, as a chunk of length 0.
         """
-        with error_boundary([seq], accepted):
+        with self.batch.ending([seq]):
             if (known := seq.begin(self.backend.max_capacity)) is not None:
-                accepted.append(known)
+                self.batch.outcomes.append(known)
                 chunk = 0
             else:
                 is_last, self.prefill.num_chunks = chunk == seq.num_pending, self.prefill.num_chunks + 1
                 room, is_copied = self.batch.room(seq), seq.next_copy == seq.cursor + chunk
                 plan = seq.widest_plan(room) if is_last else StepPlan(chunk)
-                self._take(seq, self.batch.forward([seq], [plan]), 0, plan, accepted)
+                self._take(seq, self.batch.forward([seq], [plan]), 0, plan)
                 if is_last:
                     self.batch.start_decoding(seq)
                 elif is_copied:
                     self.batch.store(seq)
-        self._drop_finished(accepted)
+        self._drop_finished()
         return chunk
 
-    def _decode(self, accepted: list[Event]) -> None:
+    def _decode(self) -> None:
         """One forward of all decoding sequences. Those whose context is full end."""
         for seq in self.batch.decoding:
-            with error_boundary([seq], accepted):
+            with self.batch.ending([seq]):
                 if not self.batch.fits(seq):
-                    accepted.append(seq.finish("capacity"))
+                    self.batch.outcomes.append(seq.finish("capacity"))
                 elif seq.prompt_lookup is not None and not self.prefill.is_behind(seq):
                     seq.consult_prompt_lookup(self._room(seq))
-        self.batch.drop_finished(accepted)
+        self.batch.drop_finished()
         for is_behind, group in groupby(self.batch.decoding, self.prefill.is_behind):
             seqs = list(group)
             if is_behind:
                 continue
-            with error_boundary(seqs, accepted):
+            with self.batch.ending(seqs):
                 rooms = [self._room(seq) for seq in seqs]
                 if self.planner is None:
                     plans = [seq.widest_plan(room) for seq, room in zip(seqs, rooms, strict=True)]
@@ -305,25 +303,25 @@ class Schedule:
                     slots = max(plan.slots for plan in plans)
                     self.planner.learned_cost.record(len(seqs), slots, self.batch.step_seconds)
                 for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
-                    with error_boundary([seq], accepted):
-                        self._take(seq, output, i, plan, accepted)
-        self._drop_finished(accepted)
+                    with self.batch.ending([seq]):
+                        self._take(seq, output, i, plan)
+        self._drop_finished()
 
-    def _take(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan, accepted: list[Event]) -> None:
+    def _take(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> None:
         """Take the outputs of batch row `i`; those of a chunk that is not the last are not used."""
         before, is_chunk, is_prompt = seq.cursor, plan.pending < seq.num_pending, seq.is_reading
         if is_chunk:
             seq.commit_chunk(plan.pending)
         elif (each := seq.commit_and_accept(output, i, plan)) is not None:
-            accepted.append(each)
+            self.batch.outcomes.append(each)
         least = self.backend.reproducible_slots
         is_reproducible = is_chunk and is_prompt if least is None else self.batch.step_slots >= least
         if is_reproducible and before == seq.num_reproducible:
             seq.num_reproducible = seq.cursor
 
-    def _drop_finished(self, accepted: list[Event]) -> None:
+    def _drop_finished(self) -> None:
         self.waiting.drop_finished()
-        self.batch.drop_finished(accepted)
+        self.batch.drop_finished()
 
     def _room(self, seq: Sequence) -> int:
         """Slots of a decode step after the sequence's pending tokens."""

@@ -20,10 +20,7 @@ from .failures import first_line
 from .states import StateRows
 
 PAGE = mmap.PAGESIZE
-# Of memory that child processes do not share. Windows has only such memory.
-PRIVATE: dict[str, int] = (
-    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-)
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # memory that child processes do not share
 # The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
 KV_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -106,12 +103,12 @@ class KvRows:
         memory.
         """
         shape = (self._count, self.num_rows, self.kv_heads, entries, self.head_dim)
-        block = mmap.mmap(-1, self.num_rows * entries * self.entry_bytes, **PRIVATE)
+        block = mmap.mmap(-1, self.num_rows * entries * self.entry_bytes, PRIVATE)
         return block, list(np.frombuffer(block, self._dtype).reshape(shape))
 
     def release(self, row: int) -> None:
         """Return the whole pages of a row to the system; they are zero when they are next used."""
-        if self._block is None or not hasattr(mmap, "MADV_DONTNEED"):
+        if self._block is None:
             return
         for i in range(self._count):
             start = (i * self.num_rows + row) * self.row_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ..decode.limits import Limits
 from ..errors import SessionError
@@ -13,6 +13,8 @@ MAX_CHOICES = 16  # answers to one request
 MAX_PROMPTS = 64  # of one text completion
 MAX_CONNECTIONS = 1024
 HEADER_BYTES = 32 * 1024  # of a request line and all headers
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+LogFormat = Literal["text", "json"]
 Seconds = Annotated[float, seconds()]
 
 

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import h11
 import uvicorn
@@ -23,10 +24,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from ..errors import MarsError
 from .api_error import ApiError, encoded
 from .models import Models
-from .options import HEADER_BYTES, MAX_CONNECTIONS, ServeOptions
-
-LEVELS = ("debug", "info", "warning", "error", "critical")
-FORMATS = ("text", "json")
+from .options import HEADER_BYTES, MAX_CONNECTIONS, LogLevel, ServeOptions
 
 
 class Lines(logging.Formatter):
@@ -60,8 +58,8 @@ def _shown(value: object) -> str:
     return text if text and " " not in text else repr(text)
 
 
-def listen(level: str, log_format: str) -> None:
-    """Write the log of this package and of the HTTP server to standard error, in one of FORMATS."""
+def start_log(level: str, log_format: str) -> None:
+    """Write the log of this package and of the HTTP server to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=log_format == "json"))
     # The batcher logs each request too, and uvicorn logs invalid HTTP, which any client can send.
@@ -73,20 +71,20 @@ def listen(level: str, log_format: str) -> None:
     }
     for name, minimum in minimums.items():
         logger = logging.getLogger(name)
-        logger.setLevel((level if level == "debug" else max(minimum, level, key=LEVELS.index)).upper())
+        logger.setLevel(
+            (level if level == "debug" else max(minimum, level, key=get_args(LogLevel).index)).upper()
+        )
         if name != "mars_export.serve":  # it propagates to mars_export
             logger.addHandler(handler)
             logger.propagate = False
 
 
 class Connection(H11Protocol):
-    """`connections` sets the timeouts of its subclass. New connections above the limit are closed."""
+    """A connection with the timeouts of `options`. New ones above the limit are closed."""
 
-    header_timeout, write_timeout = 10.0, 30.0
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+    def __init__(self, options: ServeOptions, **named: Any) -> None:
+        super().__init__(**named)
+        self._options, self._timers = options, dict[str, asyncio.TimerHandle]()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -109,7 +107,7 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._start("write", self.write_timeout, self.transport.abort)
+        self._start("write", self._options.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -121,7 +119,7 @@ class Connection(H11Protocol):
 
     def _await_headers(self) -> None:
         """The time runs from the connection or the last request; one byte a second does not extend it."""
-        self._start("headers", self.header_timeout, self._too_slow)
+        self._start("headers", self._options.header_timeout, self._too_slow)
 
     def _start(self, name: str, seconds: float, end: Callable[[], None]) -> None:
         if name not in self._timers:
@@ -133,7 +131,7 @@ class Connection(H11Protocol):
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
-            self._complain(408, f"the headers did not arrive within {self.header_timeout:g} s")
+            self._complain(408, f"the headers did not arrive within {self._options.header_timeout:g} s")
 
     def _complain(self, status: int, message: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -147,12 +145,6 @@ class Connection(H11Protocol):
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-
-def connections(header_timeout: float, write_timeout: float) -> type[Connection]:
-    """The class of a server's connections."""
-    timeouts = {"header_timeout": header_timeout, "write_timeout": write_timeout}
-    return type("Connection", (Connection,), timeouts)
 
 
 LOG = logging.getLogger("mars_export.serve")
@@ -171,7 +163,7 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
     """A server for a bound socket."""
     config = uvicorn.Config(
         app,
-        http=connections(options.header_timeout, options.write_timeout),
+        http=partial(Connection, options),  # type: ignore[arg-type]  # it calls it
         ws="none",
         lifespan="on",
         log_config=None,

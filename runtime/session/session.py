@@ -65,9 +65,7 @@ class Session:
         self._prefixes = PrefixCache(cache_bytes, slots, is_recurrent=is_recurrent)
         self._acceptance_rates = AcceptanceRates()
         self._learned_cost = LearnedCost(built_in(variant.precision, DeviceName.parse(device).kind))
-        self.text = (
-            Text.load(bundle, safe=safe, parse_special=parse_special) if bundle.manifest.text else None
-        )
+        self.text = Text.load(bundle, safe=safe, parse_special=parse_special)
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
         self._grammar_states = GrammarStateFactory(bundle, self.text, backend.outputs)
 
@@ -246,9 +244,7 @@ class Session:
             )
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:
-            self.check(config)
-            seq = self.new_sequence(0, Chat(ids, system=system), config)
-            return Stream(seq, run(self.schedule(Limits.of_rows(1)), [seq]))
+            return self.stream(Chat(ids, system=system), config)
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 

@@ -79,11 +79,10 @@ class Text:
             ) from error
 
     @classmethod
-    def load(cls, bundle: Bundle, *, safe: bool = False, parse_special: bool = False) -> Text:
-        """Load a bundle's tokenizer. Raises BundleError if it has none or if it is unreadable."""
-        info = bundle.manifest.text
-        if info is None:
-            raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
+    def load(cls, bundle: Bundle, *, safe: bool = False, parse_special: bool = False) -> Text | None:
+        """Load a bundle's tokenizer; None if it has none. Raises BundleError if it is unreadable."""
+        if (info := bundle.manifest.text) is None:
+            return None
         file = bundle.path / info.tokenizer
         with no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
             tokenizer = Tokenizer.from_buffer(read_small(file, TOKENIZER_LIMIT, links=True))

@@ -131,13 +131,13 @@ class Batch:
         self.drop()
 
     def reading(self) -> Simulated | None:
-        self.admit()
+        self.start_waiting()
         if not self.readers:
             return None
         last = self.readers[-1]
         return last if self.turn % 2 == 1 and last.pieces > 1 else self.readers[0]
 
-    def admit(self) -> None:
+    def start_waiting(self) -> None:
         if len(self.readers) + len(self.decoders) == self.case["max_rows"]:
             return
         for row in self.turns():

@@ -6,12 +6,9 @@ set(CMAKE_CXX_COMPILER "$ENV{MARS_ZIG}" c++ -target $ENV{MARS_TARGET})
 set(MARS_ARM -mcpu=generic) # takes +FEATURE; `-march=armv8.2-a` is unknown to zig
 if("$ENV{MARS_TARGET}" MATCHES "-linux-")
     set(CMAKE_SYSTEM_NAME Linux)
-elseif("$ENV{MARS_TARGET}" MATCHES "-macos")
+else()
     set(CMAKE_SYSTEM_NAME Darwin)
     set(CMAKE_INSTALL_NAME_TOOL true) # of Xcode; not needed, because no RPATH changes at installation
-else()
-    set(CMAKE_SYSTEM_NAME Windows)
-    set(CMAKE_CXX_FLAGS_INIT "'-D_Return_type_success_(x)='") # ONNX Runtime's headers use it without defining it for MinGW
 endif()
 if(DEFINED ENV{MARS_LIBSTDCXX})
     set(mars_gcc "$ENV{MARS_LIBSTDCXX}")

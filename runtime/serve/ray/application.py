@@ -24,7 +24,7 @@ from ..keys import read_keys
 from ..models import read_bundles
 from ..options import MAX_CONNECTIONS
 from ..routes import app
-from ..server import listen
+from ..server import start_log
 from .fleet import Fleet, read_fleet, read_replicas
 from .shared_routes import SharedRoutes, steered
 
@@ -59,7 +59,7 @@ class Replica:
     """Opens the bundles and warms up. Ray routes to it when the constructor has returned."""
 
     def __init__(self, fleet: Fleet) -> None:
-        listen(fleet.log_level, fleet.log_format)
+        start_log(fleet.log_level, fleet.log_format)
         options = fleet.options
         if fleet.key_file is not None:
             options = replace(options, keys=read_keys(Path(fleet.key_file)))

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from inspect import signature
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from ...decode.limits import Limits
 from ...errors import SessionError
 from ...rules import Rule, broken, integer, number, one_of
 from ...session.session import Session
-from ..options import ServeOptions
-from ..server import FORMATS, LEVELS
+from ..options import LogFormat, LogLevel, ServeOptions
 
 RANGE = re.compile(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?")
 
@@ -53,8 +52,8 @@ class Fleet:
     session: Mapping[str, Any] = field(default_factory=dict)
     options: ServeOptions = field(default_factory=ServeOptions)
     key_file: str | None = None
-    log_level: Annotated[str, one_of(LEVELS)] = "info"
-    log_format: Annotated[str, one_of(FORMATS)] = "text"
+    log_level: Annotated[str, one_of(get_args(LogLevel))] = "info"
+    log_format: Annotated[str, one_of(get_args(LogFormat))] = "text"
 
     def __post_init__(self) -> None:
         if problems := broken(self):

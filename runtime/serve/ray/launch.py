@@ -13,7 +13,7 @@ from typing import Any
 from ...bundle.open import open_bundle
 from ...errors import MarsError
 from ...machine import cores
-from ..server import listen
+from ..server import start_log
 from .fleet import Fleet, read_replicas
 
 LOG = logging.getLogger("mars_export.serve")
@@ -50,7 +50,7 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
             )
         for path in fleet.bundles.values():
             open_bundle(path)  # report problems here, not in the log of a replica
-    listen(fleet.log_level, fleet.log_format)
+    start_log(fleet.log_level, fleet.log_format)
     try:
         if address is None:
             ray.init(num_cpus=cores(), include_dashboard=False)

@@ -158,9 +158,9 @@ void Batch::store(const Sequence& seq) {
     if (seq.prefix_handle) seq.prefix_handle->store(*cache_, static_cast<std::int64_t>(row_of(seq)), seq.tokens, seq.num_reproducible);
 }
 
-void Batch::add(std::shared_ptr<Sequence> seq, std::vector<Accepted>& accepted) {
+void Batch::add(std::shared_ptr<Sequence> seq) {
     active_.push_back(seq);
-    for (std::size_t i = active_.size() - 1; i > num_decoding_; --i) move(i - 1, i, accepted);
+    for (std::size_t i = active_.size() - 1; i > num_decoding_; --i) move(i - 1, i);
     active_[num_decoding_] = std::move(seq);
     release(num_decoding_);
 }
@@ -170,7 +170,7 @@ void Batch::start_decoding(const Sequence& seq) {
     store(seq); // now: the next prompt may begin alike
 }
 
-void Batch::drop_finished(std::vector<Accepted>& accepted) {
+void Batch::drop_finished() {
     const std::size_t before = active_.size();
     const auto is_finished = [](const auto& seq) { return seq->finish_reason.has_value(); };
     for (auto at = std::find_if(active_.rbegin(), active_.rend(), is_finished); at != active_.rend();
@@ -178,10 +178,10 @@ void Batch::drop_finished(std::vector<Accepted>& accepted) {
         store(**at);
         auto gap = static_cast<std::size_t>(active_.rend() - at - 1);
         if (gap < num_decoding_) {
-            move(--num_decoding_, gap, accepted);
+            move(--num_decoding_, gap);
             gap = num_decoding_;
         }
-        for (std::size_t next = gap + 1; next < active_.size(); ++next) move(next, next - 1, accepted);
+        for (std::size_t next = gap + 1; next < active_.size(); ++next) move(next, next - 1);
         active_.pop_back();
         release(active_.size());
     }
@@ -189,14 +189,13 @@ void Batch::drop_finished(std::vector<Accepted>& accepted) {
 }
 
 /// Move the sequence at `source` to `target`, with its final entries unless it has ended. It ends if these cannot be copied.
-void Batch::move(std::size_t source, std::size_t target, std::vector<Accepted>& accepted) {
+void Batch::move(std::size_t source, std::size_t target) {
     if (source == target) return;
     active_[target] = active_[source];
     release(target);
     Sequence& seq = *active_[target];
     if (!seq.finish_reason)
-        error_boundary({&seq}, accepted,
-                       [&] { cache_->move(static_cast<std::int64_t>(source), static_cast<std::int64_t>(target), seq.cursor); });
+        ending({&seq}, [&] { cache_->move(static_cast<std::int64_t>(source), static_cast<std::int64_t>(target), seq.cursor); });
 }
 
 void Batch::release(std::size_t row) {

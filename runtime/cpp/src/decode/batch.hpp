@@ -52,19 +52,6 @@ struct NoMemory {
     std::exception_ptr error;
 };
 
-/// Run `body`. If it throws, `seqs` end, and no others; how they ended is added to `accepted`.
-template <typename Body>
-void error_boundary(const std::vector<Sequence*>& seqs, std::vector<Accepted>& accepted, const Body& body) {
-    try {
-        body();
-    } catch (const Interrupted&) { // the sequences of that step have ended, and are dropped like others
-    } catch (const NoMemory& missing) {
-        for (Sequence* seq : missing.seqs) accepted.push_back(seq->fail(missing.error));
-    } catch (...) {
-        for (Sequence* seq : seqs) accepted.push_back(seq->fail(std::current_exception()));
-    }
-}
-
 /// The sequences that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are being read, shorter ones
 /// before longer ones. Row i of the cache belongs to sequence i.
 class Batch {
@@ -74,6 +61,7 @@ class Batch {
 
     Backend& backend;
     const std::int64_t num_rows;
+    std::vector<Accepted> outcomes; ///< what the sequences gave, and how they ended, until it is taken
     bool is_prepared = true;   ///< StepOutput::is_prepared of the last forward
     double step_seconds = 0.0; ///< of the last forward; its shape:
     std::int64_t step_rows() const { return input_.rows; }
@@ -86,6 +74,20 @@ class Batch {
     std::vector<Sequence*> readers() const { return part(num_decoding_, active_.size()); }
 
     std::int64_t num_active() const { return static_cast<std::int64_t>(active_.size()); }
+
+    /// Run `body`. If it throws, `seqs` end, and no others.
+    template <typename Body> void ending(const std::vector<Sequence*>& seqs, const Body& body) {
+        try {
+            body();
+        } catch (const Interrupted&) { // the sequences of that step have ended, and are dropped like others
+        } catch (const NoMemory& missing) {
+            for (Sequence* seq : missing.seqs) outcomes.push_back(seq->fail(missing.error));
+        } catch (...) {
+            for (Sequence* seq : seqs) outcomes.push_back(seq->fail(std::current_exception()));
+        }
+    }
+
+    std::vector<Accepted> take_outcomes() { return std::exchange(outcomes, {}); }
 
     /// Run one step on neighbouring sequences with these plans; returns each sequence's predictions.
     ///
@@ -107,13 +109,13 @@ class Batch {
     void store(const Sequence& seq);
 
     /// Add a sequence before the others whose prompts are being read.
-    void add(std::shared_ptr<Sequence> seq, std::vector<Accepted>& accepted);
+    void add(std::shared_ptr<Sequence> seq);
 
     /// The prompt of `seq`, the first that is being read, has been read.
     void start_decoding(const Sequence& seq);
 
     /// Remove sequences that have ended, and close the gaps; decoding sequences stay first.
-    void drop_finished(std::vector<Accepted>& accepted);
+    void drop_finished();
 
     /// Free the KV memory; no sequence is active.
     void free();
@@ -122,7 +124,7 @@ class Batch {
     std::vector<Sequence*> part(std::size_t first, std::size_t end) const;
     std::size_t row_of(const Sequence& seq) const;
     std::vector<std::int64_t> lengths() const;
-    void move(std::size_t source, std::size_t target, std::vector<Accepted>& accepted);
+    void move(std::size_t source, std::size_t target);
     void step(std::size_t first, const StepPlan* plans, std::size_t count);
     void reserve(std::size_t first, std::size_t count, std::int64_t slots);
     void release(std::size_t row);

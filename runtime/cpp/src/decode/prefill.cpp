@@ -11,13 +11,13 @@ Prefill::Prefill(Batch& batch, Queue& waiting, std::int64_t block, const Limits&
       }()),
       batch_(batch), waiting_(waiting), limits_(limits), budget_(budget) {}
 
-Sequence* Prefill::next(std::int64_t left, std::vector<Accepted>& accepted) {
-    admit(accepted);
+Sequence* Prefill::next(std::int64_t left) {
+    start_waiting();
     Sequence* const seq = reader();
     return seq != nullptr && chunk_of(*seq) <= left ? seq : nullptr;
 }
 
-void Prefill::admit(std::vector<Accepted>& accepted) {
+void Prefill::start_waiting() {
     Sequence* const seq = batch_.num_active() < limits_.rows() ? next_waiting() : nullptr;
     if (seq != nullptr) {
         if (budget_.num_bytes)
@@ -25,9 +25,9 @@ void Prefill::admit(std::vector<Accepted>& accepted) {
                 if (&other != seq && has_place(other) && !fits(other)) ++other.num_passes;
                 return &other == seq;
             });
-        batch_.add(waiting_.remove(*seq), accepted);
+        batch_.add(waiting_.remove(*seq));
         batch_.lookup(*seq, chunk, budget_.max_entries());
-        batch_.drop_finished(accepted); // sequences that could not be moved
+        batch_.drop_finished(); // sequences that could not be moved
     }
     if (budget_.num_bytes)
         is_memory_short = waiting_.first([this](const Sequence& each) { return has_place(each) && !fits(each); }) != nullptr;

@@ -25,13 +25,13 @@ class Prefill {
     std::int64_t num_chunks = 0;           ///< that were read so far: prompts take turns
 
     /// The sequence whose prompt is read next; null if its chunk has more than `left` tokens.
-    Sequence* next(std::int64_t left, std::vector<Accepted>& accepted);
+    Sequence* next(std::int64_t left);
 
     /// Whether more tokens are pending than a step feeds, for example after a long forced text.
     bool is_behind(const Sequence& seq) const { return seq.num_pending() > max_pending && batch_.fits(seq); }
 
     /// Start a waiting sequence, before the others whose prompts are being read, if there is room.
-    void admit(std::vector<Accepted>& accepted);
+    void start_waiting();
 
     /// Tokens up to the next multiple of the chunk size, also for a sequence that began with saved entries.
     std::int64_t chunk_of(const Sequence& seq) const;

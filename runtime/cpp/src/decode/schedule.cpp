@@ -20,23 +20,22 @@ Schedule::Schedule(Backend& backend, std::int64_t block, std::int64_t mask_id, c
 }
 
 std::vector<Accepted> Schedule::step() {
-    std::vector<Accepted> accepted;
     for (Sequence* seq : batch_.active()) seq->refresh();
-    drop_finished(accepted);
+    drop_finished();
     if (stage_ == Stage::start) left_ = prefill_.chunk; // prompt tokens of this step
-    Sequence* const seq = stage_ == Stage::decode ? nullptr : prefill_.next(left_, accepted);
+    Sequence* const seq = stage_ == Stage::decode ? nullptr : prefill_.next(left_);
     publish();
     if (seq != nullptr) {
-        left_ -= read(*seq, prefill_.chunk_of(*seq), accepted);
+        left_ -= read(*seq, prefill_.chunk_of(*seq));
         stage_ = Stage::prompts;
     } else if (Sequence* const late = stage_ == Stage::decode ? nullptr : behind()) {
-        read(*late, prefill_.max_pending, accepted);
+        read(*late, prefill_.max_pending);
         stage_ = Stage::decode;
     } else {
-        decode(accepted);
+        decode();
     }
     publish();
-    return accepted;
+    return batch_.take_outcomes();
 }
 
 void Schedule::add(std::shared_ptr<Sequence> seq) {
@@ -55,10 +54,10 @@ Sequence* Schedule::behind() const {
 
 /// Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns its length. Tokens that are known
 /// without a prediction come first, as a chunk of length 0.
-std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk, std::vector<Accepted>& accepted) {
-    error_boundary({&seq}, accepted, [&] {
+std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk) {
+    batch_.ending({&seq}, [&] {
         if (std::optional<Accepted> known = seq.begin(backend_.max_capacity())) {
-            accepted.push_back(std::move(*known));
+            batch_.outcomes.push_back(std::move(*known));
             chunk = 0;
             return;
         }
@@ -66,42 +65,42 @@ std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk, std::vector<Accep
         ++prefill_.num_chunks;
         const bool is_copied = seq.next_copy() == seq.cursor + chunk;
         const StepPlan plan = is_last ? seq.widest_plan(batch_.room(seq)) : StepPlan{chunk};
-        take(seq, batch_.forward({&seq}, {plan}).front(), plan, accepted);
+        take(seq, batch_.forward({&seq}, {plan}).front(), plan);
         if (is_last)
             batch_.start_decoding(seq);
         else if (is_copied)
             batch_.store(seq);
     });
-    drop_finished(accepted);
+    drop_finished();
     return chunk;
 }
 
 /// One forward of all decoding sequences, the end of a step. Those whose context is full end.
-void Schedule::decode(std::vector<Accepted>& accepted) {
+void Schedule::decode() {
     stage_ = Stage::start;
     for (Sequence* seq : batch_.decoding()) {
         if (!batch_.fits(*seq))
-            accepted.push_back(seq->finish(FinishReason::capacity));
+            batch_.outcomes.push_back(seq->finish(FinishReason::capacity));
         else if (!prefill_.is_behind(*seq))
-            error_boundary({seq}, accepted, [&] { seq->consult_prompt_lookup(room(*seq)); });
+            batch_.ending({seq}, [&] { seq->consult_prompt_lookup(room(*seq)); });
     }
-    batch_.drop_finished(accepted);
+    batch_.drop_finished();
     const std::vector<Sequence*> decoding = batch_.decoding();
     const auto is_behind = [this](const Sequence* seq) { return prefill_.is_behind(*seq); };
     for (auto first = decoding.begin(), last = first; first != decoding.end(); first = last) { // groups of neighbours
         last = std::find_if(first + 1, decoding.end(), [&](const Sequence* seq) { return is_behind(seq) != is_behind(*first); });
         if (is_behind(*first)) continue;
         const std::vector<Sequence*> seqs(first, last);
-        error_boundary(seqs, accepted, [&] {
+        batch_.ending(seqs, [&] {
             const std::vector<StepPlan> plans = plans_of(seqs);
             const std::vector<Predictions> predictions = batch_.forward(seqs, plans);
             if (planner_ && batch_.is_prepared)
                 planner_->learned_cost->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
             for (std::size_t i = 0; i < seqs.size(); ++i)
-                error_boundary({seqs[i]}, accepted, [&] { take(*seqs[i], predictions[i], plans[i], accepted); });
+                batch_.ending({seqs[i]}, [&] { take(*seqs[i], predictions[i], plans[i]); });
         });
     }
-    drop_finished(accepted);
+    drop_finished();
     if (batch_.num_active() == 0) batch_.free();
 }
 
@@ -116,17 +115,17 @@ std::vector<StepPlan> Schedule::plans_of(const std::vector<Sequence*>& seqs) {
 }
 
 /// Take the predictions of a sequence; those of a chunk that is not the last are not used.
-void Schedule::take(Sequence& seq, const Predictions& predictions, const StepPlan& plan, std::vector<Accepted>& accepted) {
+void Schedule::take(Sequence& seq, const Predictions& predictions, const StepPlan& plan) {
     if (plan.pending < seq.num_pending())
         seq.commit_chunk(plan.pending);
     else if (std::optional<Accepted> each = seq.commit_and_accept(predictions, plan))
-        accepted.push_back(std::move(*each));
+        batch_.outcomes.push_back(std::move(*each));
     if (seq.is_reproducible) seq.num_reproducible = seq.cursor;
 }
 
-void Schedule::drop_finished(std::vector<Accepted>& accepted) {
+void Schedule::drop_finished() {
     waiting_.drop_finished();
-    batch_.drop_finished(accepted);
+    batch_.drop_finished();
 }
 
 /// Slots of a decode step after the sequence's pending tokens.

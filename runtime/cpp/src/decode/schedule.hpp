@@ -57,11 +57,11 @@ class Schedule {
     enum class Stage { start, prompts, decode };
 
     Sequence* behind() const;
-    std::int64_t read(Sequence& seq, std::int64_t chunk, std::vector<Accepted>& accepted);
-    void decode(std::vector<Accepted>& accepted);
+    std::int64_t read(Sequence& seq, std::int64_t chunk);
+    void decode();
     std::vector<StepPlan> plans_of(const std::vector<Sequence*>& seqs);
-    void take(Sequence& seq, const Predictions& predictions, const StepPlan& plan, std::vector<Accepted>& accepted);
-    void drop_finished(std::vector<Accepted>& accepted);
+    void take(Sequence& seq, const Predictions& predictions, const StepPlan& plan);
+    void drop_finished();
     std::int64_t room(const Sequence& seq) const;
     void publish();
 
