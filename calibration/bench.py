@@ -13,7 +13,8 @@ import numpy as np
 
 from ..runtime import machine
 from ..runtime.session.session import Session
-from .laps import BenchOptions, Setting, Timeline, serve
+from .laps import Timeline, serve
+from .options import BenchOptions, Setting
 from .rounds import Lap, Percentiles, Progress, Rounds, busy_note, percent, speed_up, timed
 from .rows import TaskRequest, make_plan
 from .tasks.tasks import TaskRow

@@ -13,6 +13,7 @@ from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError, MarsError
 from ..runtime.machine import cores
 from ..runtime.session.session import Session
+from .options import TaskOptions
 from .tasks.tasks import DATA, SUFFIX, TaskRow, find, load, read_schema
 
 SCHEMA = ".schema.json"  # of a built-in task's answers
@@ -78,18 +79,13 @@ def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = No
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRequest:
-    """The inputs of a command over task rows."""
+class TaskRequest(TaskOptions):
+    """The inputs of a command over task rows. `task`: a built-in task's name or a file."""
 
     bundle: Path
-    task: str  # a built-in task's name or a file
-    score: str | None = None  # of rows that name none
-    device: str = "cpu"
-    threads: int | None = None
+    task: str
     variant: str | None = None
-    accuracy_level: int | None = None
     cache_bytes: int = 0  # of the prefix cache
-    schema: str | None = None  # for rows without a form: a file, or the name of a built-in task with a schema
 
     @property
     def file(self) -> Path:

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import typer
+
 from ...runtime.accept import METRICS
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.errors import CalibrationError
 from ...runtime.rules import broken, integer, number
-from . import bounds
+from ...runtime.terminal.options import comma_separated
+from ..options import numbers
 
 # From safe to fast, and fixed in advance: a sequence that depends on the tested rows would void the
 # guarantee.
@@ -43,19 +46,30 @@ def name_of(config: GenerationConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """The goal: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with `confidence`.
+    """The goal: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with `confidence`. Each
+    metric is tested at (1 - confidence) / their number. Raises CalibrationError with every bad value.
 
-    Several `metrics` share the error: each is tested at (1 - confidence) / their number. `taus` replaces the
-    grid of a single metric. `limit` is the largest number of rows, `batch` the rows decoded together.
-    Without `guarantee`, the mean drop of the rows decides. Raises CalibrationError with every bad value.
+    max_drop: The largest acceptable mean quality loss against tau 1; 0.02 means two percentage points.
+    confidence: Confidence level of the quality bound.
+    guarantee: Whether the bound is shown for all requests, or only the mean drop of these rows counts.
+
+    Rows and scores:
+    limit: Use at most this many rows.
+
+    Settings to compare:
+    metrics: Confidence metrics to try, separated by commas; they share the error. By default probability.
+    taus: Candidates of the only metric, from safe to fast, separated by commas.
+    batch: Rows decoded together.
     """
 
     max_drop: Annotated[float, number("between 0 and 1 (0.02 is two points)", high=BELOW_1, above=True)] = (
         0.02
     )
     confidence: Annotated[float, number("0.5 or more, below 1", 0.5, BELOW_1)] = 0.95
-    metrics: tuple[str, ...] = ("probability",)
-    taus: tuple[float, ...] = ()
+    metrics: Annotated[
+        tuple[str, ...], typer.Option("--compare", parser=comma_separated, show_default=False)
+    ] = ("probability",)
+    taus: Annotated[tuple[float, ...], typer.Option(parser=lambda text: numbers("--taus", text, float))] = ()
     limit: Annotated[int | None, integer(1, "1 or more")] = None
     batch: Annotated[int, integer(1, "1 or more")] = 1
     guarantee: bool = True
@@ -87,6 +101,8 @@ class CalibrationOptions:
     @property
     def items_needed(self) -> int:
         """The fewest rows that can show the bound."""
+        from . import bounds  # numpy
+
         return bounds.items_needed(self.max_drop, self.level)
 
     def candidates(self, metric: str) -> tuple[float, ...]:

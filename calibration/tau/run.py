@@ -19,6 +19,7 @@ from ...runtime.device.ort.library import version_and_devices
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..journal import Journal
+from ..options import StateOptions
 from ..rounds import Progress
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import data_hash
@@ -31,14 +32,9 @@ DATA_FILE, PAGE_FILE = "report.json", "report.md"
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationRequest(TaskRequest):
-    """A request of `mars-export calibrate`. `name` is the profile's."""
+class CalibrationRequest(TaskRequest, StateOptions):
+    """A request of `mars-export calibrate`."""
 
-    output: Path | None = None
-    resume: bool = False  # continue from the state of an earlier run
-    force: bool = False  # discard the state of an earlier run
-    name: str | None = None
-    store: bool = True
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
     @property

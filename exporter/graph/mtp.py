@@ -7,20 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
 
-from ..codes import rotation
+from ..checkpoint.dims import Dims
+from ..codes import Quantization, rotation
 from .nodes import Nodes
 from .operators import PRODUCT
 from .weights import ONNX_DTYPES, Placed
 
-if TYPE_CHECKING:
-    from .step import Writer
-
 FIRST, LAST, END = ("axis_start", [0]), ("last_row", [-1]), ("far", [2**30])
+
+
+class Writer(Protocol):
+    """The writer of a step (step.py): its nodes so far, and what the MTP layer has in common with others."""
+
+    nodes: Nodes
+    dims: Dims
+    dtype: str
+    quantization: Quantization | None
+
+    def empty(self) -> Writer:
+        """A writer of the same step without nodes."""
+
+    def write_positions(self) -> None: ...
+    def write_layer(self, i: int, hidden: str) -> str: ...
+    def embedding(self, ids: str) -> str: ...
+    def norm(self, x: str, module: str, name: str) -> str: ...
+    def linear(self, x: str, weight: str, name: str, bias: bool) -> str: ...
+    def head(self, normed: str, table: str) -> str: ...
 
 
 def write(writer: Writer, hidden: str, count: int, outputs: Sequence[str]) -> None:

@@ -228,6 +228,8 @@ def _option(name: str, hint: Any, default: Any) -> tuple[Any, Any]:
     rule = next((each for each in settings if isinstance(each, Rule)), None)
     if settings and rule is None:
         info = copy(settings[0])
+        if info.parser is not None:
+            hint = str
     else:
         is_flag = hint in (bool, bool | None) and not default  # without a --no- form
         names = [f"--{name.replace('_', '-')}"] if is_flag else []

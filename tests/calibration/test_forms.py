@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from mars_export import CalibrationError, Session
 from mars_export.calibration.bench import BenchRequest, bench
-from mars_export.calibration.laps import BenchOptions
+from mars_export.calibration.options import BenchOptions
 from mars_export.calibration.tasks.tasks import DATA, TaskRow, find, load, read_form
 from mars_export.calibration.tau.options import CalibrationOptions
 from mars_export.calibration.tau.run import CalibrationRequest, run

@@ -56,7 +56,13 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "calibration/__init__": (),
     "calibration/tasks": ("runtime/decode", "runtime/machine"),
     "calibration/journal": ("runtime/bundle",),
-    "calibration/rows": ("calibration/tasks", "calibration/journal", "runtime/batcher"),
+    "calibration/options": ("runtime/decode", "runtime/terminal"),
+    "calibration/rows": (
+        "calibration/tasks",
+        "calibration/journal",
+        "calibration/options",
+        "runtime/batcher",
+    ),
     "calibration/rounds": ("calibration/rows",),
     "calibration/tau": ("calibration/rounds",),
     "calibration/laps": ("calibration/rounds",),
@@ -78,6 +84,8 @@ COMMAND_LINE = {"cli"} | {
     "exporter/export_options",
     "exporter/commands",
     "calibration/commands",
+    "calibration/options",
+    "calibration/tau/options",
 }
 SHOWN = {"runtime/decode/config", "runtime/decode/limits", "runtime/serve/options"}  # as options of commands
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
@@ -237,7 +245,7 @@ def test_the_command_line_imports_inside_its_commands_and_alone_prints() -> None
             continue
         assert foreign(at_once[module]) <= {*sys.stdlib_module_names, "typer", "rich"}, module
         assert drawn[module] <= COMMAND_LINE | SHOWN | {
-            "__init__", "runtime/errors", "runtime/rules", "runtime/text/toolcalls",
+            "__init__", "runtime/accept", "runtime/errors", "runtime/rules", "runtime/text/toolcalls",
         }, module  # fmt: skip
 
 

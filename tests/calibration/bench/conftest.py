@@ -11,7 +11,7 @@ from support.calibrations import WORDS, rows
 from support.tiny import Named
 
 from mars_export.calibration.bench import BenchRequest
-from mars_export.calibration.laps import BenchOptions
+from mars_export.calibration.options import BenchOptions
 
 
 @pytest.fixture

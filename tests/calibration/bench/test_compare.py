@@ -6,7 +6,7 @@ import pytest
 from support.calibrations import answer, lap, task
 
 from mars_export.calibration.bench import compare, wilson
-from mars_export.calibration.laps import Setting
+from mars_export.calibration.options import Setting
 from mars_export.calibration.rounds import Percentiles, Rounds
 
 

@@ -11,7 +11,8 @@ from support.fake import Recording
 from support.fixtures import Sessions
 
 from mars_export import Session, SessionError, Stats
-from mars_export.calibration.laps import Setting, Timeline, serve
+from mars_export.calibration.laps import Timeline, serve
+from mars_export.calibration.options import Setting
 from mars_export.calibration.tasks.scores import Output
 from mars_export.runtime.decode.backend import StepOutput
 

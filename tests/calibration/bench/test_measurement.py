@@ -11,7 +11,8 @@ from support.calibrations import answer, task
 from mars_export import Session
 from mars_export.calibration import bench as bench_module
 from mars_export.calibration.bench import measure
-from mars_export.calibration.laps import BenchOptions, Setting, Timeline
+from mars_export.calibration.laps import Timeline
+from mars_export.calibration.options import BenchOptions, Setting
 from mars_export.calibration.rounds import WARM_TOKENS, interleaved
 from mars_export.calibration.tasks.tasks import TaskRow
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mars_export import CalibrationError
-from mars_export.calibration.laps import BenchOptions, Setting
+from mars_export.calibration.options import BenchOptions, Setting
 
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:

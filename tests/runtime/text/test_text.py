@@ -268,5 +268,4 @@ def test_no_chat_template() -> None:
 def test_a_bundle_without_a_tokenizer(bundles: Callable[[str], Path]) -> None:
     bundle = open_bundle(bundles("llama"))
     bare = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, text=None))
-    with pytest.raises(BundleError, match="no tokenizer; pass token ids"):
-        Text.load(bare)
+    assert Text.load(bare) is None
