@@ -88,7 +88,7 @@ def bench(
     if taus is None and open_bundle(bundle).manifest.tokens.mask is None:
         taus = ""
     if taus is not None:
-        compared = replace(compared, taus=numbers("--tau", taus, float))
+        compared = replace(compared, taus=numbers("--tau", float)(taus))
     request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=compared)
     with progress_bars() as bars:
         report = measure(request, advance(bars))

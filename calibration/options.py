@@ -64,13 +64,17 @@ class StateOptions:
     force: bool = False
 
 
-def numbers(name: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
-    """The numbers of an option, separated by commas. Raises MarsError for other values."""
-    try:
-        return tuple(kind(word) for word in comma_separated(text or ""))
-    except ValueError as error:
-        kinds = "whole numbers" if kind is int else "numbers"
-        raise MarsError(f"{name} must be {kinds} separated by commas, not {text!r}") from error
+def numbers(name: str, kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A parser of an option's numbers, separated by commas. It raises MarsError for other values."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(kind(word) for word in comma_separated(text))
+        except ValueError as error:
+            kinds = "whole numbers" if kind is int else "numbers"
+            raise MarsError(f"{name} must be {kinds} separated by commas, not {text!r}") from error
+
+    return parse
 
 
 def _masks(text: str) -> tuple[Masks, ...]:
@@ -129,11 +133,8 @@ class BenchOptions:
     """
 
     taus: tuple[float, ...] = (0.95,)
-    batches: Annotated[
-        tuple[int, ...],
-        typer.Option("--batch", parser=lambda text: numbers("--batch", text, int), show_default=False),
-    ] = (1,)
-    masks: Annotated[tuple[Masks, ...], typer.Option(parser=_masks, show_default=False)] = ("auto",)
+    batches: Annotated[tuple[int, ...], typer.Option("--batch", parser=numbers("--batch", int))] = (1,)
+    masks: Annotated[tuple[Masks, ...], typer.Option(parser=_masks)] = ("auto",)
     rounds: Count = 3
     limit: Annotated[int | None, integer(1, "1 or more")] = None
     exact: bool = True

@@ -66,10 +66,8 @@ class CalibrationOptions:
         0.02
     )
     confidence: Annotated[float, number("0.5 or more, below 1", 0.5, BELOW_1)] = 0.95
-    metrics: Annotated[
-        tuple[str, ...], typer.Option("--compare", parser=comma_separated, show_default=False)
-    ] = ("probability",)
-    taus: Annotated[tuple[float, ...], typer.Option(parser=lambda text: numbers("--taus", text, float))] = ()
+    metrics: Annotated[tuple[str, ...], typer.Option("--compare", parser=comma_separated)] = ("probability",)
+    taus: Annotated[tuple[float, ...], typer.Option(parser=numbers("--taus", float))] = ()
     limit: Annotated[int | None, integer(1, "1 or more")] = None
     batch: Annotated[int, integer(1, "1 or more")] = 1
     guarantee: bool = True

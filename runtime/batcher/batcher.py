@@ -56,7 +56,7 @@ class Batcher:
         self._admission = AdmissionQueue(self.limits)
         self._arrivals: deque[Sequence] = deque()  # sequences that the thread will add to the schedule
         self._numbers = itertools.count()
-        self._room: Future[None] = Future()  # completed at the next change, for coroutines
+        self._next_change: Future[None] = Future()  # completed at the next change, for coroutines
         self._step_began: float | None = None
         self._closed = self._stopped = False
         self.fault: BaseException | None = None
@@ -97,9 +97,9 @@ class Batcher:
         config, ends_at, wait = self._checked(config), deadline_at(deadline), earlier(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
-            self._admit(client)
+            self._take_place(client)
         with self._returning_place(client):
-            return self._start(self._new_request(prompt, config, ends_at, client))
+            return self._hand_over(self._new_request(prompt, config, ends_at, client))
 
     async def asubmit(
         self,
@@ -123,16 +123,16 @@ class Batcher:
                 seconds = None if last is None else last - perf_counter()
                 is_late = seconds is not None and seconds <= 0
                 if is_late or not isinstance(self._refusal(client), Overloaded):
-                    self._admit(client)
+                    self._take_place(client)
                     break
-                room = self._room
-            await settled(room, seconds)
+                change = self._next_change
+            await settled(change, seconds)
         new_request = partial(self._new_request, prompt, config, ends_at, client)
         with self._returning_place(client):
             request = await asyncio.get_running_loop().run_in_executor(executor, new_request)
             if arrived_at is not None:
                 request.seq.stats.began = request.stats.began = arrived_at
-            return self._start(request)
+            return self._hand_over(request)
 
     @property
     def alive(self) -> bool:
@@ -225,7 +225,7 @@ class Batcher:
             return SessionError("this batcher is closed, or its process was forked; make a new one")
         return self._admission.refusal(client, self._schedule.num_rows, self.num_waiting)
 
-    def _admit(self, client: Hashable) -> None:
+    def _take_place(self, client: Hashable) -> None:
         """Take a place, or raise why there is none. The caller holds the lock."""
         refusal = self._refusal(client)
         if refusal is not None:
@@ -255,10 +255,10 @@ class Batcher:
         seq = self.session.new_sequence(number, prompt, config, max_tokens)
         self._budget.check(seq)
         request = Request(seq, self._end, ends_at)
-        seq.client, seq.on_forward = client, request.start
+        seq.client, seq.on_forward = client, request.note_step
         return request
 
-    def _start(self, request: Request) -> Request:
+    def _hand_over(self, request: Request) -> Request:
         """Give a request to the thread."""
         with self._changed:
             if self._closed:
@@ -302,8 +302,8 @@ class Batcher:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        room, self._room = self._room, Future()
-        room.set_result(None)
+        change, self._next_change = self._next_change, Future()
+        change.set_result(None)
 
     # --- the thread ---
 

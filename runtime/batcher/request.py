@@ -148,7 +148,7 @@ class Request(Answer):
         """Whether the deadline has passed."""
         return self._deadline is not None and perf_counter() >= self._deadline
 
-    def start(self) -> None:
+    def note_step(self) -> None:
         """The request takes part in a step. Called in the batcher's thread, before each step."""
         if not self.has_started:
             with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,31 +61,12 @@ def renewal(bundle: Path, profile: Profile) -> str:
     return shlex.join(["mars-export", "calibrate", str(bundle), *options])
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileState:
-    """A profile, and the reasons why it is stale; none if it is valid."""
-
-    profile: Profile
-    stale: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self.profile) | {"stale": list(self.stale)}
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Name, setting, metric, variant, rows, bound, date and state, as text."""
-        p = self.profile
-        evidence = (str(p.evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
-        state = f"stale: {'; '.join(self.stale)}" if self.stale else "good"
-        return (p.name, f"{p.tau:g}", p.metric, p.variant, *evidence, state)
-
-
-def states(path: str | Path) -> list[ProfileState]:
-    """The profiles of the bundle at `path`, each checked against its own variant."""
+def states(path: str | Path) -> list[dict[str, Any]]:
+    """The profiles of the bundle at `path`, each with the reasons why it is `stale` for its own variant."""
     bundle = open_bundle(path)
+    manifest = bundle.manifest
     return [
-        ProfileState(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)))
-        for p in bundle.manifest.profiles
+        asdict(p) | {"stale": staleness(manifest, bundle.variant(p.variant), p)} for p in manifest.profiles
     ]
 
 

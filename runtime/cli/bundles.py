@@ -172,9 +172,14 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     """List the profiles of a bundle, and which are stale."""
     from ..bundle.profiles import states
 
+    def cells(profile: dict[str, Any]) -> tuple[object, ...]:
+        evidence = (profile["evidence"].get(key, "?") for key in ("num_rows", "max_drop", "date"))
+        state = f"stale: {'; '.join(profile['stale'])}" if profile["stale"] else "good"
+        return profile["name"], f"{profile['tau']:g}", profile["metric"], profile["variant"], *evidence, state
+
     columns = ("profile", "setting", "metric", "variant", "rows", "drop below", "date", "state")
     none = "no profiles; `mars-export calibrate` makes one"
-    print_list(states(bundle), columns, none, as_json=as_json)
+    print_list(states(bundle), columns, cells, none, as_json=as_json)
 
 
 @profiles_app.command("remove")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,7 +71,13 @@ def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
     from ..structured.stored_grammars import entries
 
     none = "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one"
-    print_list(entries(bundle), ("grammar", "kind", "states", "size", "date"), none, as_json=as_json)
+
+    def cells(grammar: dict[str, Any]) -> tuple[object, ...]:
+        size, date = f"{grammar['bytes'] / 1e3:.1f} kB", grammar["evidence"].get("date", "?")
+        return grammar["name"], grammar["kind"], grammar["states"], size, date
+
+    columns = ("grammar", "kind", "states", "size", "date")
+    print_list(entries(bundle), columns, cells, none, as_json=as_json)
 
 
 @grammar_app.command("remove")

@@ -259,12 +259,9 @@ class Models:
         if not idle:
             return False
         model = min(idle, key=lambda model: model.used)
-        opened, model.opened, model.state = model.opened, None, "unloaded"
-        assert opened is not None, "it is open"
+        opened, model.opened, model.state = [model.opened], None, "unloaded"
         LOG.info("closing %s", model.name)
-        closing = _close(opened)
-        del opened
-        await _to_the_end(closing)
+        await _to_the_end(asyncio.to_thread(_close, opened))
         return True
 
     # --- health ---
@@ -307,11 +304,12 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
                 await asyncio.wait({task})
 
 
-async def _close(opened: LoadedModel) -> None:
-    """Close a model and free its memory; the caller has no reference to it."""
-    await asyncio.to_thread(opened.close, 0)
-    del opened
-    await asyncio.to_thread(_free)
+def _close(opened: list[LoadedModel | None]) -> None:
+    """Close a model and free its memory; the list has the only reference to it."""
+    if (model := opened.pop()) is not None:
+        model.close(0)
+        del model
+    _free()
 
 
 def _free() -> None:

@@ -21,7 +21,7 @@ from .options import ServeOptions
 from .page import page, page_headers
 from .requests.api_request import PATHS, Bodies, Kind, read_request
 from .responses.admission import count_tokens
-from .responses.api_response import Service, begin, steer
+from .responses.api_response import Service, answer, steer
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -89,7 +89,7 @@ class Routes:
             api_request = read_request(kind, await self._bodies.read(request))
             model = api_request.model
             address = request.client.host if request.client is not None else None
-            return await begin(service, api_request, request.scope[CLIENT], address, request.receive)
+            return await answer(service, api_request, request.scope[CLIENT], address, request.receive)
         except ApiError as refusal:
             is_known = model is not None and model in self._models.models
             service.metrics.refused(str(model) if is_known else "", refusal.status)

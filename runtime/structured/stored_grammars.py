@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from hashlib import sha256
 from itertools import accumulate
@@ -50,24 +50,6 @@ def file_name(content: bytes) -> str:
     return f"grammar-{sha256(content).hexdigest()[:16]}.dfa"
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
-    """A grammar and the size of its file."""
-
-    grammar: StoredGrammar
-    num_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self.grammar) | {"bytes": self.num_bytes}
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Name, kind, states, size and date, as text."""
-        g = self.grammar
-        size = f"{self.num_bytes / 1e3:.1f} kB"
-        return (g.name, g.kind, str(g.states), size, str(g.evidence.get("date", "?")))
-
-
 def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
     """The grammar `name`. Raises a SessionError that lists the known names."""
     for grammar in manifest.grammars:
@@ -98,11 +80,11 @@ def request_of(grammar: StoredGrammar) -> GenerationConfig:
         ) from error
 
 
-def entries(path: str | Path) -> list[CatalogEntry]:
-    """The grammars of the bundle at `path`."""
+def entries(path: str | Path) -> list[dict[str, Any]]:
+    """The grammars of the bundle at `path`, each with the `bytes` of its file."""
     manifest = open_bundle(path).manifest
     sizes = {entry.path: entry.size for entry in manifest.files}
-    return [CatalogEntry(grammar, sizes[grammar.file]) for grammar in manifest.grammars]
+    return [asdict(grammar) | {"bytes": sizes[grammar.file]} for grammar in manifest.grammars]
 
 
 def store(path: str | Path, grammar: StoredGrammar, content: bytes) -> None:

@@ -6,11 +6,11 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -56,23 +56,21 @@ def text_of(file: Path | None) -> str | None:
         raise MarsError(f"{file}: not UTF-8 text ({error})") from error
 
 
-class Entry(Protocol):
-    """An entry of a bundle, such as a profile or a grammar, as a line of a table."""
-
-    @property
-    def cells(self) -> Sequence[str]: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-def print_list(rows: Sequence[Entry], columns: Sequence[str], otherwise: str, *, as_json: bool) -> None:
-    """Print entries as a table, or `otherwise` if there are none."""
+def print_list(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    cells: Callable[[dict[str, Any]], Sequence[object]],
+    otherwise: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the entries of a bundle as a table of their `cells`, or `otherwise` if there are none."""
     if as_json:
-        print_json([row.to_dict() for row in rows])
+        print_json(rows)
     elif not rows:
         out.print(otherwise, markup=False)
     else:
-        print_table(columns, [row.cells for row in rows])
+        print_table(columns, [list(map(str, cells(row))) for row in rows])
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> None:

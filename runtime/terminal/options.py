@@ -213,7 +213,7 @@ def _options(hint: Any, taken: Collection[str]) -> dict[str, Parameter]:
         panel, text = described.get(field.name, (None, None))
         if field.name in taken or panel == PYTHON_ONLY:
             continue
-        default = None if is_dict or field.default == () else field.default
+        default = None if is_dict or isinstance(field.default, tuple) else field.default
         hint, info = _option(field.name, hints[field.name], default)
         info.rich_help_panel, info.help = panel or info.rich_help_panel, text or info.help
         options[field.name] = Parameter(

@@ -39,7 +39,7 @@ class Admitted:
         return self.api_request.model or self.model.name
 
 
-async def admit(
+async def submit_all(
     models: Models,
     api_request: ApiRequest,
     client: Hashable,

@@ -24,7 +24,7 @@ from ..models import Models
 from ..options import ServeOptions
 from ..requests.api_request import ApiRequest, Kind
 from ..requests.fields import Field, flag, read_fields, setting
-from .admission import Admitted, admit
+from .admission import Admitted, submit_all
 from .choice import Choice, Delta
 from .protocols.anthropic import MessagesSerializer
 from .protocols.completions import CompletionsSerializer
@@ -82,7 +82,7 @@ class Service:
     streams: Streams = field(default_factory=dict)
 
 
-async def begin(
+async def answer(
     service: Service, api_request: ApiRequest, client: str | None, address: str | None, receive: Receive
 ) -> ApiResponse:
     """Submit a request, and wait until it runs. Raises ApiError; then nothing of it runs.
@@ -93,7 +93,7 @@ async def begin(
 
     async def admitted_and_running() -> tuple[Admitted, tuple[Request | None, Item]]:
         caller, timeout = address if client is None else client, options.request_timeout
-        admitted = await admit(service.models, api_request, caller, arrived_at, timeout, items, cleanup)
+        admitted = await submit_all(service.models, api_request, caller, arrived_at, timeout, items, cleanup)
         return admitted, await items.get()
 
     with ExitStack() as cleanup:

@@ -10,7 +10,6 @@ from typing import Any
 from ...batcher.request import Request
 from ...decode.event import Event, FinishReason
 from ...session.session import Session
-from ...text.toolcalls import ToolStream
 from ..requests.api_request import ApiRequest
 from .tokens import Token, TokenStream
 
@@ -86,10 +85,11 @@ class Choice(Delta):
         self.index, self.request = index, request
         self.reason: FinishReason | None = None
         self.num_returned = 0  # characters of the tokens in earlier chunks
-        self._reader: ToolStream | None = session.tool_stream() if api_request.tools is not None else None
+        tools = api_request.tools
+        self._tool_stream = None if tools is None else session.tool_stream()
         may_think = api_request.kind != "text" and request.seq.next_config.may_think
         self._thinking = session.thinking_stream(request.prompt) if may_think else None
-        self._once = api_request.tools is not None and api_request.tools.once
+        self._once = tools is not None and tools.once
         self._unmarked: list[Token] = []  # until it is known whether the answer begins with thinking
         self._num_spelled = 0  # characters of the marked tokens
         self._shows_tokens = api_request.return_steps or api_request.logprobs
@@ -131,11 +131,11 @@ class Choice(Delta):
         is allowed.
         """
         parts, text = self._think(event)
-        if self._reader is None:
+        if self._tool_stream is None:
             return [*parts, text] if text else parts
-        items = self._reader.push(text)
+        items = self._tool_stream.push(text)
         if event.finish_reason is not None:
-            items += self._reader.finish(is_cut=event.finish_reason != "eos")
+            items += self._tool_stream.finish(is_cut=event.finish_reason != "eos")
         for item in items:
             if isinstance(item, str):
                 parts.append(item)
