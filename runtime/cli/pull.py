@@ -75,17 +75,12 @@ def pull_once(repo: str) -> Path:
     return target
 
 
-def _library() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise SessionError("huggingface_hub is not installed; pip install 'mars-export[hub]'") from error
-    return huggingface_hub
-
-
 def _download(repo: str, scratch: Path, revision: str | None) -> None:
     """Download the manifest of a repository, then the files that it lists."""
-    hub = _library()
+    try:
+        import huggingface_hub as hub
+    except ImportError as error:
+        raise SessionError("huggingface_hub is not installed; pip install 'mars-export[hub]'") from error
     try:
         names = [MANIFEST_FILE, CHECKSUM_FILE]
         hub.snapshot_download(repo, revision=revision, local_dir=scratch, allow_patterns=names)

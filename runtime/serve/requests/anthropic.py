@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from .completions import SHARED, no_effect, refusing, text_format
@@ -71,10 +72,6 @@ def _is_call(block: dict[str, Any]) -> bool:
     return is_named and isinstance(block.get("input"), dict)
 
 
-def _system(name: str, value: Any) -> str:
-    return joined_text(name, value, TEXTS)
-
-
 def _tools(name: str, value: Any) -> list[Any]:
     """Functions in the form of a chat: {"type": "function", "function": {...}}."""
     tools = []
@@ -114,7 +111,7 @@ _output_config = inner({"format": Field(text_format, "schema"), **no_effect("eff
 MESSAGES: Table = {
     **SHARED,
     "messages": Field(read_turns, is_needed=True),
-    "system": Field(_system),
+    "system": Field(partial(joined_text, kinds=TEXTS)),
     "max_tokens": Field(integer(1), "max_new_tokens"),
     "stop_sequences": Field(setting, "stop"),
     "tools": Field(_tools),
