@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.decode.config import GenerationConfig
-from ..runtime.errors import CalibrationError, MarsError
+from ..runtime.errors import CalibrationError, MarsError, listed
 from ..runtime.machine import cores
 from ..runtime.session.session import Session
 from .options import TaskOptions
@@ -70,7 +70,7 @@ def make_plan(session: Session, tasks: Sequence[TaskRow], limit: int | None = No
         else:
             rows.append(replace(tasks[i], prompt_ids=ids))
     if refusals:
-        raise CalibrationError("rows that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
+        raise CalibrationError(f"rows that cannot be decoded:{listed(refusals)}")
     if not rows:
         raise CalibrationError(
             f"every prompt is longer than the context of {capacity} tokens, so there is nothing to decode"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.decode.config import GenerationConfig
-from ...runtime.errors import CalibrationError, MarsError
+from ...runtime.errors import CalibrationError, MarsError, listed
 from ...runtime.rules import is_integer
 from . import scores
 from .scores import SCORES, Output, Score
@@ -148,8 +148,7 @@ def load(path: str | Path, *, score: str | None = None) -> list[TaskRow]:
         except ValueError:
             problems.append(f"line {number}: it has a number with too many digits")
     if problems:
-        more = [f"and {len(problems) - 20} more lines"] if len(problems) > 20 else []
-        raise CalibrationError(f"{path}:\n  " + "\n  ".join(problems[:20] + more))
+        raise CalibrationError(f"{path}:{listed(problems)}")
     if not tasks:
         raise CalibrationError(
             f"{path}: no rows; write one JSON object a line, with messages or prompt, answer, score and"

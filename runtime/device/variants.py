@@ -10,7 +10,7 @@ from ..bundle.manifest import Variant
 from ..bundle.open import SAFE_REMEDY, Bundle
 from ..bundle.variant_info import PORTABLE, this_platform
 from ..decode.backend import Backend
-from ..errors import SessionError
+from ..errors import SessionError, listed
 from .name import DeviceName, GpuOptions
 from .ort.backend import OrtBackend
 from .ort.library import version_and_devices
@@ -136,8 +136,8 @@ def choose(bundle: Bundle, device: str, host: Host | None = None) -> Variant:
         if v not in candidates:
             words = f"a graph for ONNX Runtime; give --variant {v.name} to run it all the same"
             reasons[v.name] = why_not(v, device, None) or words
-    lines = [f"{variant}: {reason}" for variant, reason in reasons.items()]
-    raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
+    lines = listed([f"{variant}: {reason}" for variant, reason in reasons.items()])
+    raise SessionError(f"{bundle.path}: no variant runs here on {device}:{lines}")
 
 
 def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
