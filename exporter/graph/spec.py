@@ -51,7 +51,7 @@ class GraphSpec:
         return [*infos, *self._memory("present", "slots" if options.is_appended else "capacity")]
 
     def _memory(self, prefix: str, entries: str) -> Iterator[onnx.ValueInfoProto]:
-        """The states of recurrent layers, then KV tensors of so many entries a row."""
+        """The states of recurrent layers, then KV tensors with `entries` entries a row."""
         dims, options, net = self.dims, self.options, self.dims.recurrent
         if net is not None:
             inputs, state = (
