@@ -62,8 +62,8 @@ class Batch {
     Backend& backend;
     const std::int64_t num_rows;
     std::vector<Accepted> outcomes; ///< what the sequences gave, and how they ended, until it is taken
-    bool is_prepared = true;   ///< StepOutput::is_prepared of the last forward
-    double step_seconds = 0.0; ///< of the last forward; its shape:
+    bool is_prepared = true;        ///< StepOutput::is_prepared of the last forward
+    double step_seconds = 0.0;      ///< of the last forward; its shape:
     std::int64_t step_rows() const { return input_.rows; }
     std::int64_t step_slots() const { return input_.slots; }
 
@@ -76,7 +76,8 @@ class Batch {
     std::int64_t num_active() const { return static_cast<std::int64_t>(active_.size()); }
 
     /// Run `body`. If it throws, `seqs` end, and no others.
-    template <typename Body> void ending(const std::vector<Sequence*>& seqs, const Body& body) {
+    template <typename Body>
+    void ending(const std::vector<Sequence*>& seqs, const Body& body) {
         try {
             body();
         } catch (const Interrupted&) { // the sequences of that step have ended, and are dropped like others

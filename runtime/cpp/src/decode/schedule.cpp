@@ -96,8 +96,7 @@ void Schedule::decode() {
             const std::vector<Predictions> predictions = batch_.forward(seqs, plans);
             if (planner_ && batch_.is_prepared)
                 planner_->learned_cost->record(batch_.step_rows(), batch_.step_slots(), batch_.step_seconds);
-            for (std::size_t i = 0; i < seqs.size(); ++i)
-                batch_.ending({seqs[i]}, [&] { take(*seqs[i], predictions[i], plans[i]); });
+            for (std::size_t i = 0; i < seqs.size(); ++i) batch_.ending({seqs[i]}, [&] { take(*seqs[i], predictions[i], plans[i]); });
         });
     }
     drop_finished();
