@@ -13,6 +13,7 @@ INTEGER = ("w8a8", "w4a8")  # activations are quantized too, so that products ar
 SCHEMES = ("int4", "int8", *INTEGER)
 GROUP_SIZES = (16, 32, 64, 128, 256)
 MULTIPLIED_GROUP = 32
+BLOCK = 64  # inputs, of which weights in panels have a whole number
 SENSITIVE = ("v", "down")  # maps that lose most by 4 bits
 
 
@@ -153,6 +154,46 @@ def pack(codes: np.ndarray, dtype: str) -> bytes:
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))
     return (flat[0::2] | (flat[1::2] << 4)).tobytes()
+
+
+def panels_shape(is_grouped: bool, inputs: int, outputs: int) -> tuple[int, ...]:
+    blocks = -(-inputs // BLOCK)
+    return (
+        (-(-outputs // 16), blocks, 9, 16, 4) if is_grouped else (-(-outputs // 32), blocks * 16 + 1, 32, 4)
+    )
+
+
+def in_panels(codes: np.ndarray) -> np.ndarray:
+    """int8 codes [in, out] as kernels read them (docs/format.md): [panels, fours + 1, 32, 4]."""
+    inputs, outputs = codes.shape
+    shape = panels, fours, *_ = panels_shape(False, inputs, outputs)
+    rows = np.zeros((panels * 32, (fours - 1) * 4), np.int8)
+    rows[:outputs, :inputs] = codes.T
+    made = np.empty((panels, fours, 32), "<i4")
+    made[:, :-1] = rows.view("<i4").reshape(panels, 32, fours - 1).transpose(0, 2, 1)
+    made[:, -1] = rows.sum(1, dtype="<i4").reshape(panels, 32)
+    return made.view(np.int8).reshape(shape)
+
+
+def in_grouped_panels(codes: np.ndarray, zeros: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+    """`multiplied` codes [in, out], zeros, multipliers [groups, out], as uint8 [panels, blocks, 9, 16, 4]."""
+    inputs, outputs = codes.shape
+    shape = panels, blocks, *_ = panels_shape(True, inputs, outputs)
+
+    def padded(numbers: np.ndarray, height: int) -> np.ndarray:
+        whole = np.zeros((height, panels * 16), np.uint8)
+        whole[: len(numbers), :outputs] = numbers
+        return whole
+
+    made = np.empty(shape, np.uint8)
+    # [blocks, groups, halves, fours, inputs, panels, columns]
+    parts = padded(codes, blocks * BLOCK).reshape(blocks, 2, 2, 4, 4, panels, 16)
+    both = (parts[:, :, 0] | (parts[:, :, 1] << 4)).transpose(4, 0, 1, 2, 5, 3)
+    made[:, :, :8] = both.reshape(panels, blocks, 8, 16, 4)
+    factors = np.stack([padded(numbers, blocks * 2) for numbers in (multipliers, zeros)])
+    factors = factors.reshape(2, blocks, 2, panels, 16).transpose(3, 1, 0, 4, 2)
+    made[:, :, 8] = factors.reshape(panels, blocks, 16, 4)
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ def fits(dims: Dims) -> bool:
     ropes = [dims.rope(layer) for layer in range(dims.num_layers)]
     rotates_whole_heads = all(rope is not None and 2 * len(rope.inv_freq) == dims.head_dim for rope in ropes)
     has_other_nodes = quirks.interleaved or quirks.residual_factor != 1 or dims.output_bias or dims.mlp_bias
-    return is_usual and rotates_whole_heads and not has_other_nodes
+    has_panels = dims.intermediate_size % 32 == 0  # of gate and of up, each
+    return is_usual and rotates_whole_heads and has_panels and not has_other_nodes
 
 
 def layer_start(nodes: Nodes, dims: Dims, i: int, hidden: str, opset: int) -> list[str]:

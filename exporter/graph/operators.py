@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ..checkpoint.families import Quirks
-from ..codes import Codec
+from ..codes import BLOCK, Codec
 from .nodes import Body, Nodes
 
 LAST = "last_axis"
@@ -98,7 +98,7 @@ def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> s
 
 
 def integer_product(nodes: Nodes, x: str, weight: str, name: str, opset: int) -> str:
-    """x [..., in] fp32 times an int8 weight [in, out]. Each row of x has its own scale, so that rows do not
+    """x [..., in] fp32 times an int8 weight in panels. Each row of x has its own scale, so that rows do not
     affect each other.
 
     One node calls a function of the model (docs/format.md). ONNX Runtime replaces it by the function's nodes,
@@ -112,15 +112,33 @@ def _product_of_rows(opset: int) -> onnx.FunctionProto:
     """A row is divided by its largest number, so that the scale of its codes is a constant: ONNX Runtime then
     fuses everything from DequantizeLinear to MatMul into one kernel. Codes are unsigned, around 128, because
     unsigned times signed bytes is the fast product. The codes of a row of zeros are arbitrary (0 / 0), but
-    its largest number, zero, makes its products zero, which saves a node.
+    its largest number, zero, makes its products zero, which saves a node. ONNX Runtime computes the matrix's
+    codes from the panels once, when it opens the graph.
     """
     body = Body()
+    panels = body.add("Slice", "weight", ("zero", [0]), ("sums", [-1]), ("axis_1", [1]), name="panels")
+    panels = body.add("Transpose", panels, name="by_input", perm=[1, 3, 0, 2])
+    matrix = _flattened(body, panels, 2, _matrix_size(body), "matrix_codes")
     codes, largest = _codes_of_rows(body)
     decoded = body.add("DequantizeLinear", codes, CODE_STEP, MIDDLE, name="decoded")
-    matrix = body.add("DequantizeLinear", "weight", "scale", name="matrix", axis=1)
+    matrix = body.add("DequantizeLinear", matrix, "scale", name="matrix", axis=1)
     body.add("Mul", body.add("MatMul", decoded, matrix, name="units"), largest, name="y")
     opsets = [helper.make_opsetid("", opset)]
     return helper.make_function(DOMAIN, PRODUCT, ["x", "weight", "scale"], ["y"], body.nodes, opsets)
+
+
+def _matrix_size(body: Body) -> str:
+    inputs, outputs = (
+        body.add("Shape", "x", name="num_inputs", start=-1),
+        body.add("Shape", "scale", name="num_outputs"),
+    )
+    return body.add("Concat", inputs, outputs, name="size", axis=0)
+
+
+def _flattened(body: Body, x: str, axis: int, size: str, name: str) -> str:
+    """The first `size` numbers of x as a matrix whose columns are the axes from `axis` on."""
+    flat = body.add("Flatten", x, name=f"{name}_padded", axis=axis)
+    return body.add("Slice", flat, ("origin", [0, 0]), size, name=name)
 
 
 def _codes_of_rows(body: Body) -> tuple[str, str]:
@@ -131,10 +149,9 @@ def _codes_of_rows(body: Body) -> tuple[str, str]:
 
 
 def grouped_product(nodes: Nodes, x: str, weight: str, codec: Codec, name: str, opset: int) -> str:
-    """x [..., in] fp32 times a weight [in, out] of `multiplied` codes, in the way of `integer_product`."""
+    """x [..., in] fp32 times a weight of `multiplied` codes in panels, in the way of `integer_product`."""
     nodes.functions.setdefault(GROUPED, _grouped_product_of_rows(codec, opset))
-    inputs = [f"{weight}{suffix}" for suffix in ("", "_zero_point", "_multiplier", "_scale")]
-    return nodes.add(GROUPED, x, *inputs, name=name, domain=DOMAIN)
+    return nodes.add(GROUPED, x, weight, f"{weight}_scale", name=name, domain=DOMAIN)
 
 
 def _grouped_product_of_rows(codec: Codec, opset: int) -> onnx.FunctionProto:
@@ -147,15 +164,31 @@ def _grouped_product_of_rows(codec: Codec, opset: int) -> onnx.FunctionProto:
     def number(name: str) -> str:
         return body.add("Cast", name, name=f"{name}_f32", to=TensorProto.FLOAT)
 
-    def by_group(x: str, name: str) -> str:
-        return body.add("Unsqueeze", x, ("axis_1", [1]), name=name)  # [groups, 1, out]
+    size = _matrix_size(body)
+    both, factors = body.split("weight", ("parts_sizes", [8, 1]), ("both", "factors"), "parts", axis=2)
+    halves = [
+        body.add("BitwiseAnd", both, ("low_bits", 15, np.uint8), name="lower"),
+        body.add("BitShift", both, ("high_bits", 4, np.uint8), name="upper", direction="RIGHT"),
+    ]
+    halves = [body.add("Reshape", x, ("fours", [0, 0, 2, 1, 4, 16, 4]), name=f"{x}_fours") for x in halves]
+    codes = body.add("Concat", *halves, name="panels", axis=3)
+    # [blocks, groups, halves, fours, inputs, panels, columns]
+    codes = body.add("Transpose", codes, name="by_input", perm=[1, 2, 3, 4, 6, 0, 5])
+    codes = _flattened(body, codes, 5, size, "weight_codes")
+    factors = body.add("Reshape", factors, ("pairs", [0, 0, 2, 16, 2]), name="factors_by_kind")
+    factors = body.add("Transpose", factors, name="factors_by_group", perm=[2, 1, 4, 0, 3])
+    num_factors = body.add("Div", size, ("inputs_of_factor", [codec.group_size, 1]), name="num_factors")
 
-    outputs = body.add("Shape", "weight", name="num_outputs", start=1)
-    groups = body.add("Concat", ("group", [-1, codec.group_size]), outputs, name="groups", axis=0)
-    plain = body.add("Reshape", number("weight"), groups, name="grouped")  # [groups, group, out]
-    plain = body.add("Sub", plain, by_group(number("zero_point"), "zero_points"), name="centred")
-    plain = body.add("Mul", plain, by_group(number("multiplier"), "multipliers"), name="multiplied")
-    plain = body.add("Reshape", plain, body.add("Shape", "weight", name="shape"), name="integers")
+    def by_group(kind: str, name: str) -> str:
+        numbers = number(_flattened(body, kind, 3, num_factors, f"{kind}_matrix"))
+        return body.add("Unsqueeze", numbers, ("axis_1", [1]), name=name)  # [groups, 1, out]
+
+    kinds = body.split(factors, ("ones", [1, 1]), ("multiplier", "zero_point"), "factors_split", axis=0)
+    groups = body.add("Concat", ("group", [-1, codec.group_size]), "num_outputs", name="groups", axis=0)
+    plain = body.add("Reshape", number(codes), groups, name="grouped")  # [groups, group, out]
+    plain = body.add("Sub", plain, by_group(kinds[1], "zero_points"), name="centred")
+    plain = body.add("Mul", plain, by_group(kinds[0], "multipliers"), name="multiplied")
+    plain = body.add("Reshape", plain, size, name="integers")
     radix = ("radix", 64, np.float32)
     high = body.add("Round", body.add("Div", plain, radix, name="share"), name="high")
     low = body.add("Sub", plain, body.add("Mul", high, radix, name="rounded"), name="low")
@@ -170,17 +203,30 @@ def _grouped_product_of_rows(codec: Codec, opset: int) -> onnx.FunctionProto:
     units = body.add("Mul", total, body.add("Mul", "scale", CODE_STEP, name="steps"), name="units")
     body.add("Mul", units, largest, name="y")
     opsets = [helper.make_opsetid("", opset)]
-    inputs = ["x", "weight", "zero_point", "multiplier", "scale"]
-    return helper.make_function(DOMAIN, GROUPED, inputs, ["y"], body.nodes, opsets)
+    return helper.make_function(DOMAIN, GROUPED, ["x", "weight", "scale"], ["y"], body.nodes, opsets)
 
 
-def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
-    """Rows of an int8 table [hidden, vocab] for ids [b, s] -> [b, s, hidden].
+def embedded(nodes: Nodes, ids: str, table: str, dtype: int, hidden_in_panels: int | None) -> str:
+    """Rows of an int8 table for ids [b, s] -> [b, s, hidden].
 
-    The table has the layout of lm_head's, and may be the same table.
+    The table has the layout of lm_head's, and may be the same bytes: [hidden, vocab], or with
+    `hidden_in_panels` panels as a list of fours [n, 4], of which a token has one in every 32.
     """
-    codes = nodes.add("Gather", table, ids, name="embedding_codes", axis=1)  # [hidden, b, s]
-    codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])
+    if hidden_in_panels is None:
+        codes = nodes.add("Gather", table, ids, name="embedding_codes", axis=1)  # [hidden, b, s]
+        codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])
+    else:
+        padded, fours = -(-hidden_in_panels // BLOCK) * (BLOCK // 4), np.arange(-(-hidden_in_panels // 4))
+        panel = nodes.add("Div", ids, ("panel_columns", 32), name="embedding_panel")
+        before = nodes.add("Mul", panel, ("fours_of_panel", padded * 32), name="embedding_before")
+        first = nodes.add("Add", before, ids, name="embedding_first")
+        first = nodes.add("Unsqueeze", first, ("axis_2", [2]), name="embedding_first_last")
+        places = nodes.add("Add", first, ("fours_of_token", fours * 32), name="embedding_places")
+        codes = nodes.add("Gather", table, places, name="embedding_codes")  # [b, s, hidden / 4, 4]
+        codes = nodes.add("Reshape", codes, ("flat_fours", [0, 0, -1]), name="embedding_rows")
+        if hidden_in_panels % 4:
+            start, end = ("panel_start", [0]), ("hidden_size", [hidden_in_panels])
+            codes = nodes.add("Slice", codes, start, end, ("axis_2", [2]), name="embedding_trimmed")
     plain = nodes.add("Cast", codes, name="embedding_plain", to=dtype)
     scale = nodes.add("Gather", f"{table}_scale", ids, name="embedding_scale")
     scale = nodes.add("Unsqueeze", scale, ("axis_2", [2]), name="embedding_scale_last")

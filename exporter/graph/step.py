@@ -112,7 +112,8 @@ class Writer:
         table = "embed_tokens.weight"
         if self.quantization is None or self.quantization.embedding == "float":
             return self.nodes.add("Gather", table, ids, name="embedding")
-        return operators.embedded(self.nodes, ids, table, ONNX_DTYPES[self.dtype])
+        in_panels = self.dims.hidden_size if self.quantization.is_integer else None
+        return operators.embedded(self.nodes, ids, table, ONNX_DTYPES[self.dtype], in_panels)
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 

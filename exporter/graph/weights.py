@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +17,16 @@ from ...runtime.machine import cores
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
 from ..checkpoint.tensors import Tensors, as_torch, check_finite, chunks, largest
-from ..codes import Codec, CodeSource, Encoded, Quantization, pack
+from ..codes import (
+    Codec,
+    CodeSource,
+    Encoded,
+    Quantization,
+    in_grouped_panels,
+    in_panels,
+    pack,
+    panels_shape,
+)
 
 ALIGNMENT = 64  # bytes: a processor's cache line
 ONNX_DTYPES = {
@@ -46,8 +55,8 @@ class WeightRecipe:
     joined on the last axis.
 
     With a codec, `dtype` is the type of the scales, which follow the codes as `{name}_scale`, before
-    `{name}_zero_point` and `{name}_multiplier` if there are any. `offset` is added to every number. `rows`:
-    the rows of the one source that are read; empty: all.
+    `{name}_zero_point` if there is one, or are in its panels. `offset` is added to every number. `rows`: the
+    rows of the one source that are read; empty: all.
     """
 
     name: str
@@ -55,6 +64,7 @@ class WeightRecipe:
     transpose: bool
     dtype: str
     codec: Codec | None = None
+    in_panels: bool = False
     offset: float = 0.0
     rows: tuple[int, ...] = ()
 
@@ -84,7 +94,9 @@ def weight_recipes(
 ) -> Iterator[WeightRecipe]:
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
     embedding = quantization.table(quantization.embedding) if quantization else None
-    yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
+    panels = quantization is not None and quantization.is_integer
+    is_coded = embedding is not None
+    yield WeightRecipe("embed_tokens.weight", (names.EMBEDDING,), is_coded, precision, embedding, panels)
     quirks, plus = dims.quirks, dims.quirks.norm_offset
     for i in range(dims.num_layers + bool(dims.mtp)):
         prefix = dims.prefix(i)
@@ -100,7 +112,7 @@ def weight_recipes(
             for joined, sharing in split_by_codec(name, parts, quantization):
                 sources = tuple(f"{prefix}{part}.weight" for part in sharing)
                 codec = quantization.codec(sources[0]) if quantization else None
-                yield WeightRecipe(f"layers.{i}.{joined}.weight", sources, True, precision, codec)
+                yield WeightRecipe(f"layers.{i}.{joined}.weight", sources, True, precision, codec, panels)
             if bias:
                 sources = tuple(f"{prefix}{part}.bias" for part in parts)
                 yield WeightRecipe(f"layers.{i}.{name}.bias", sources, False, precision)
@@ -127,7 +139,7 @@ def weight_recipes(
     if not shares_table(dims, quantization):
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
-        yield WeightRecipe("lm_head.weight", (source,), head is not None, precision, head)
+        yield WeightRecipe("lm_head.weight", (source,), head is not None, precision, head, panels)
 
 
 def _mtp(dims: Dims, precision: str, quantization: Quantization | None) -> Iterator[WeightRecipe]:
@@ -144,13 +156,13 @@ def _mtp(dims: Dims, precision: str, quantization: Quantization | None) -> Itera
     for name, source in norms.items():
         yield WeightRecipe(f"{prefix}_{name}.weight", (source,), False, "float32", offset=plus)
     codec = quantization.codec(form.fused) if quantization else None
-    yield WeightRecipe(f"{prefix}_input.weight", (form.fused,), True, precision, codec)
+    yield WeightRecipe(f"{prefix}_input.weight", (form.fused,), True, precision, codec, is_rotated)
     if dims.shortlist:
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
         source = names.MTP_HEAD if is_rotated else source
         yield WeightRecipe(
-            "mtp_head.weight", (source,), head is not None, precision, head, rows=dims.shortlist
+            "mtp_head.weight", (source,), head is not None, precision, head, is_rotated, rows=dims.shortlist
         )
 
 
@@ -226,6 +238,9 @@ def write_weights(
             if "embed_tokens" in name
         ]
         placed |= {alias.name: alias for alias in aliases}
+    table = placed["embed_tokens.weight"]
+    if len(table.shape) == 4:  # panels, of which single fours are read
+        placed[table.name] = replace(table, shape=(table.length // 4, 4))
     return placed
 
 
@@ -237,19 +252,22 @@ def total_bytes(
 ) -> int:
     """Bytes of weight data that `write_weights` writes, without padding."""
     return sum(
-        _bytes(recipe, (len(recipe.rows) or shapes[source][0], *shapes[source][1:]))
+        _bytes(
+            recipe, [(len(recipe.rows) or n, *rest) for n, *rest in map(shapes.__getitem__, recipe.sources)]
+        )
         for recipe in weight_recipes(dims, precision, quantization)
-        for source in recipe.sources
     )
 
 
-def _bytes(recipe: WeightRecipe, shape: tuple[int, ...]) -> int:
-    count, width = int(np.prod(shape, dtype=np.int64)), NUMPY_DTYPES[recipe.dtype].itemsize
+def _bytes(recipe: WeightRecipe, shapes: Sequence[tuple[int, ...]]) -> int:
+    width = NUMPY_DTYPES[recipe.dtype].itemsize
     if (codec := recipe.codec) is None:
-        return count * width
-    groups, bits = shape[0] * codec.num_groups(shape[1]), codec.bits
-    scales = shape[0] * width + groups if codec.multiplied else groups * width
-    return (count * bits + 7) // 8 + scales + (0 if codec.symmetric else (groups * bits + 7) // 8)
+        return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes) * width
+    outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
+    if recipe.in_panels:
+        return int(np.prod(panels_shape(codec.multiplied, inputs, outputs))) + outputs * width
+    groups, bits, count = outputs * codec.num_groups(inputs), codec.bits, outputs * inputs
+    return (count * bits + 7) // 8 + groups * width + (0 if codec.symmetric else (groups * bits + 7) // 8)
 
 
 def _align(file: BinaryIO) -> int:
@@ -299,13 +317,14 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
 
 
 def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Tensors) -> list[Placed]:
-    """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), zero points and
-    multipliers.
+    """Write codes [in, out] or in panels, then scales [groups, out] (or [out], one for a channel) and zero
+    points that are not in panels.
     """
     sizes = [(len(recipe.rows) or rows, *rest) for rows, *rest in (tensors.shapes[n] for n in recipe.sources)]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
     groups, dtype, start = codec.num_groups(inputs), NUMPY_DTYPES[recipe.dtype], 0
-    codes = np.empty((inputs, outputs), np.int8 if codec.symmetric else np.uint8)
+    order: Literal["F", "C"] = "F" if recipe.in_panels else "C"  # of reading
+    codes = np.empty((inputs, outputs), np.int8 if codec.symmetric else np.uint8, order)
     has_one_scale = codec.multiplied or codec.group_size is None  # for a channel
     scales = np.empty((1 if has_one_scale else groups, outputs), dtype)
     zeros, multipliers = np.empty((2, groups, outputs), np.uint8)
@@ -329,19 +348,21 @@ def _write_coded(file: BinaryIO, recipe: WeightRecipe, codec: Codec, tensors: Te
 
             _in_threads(_read(recipe, source, tensors), ENCODED_AT_ONCE, encode)
         start += size[0]
-    arrays = [
-        ("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)),
-        ("_scale", recipe.dtype, (outputs,) if has_one_scale else (groups, outputs), scales.tobytes()),
-    ]
-    if not codec.symmetric:
+    scale_dims = (outputs,) if has_one_scale else (groups, outputs)
+    arrays: list[tuple[str, str, tuple[int, ...], Any]] = []
+    if recipe.in_panels:
+        panels = in_grouped_panels(codes, zeros, multipliers) if codec.multiplied else in_panels(codes)
+        arrays.append(("", str(panels.dtype), panels.shape, panels.data))
+    else:
+        arrays.append(("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)))
+    arrays.append(("_scale", recipe.dtype, scale_dims, scales.tobytes()))
+    if not (codec.symmetric or recipe.in_panels):
         arrays.append(("_zero_point", codec.dtype, (groups, outputs), pack(zeros, codec.dtype)))
-    if codec.multiplied:
-        arrays.append(("_multiplier", "uint8", (groups, outputs), multipliers.tobytes()))
     placed = []
     for suffix, kind, dims, data in arrays:
         offset = _align(file)
         file.write(data)
-        placed.append(Placed(recipe.name + suffix, kind, dims, offset, len(data)))
+        placed.append(Placed(recipe.name + suffix, kind, dims, offset, file.tell() - offset))
     return placed
 
 

@@ -8,8 +8,6 @@
 
 namespace {
 
-using mars::kernels::FourBits;
-
 // A register is a tile of up to 16 lines of 64 bytes. Tiles 0 to 3 are the sums of 16 rows and 16 columns: upper left, upper right, lower
 // left, lower right. 4 and 5 are 64 codes of each upper and each lower row; 6 and 7 are 16 groups of weights of each left and each right
 // column. So each tile that is loaded is used twice.
@@ -42,13 +40,11 @@ struct Half {
 };
 
 // Weights of 32 columns in bytes
-struct ByteWeights {
-    static constexpr size_t COLUMNS = 32, INPUTS = ::INPUTS, MOST_ROWS = ::MOST_ROWS, BYTES = INPUTS * COLUMNS;
-    static constexpr bool ADDS_IN_16_BITS = false;
+struct ByteWeights : ByteSizes<32, INPUTS, MOST_ROWS> {
 
     void load(const int8_t* block, size_t, bool) {
-        _tile_loadd(6, block, COLUMNS * 4);
-        _tile_loadd(7, block + 64, COLUMNS * 4);
+        _tile_loadd(6, block, LINE);
+        _tile_loadd(7, block + 64, LINE);
     }
     static void multiply_upper() {
         _tile_dpbusd(0, 4, 6);
@@ -69,13 +65,12 @@ struct ByteWeights {
 // left columns, and their upper bytes, signed, instead of right ones. A block is decoded while the one before it is multiplied, because what
 // was written cannot be read at once.
 struct FourBitWeights : FourBitSizes<16, MOST_ROWS> {
-    static constexpr size_t BYTES = FourBits::bytes(COLUMNS);
     static constexpr size_t FEW_ROWS = 5; // for which AVX-512 is faster
     alignas(64) int8_t lower[2][INPUTS * COLUMNS], upper[2][INPUTS * COLUMNS];
 
     void load(const int8_t* block, size_t i, bool is_last) {
         if (i == 0) decode(block, lower[0], upper[0]);
-        if (!is_last) decode(block + BYTES, lower[(i + 1) % 2], upper[(i + 1) % 2]);
+        if (!is_last) decode(block + LAYOUT.block_bytes, lower[(i + 1) % 2], upper[(i + 1) % 2]);
         _tile_loadd(6, lower[i % 2], 64);
         _tile_loadd(7, upper[i % 2], 64);
     }
@@ -90,24 +85,24 @@ struct FourBitWeights : FourBitSizes<16, MOST_ROWS> {
 
     static void decode(const int8_t* block, int8_t* lower, int8_t* upper) {
         const auto* factors = reinterpret_cast<const __m256i*>(block + INPUTS / 2 * COLUMNS);
-        const __m512i multipliers = _mm512_cvtepu16_epi32(_mm256_load_si256(factors)); // of both groups, in the two lower bytes
-        const __m512i below = _mm512_cvtepu16_epi32(_mm256_load_si256(factors + 1));
+        const __m512i multipliers = _mm512_cvtepu16_epi32(_mm256_loadu_si256(factors)); // of both groups, in the two lower bytes
+        const __m512i zero_points = _mm512_cvtepu16_epi32(_mm256_loadu_si256(factors + 1));
         const __m512i low = _mm512_set1_epi8(15), first = _mm512_set1_epi32(0xff);
         for (size_t group = 0, line = 0; group < 2; ++group) {
             const auto repeated = [&](__m512i bytes, int of_four) {
                 return _mm512_mullo_epi32(_mm512_and_si512(_mm512_srli_epi32(bytes, 8 * group), first), _mm512_set1_epi32(of_four));
             };
             const __m512i even = repeated(multipliers, 0x00010001), odd = _mm512_slli_epi32(even, 8);
-            const __m512i zeros = _mm512_sub_epi8(repeated(below, 0x01010101), _mm512_set1_epi8(8));
+            const __m512i zeros = repeated(zero_points, 0x01010101);
             const auto store = [&](size_t to, __m512i codes) {
                 constexpr uint64_t ODD = 0xaaaaaaaaaaaaaaaa;
-                const __m512i weights = _mm512_add_epi8(codes, zeros);
+                const __m512i weights = _mm512_sub_epi8(codes, zeros);
                 const __m512i evens = _mm512_maddubs_epi16(even, weights), odds = _mm512_maddubs_epi16(odd, weights);
                 _mm512_store_si512(lower + to * 64, _mm512_mask_blend_epi8(ODD, evens, _mm512_slli_epi16(odds, 8)));
                 _mm512_store_si512(upper + to * 64, _mm512_mask_blend_epi8(ODD, _mm512_srli_epi16(evens, 8), odds));
             };
             for (size_t i = 0; i < 4; ++i, ++line) {
-                const __m512i both = _mm512_load_si512(block + line * 64);
+                const __m512i both = _mm512_loadu_si512(block + line * 64);
                 store(group * 8 + i, _mm512_and_si512(both, low));
                 store(group * 8 + i + 4, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
             }
@@ -128,9 +123,9 @@ void add_up(const int8_t* block, const uint8_t* codes, size_t num_blocks, size_t
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t i = 0; i < num_blocks; ++i, block += Weights::BYTES, codes += rows * INPUTS) {
+    for (size_t i = 0; i < num_blocks; ++i, block += Weights::LAYOUT.block_bytes, codes += rows * INPUTS) {
         if (IsFirst)
-            for (size_t line = 0; line < Weights::BYTES; line += 64) __builtin_prefetch(block + AHEAD + line);
+            for (size_t line = 0; line < Weights::LAYOUT.block_bytes; line += 64) __builtin_prefetch(block + AHEAD + line);
         weights.load(block, i, i + 1 == num_blocks);
         _tile_loadd(4, codes, INPUTS);
         Weights::multiply_upper();
@@ -147,7 +142,7 @@ void add_up(const int8_t* block, const uint8_t* codes, size_t num_blocks, size_t
 
 template <class Weights>
 void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to) {
-    const size_t tiles = weights.num_tiles(rows), num_blocks = weights.padded_inputs() / INPUTS;
+    const size_t tiles = weights.num_tiles(rows), num_blocks = weights.num_blocks;
     alignas(64) int32_t sums[2][MOST_ROWS * SUMS]; // of a panel and the one before it: written sums cannot be read at once
     for (size_t t = 0; t < tiles; ++t) {
         const size_t first = weights.first_row(t, rows), count = weights.first_row(t + 1, rows) - first;
@@ -158,7 +153,7 @@ void multiply_tiles(const Packed& weights, const uint8_t* codes, const float* la
                                    : (t ? add_up<Weights, false, false> : add_up<Weights, false, true>);
         for (size_t p = from; p <= to; ++p) {
             const uint8_t* rows_of_tile = codes + first * weights.row_bytes;
-            if (p < to) add(weights.blocks.get() + p * weights.panel_bytes, rows_of_tile, num_blocks, count, sums[p % 2]);
+            if (p < to) add(weights.panels + p * weights.panel_bytes, rows_of_tile, num_blocks, count, sums[p % 2]);
             if (p == from) continue;
             const size_t column = (p - 1) * Weights::COLUMNS, columns = std::min(Weights::COLUMNS, weights.outputs - column);
             const auto is_there = static_cast<uint32_t>((uint64_t{1} << columns) - 1);
@@ -188,7 +183,7 @@ bool is_here() {
 
 namespace mars::kernels {
 static const InstructionSet four_bits =
-    set_of<FourBitWeights, multiply_four_bits>("amx_int8", is_here, quantize_groups<quantize_avx512<INPUTS, true>>, FourBits::GROUP);
+    set_of<FourBitWeights, multiply_four_bits>("amx_int8", is_here, quantize_groups<quantize_avx512<INPUTS, true>>);
 const InstructionSet amx_int8 =
-    set_of<ByteWeights, multiply_tiles<ByteWeights>>("amx_int8", is_here, quantize_avx512<INPUTS, false>, 4, &four_bits);
+    set_of<ByteWeights, multiply_tiles<ByteWeights>>("amx_int8", is_here, quantize_avx512<INPUTS, false>, &four_bits);
 } // namespace mars::kernels

@@ -10,15 +10,14 @@ namespace {
 // Without VNNI two byte products are added in 16 bits: |weight| times a signed code, whose bits are inverted where the weight is negative.
 // The inverse of a code is less than its opposite by 1, so a column's sums lack its negative weights. Most sums of a block's two groups
 // are added in 16 bits, too, because widening them costs as much as a product.
-struct Avx2 {
-    static constexpr size_t COLUMNS = 8, INPUTS = 8, ROWS = 1, MOST_ROWS = 10;
+struct Avx2 : ByteSizes<8, 8, 10> {
     static constexpr bool ADDS_IN_16_BITS = true;
     using Sums = __m256i;
     struct Group {
         __m256i sizes, inverted;
 
         explicit Group(const int8_t* weights) {
-            const __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(weights));
+            const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights));
             sizes = _mm256_abs_epi8(all);
             inverted = _mm256_cmpgt_epi8(_mm256_setzero_si256(), all);
         }
@@ -30,7 +29,7 @@ struct Avx2 {
         Group low, high;
     };
 
-    static Weights load(const int8_t* block) { return {Group(block), Group(block + 32)}; }
+    static Weights load(const int8_t* block) { return {Group(block), Group(block + LINE)}; }
 
     static void add_together(Sums& sums, const Weights& weights, const uint8_t* codes) {
         widen(sums, _mm256_add_epi16(weights.low.times(codes), weights.high.times(codes + 4)));
@@ -48,13 +47,13 @@ struct Avx2 {
     }
 };
 
-// The products of a group with weights from 0 to 15 are added in 16 bits. Zero points are `zeros` below 8, so these count for 8 more.
+// The products of a group with weights from 0 to 15 are added in 16 bits.
 struct Avx2FourBits : FourBitsAvx2<6> {
     struct Factors : Bytes {
         __m256i of[2];
 
         explicit Factors(const int8_t* bytes) : Bytes(bytes) {
-            zeros = _mm256_sub_epi16(zeros, _mm256_slli_epi16(both, 3));
+            zeros = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_mullo_epi16(both, zeros));
             const __m256i low = _mm256_and_si256(both, _mm256_set1_epi32(0xffff)), high = _mm256_srli_epi32(both, 16);
             of[0] = _mm256_or_si256(low, _mm256_slli_epi32(low, 16));
             of[1] = _mm256_or_si256(high, _mm256_slli_epi32(high, 16));
@@ -72,6 +71,31 @@ struct Avx2FourBits : FourBitsAvx2<6> {
         sums = _mm256_add_epi32(sums, _mm256_madd_epi16(factors.zeros, codes_of(both)));
     }
 };
+
+// Finds the blocks whose two groups are added in 16 bits, whatever the codes are, and sums up negative weights.
+void prepare(Packed& weights, size_t from, size_t to) {
+    constexpr int MOST = 32768 / 128; // of the weights whose products with codes are added in one number of 16 bits
+    const size_t num_blocks = weights.num_blocks * (mars::kernels::BLOCK / Avx2::INPUTS), of_panel = Avx2::LAYOUT.columns;
+    const __m256i one = _mm256_set1_epi8(1);
+    for (size_t column = from * of_panel; column < to * of_panel; column += Avx2::COLUMNS) {
+        const int8_t* block = weights.panels + column / of_panel * weights.panel_bytes + column % of_panel * 4;
+        uint16_t* const place = weights.place.data() + column / Avx2::COLUMNS * num_blocks;
+        size_t together = 0, alone = num_blocks;
+        __m256i sums = _mm256_setzero_si256();
+        for (size_t i = 0; i < num_blocks; ++i, block += 2 * Avx2::LINE) {
+            const auto [low, high] = Avx2::load(block);
+            const __m256i sizes = _mm256_add_epi16(_mm256_maddubs_epi16(low.sizes, one), _mm256_maddubs_epi16(high.sizes, one));
+            const bool is_larger = _mm256_movemask_epi8(_mm256_cmpgt_epi16(sizes, _mm256_set1_epi16(MOST))) != 0;
+            place[is_larger ? --alone : together++] = static_cast<uint16_t>(i);
+            const auto negative = [one](const Avx2::Group& group) {
+                return _mm256_maddubs_epi16(_mm256_and_si256(group.sizes, group.inverted), one);
+            };
+            sums = _mm256_sub_epi32(sums, _mm256_madd_epi16(_mm256_add_epi16(negative(low), negative(high)), _mm256_set1_epi16(1)));
+        }
+        weights.num_together[column / Avx2::COLUMNS] = together;
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights.middles.data() + column), sums);
+    }
+}
 
 bool is_here() { return mars::kernels::Processor().avx2; }
 
@@ -109,7 +133,7 @@ template void quantize_avx2<4, false>(const float*, size_t, size_t, uint8_t*, fl
 template void quantize_avx2<64, true>(const float*, size_t, size_t, uint8_t*, float*);
 
 static const InstructionSet four_bits =
-    set_of<Avx2FourBits>("avx2", is_here, quantize_groups<quantize_avx2<FourBits::BLOCK, true>>, FourBits::GROUP);
-const InstructionSet avx2 = set_of<Avx2>("avx2", is_here, quantize_avx2<Avx2::INPUTS, true>, 4, &four_bits);
+    set_of<Avx2FourBits>("avx2", is_here, quantize_groups<quantize_avx2<BLOCK, true>>);
+const InstructionSet avx2 = set_of<Avx2>("avx2", is_here, quantize_avx2<Avx2::INPUTS, true>, &four_bits, prepare);
 
 } // namespace mars::kernels

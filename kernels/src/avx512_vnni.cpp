@@ -7,15 +7,13 @@ namespace {
 
 // Compilers copy a sum before each product that adds to it. With more than 8 rows the copies do not fit into the registers, and products
 // take twice as long.
-struct Avx512Vnni {
-    static constexpr size_t COLUMNS = 32, INPUTS = 4, ROWS = 1, MOST_ROWS = 8;
-    static constexpr bool ADDS_IN_16_BITS = false;
+struct Avx512Vnni : ByteSizes<32, 4, 8> {
     struct Sums {
         __m512i left, right;
     };
     using Weights = Sums;
 
-    static Weights load(const int8_t* block) { return {_mm512_load_si512(block), _mm512_load_si512(block + 64)}; }
+    static Weights load(const int8_t* block) { return {_mm512_loadu_si512(block), _mm512_loadu_si512(block + 64)}; }
 
     static void add(Sums& sums, const Weights& weights, const uint8_t* codes) {
         const __m512i x = _mm512_set1_epi32(four(codes));
@@ -41,10 +39,10 @@ struct Avx512FourBits : FourBitSizes<16, 10> {
 
         explicit Factors(const int8_t* bytes) {
             const auto* lines = reinterpret_cast<const __m256i*>(bytes);
-            const __m512i both = _mm512_cvtepu8_epi16(_mm256_load_si256(lines));
+            const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256(lines));
             of[0] = _mm512_and_si512(both, _mm512_set1_epi32(0xffff));
             of[1] = _mm512_srli_epi32(both, 16);
-            zeros = _mm512_mullo_epi16(both, _mm512_cvtepi8_epi16(_mm256_load_si256(lines + 1)));
+            zeros = _mm512_mullo_epi16(both, _mm512_sub_epi16(_mm512_set1_epi16(8), _mm512_cvtepu8_epi16(_mm256_loadu_si256(lines + 1))));
         }
     };
     struct Weights {
@@ -53,7 +51,7 @@ struct Avx512FourBits : FourBitSizes<16, 10> {
         explicit Weights(const int8_t* block) {
             const __m512i low = _mm512_set1_epi8(15);
             for (size_t i = 0; i < 4; ++i) {
-                const __m512i both = _mm512_load_si512(block + i * 64);
+                const __m512i both = _mm512_loadu_si512(block + i * 64);
                 of[i] = _mm512_and_si512(both, low);
                 of[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
             }
@@ -83,6 +81,6 @@ bool is_here() { return mars::kernels::Processor().avx512_vnni; }
 
 namespace mars::kernels {
 static const InstructionSet four_bits =
-    set_of<Avx512FourBits>("avx512_vnni", is_here, quantize_groups<quantize_avx512<FourBits::BLOCK, true>>, FourBits::GROUP);
-const InstructionSet avx512_vnni = set_of<Avx512Vnni>("avx512_vnni", is_here, quantize_avx512<Avx512Vnni::INPUTS, false>, 4, &four_bits);
+    set_of<Avx512FourBits>("avx512_vnni", is_here, quantize_groups<quantize_avx512<BLOCK, true>>);
+const InstructionSet avx512_vnni = set_of<Avx512Vnni>("avx512_vnni", is_here, quantize_avx512<Avx512Vnni::INPUTS, false>, &four_bits);
 } // namespace mars::kernels

@@ -5,9 +5,7 @@
 
 namespace {
 
-struct AvxVnni {
-    static constexpr size_t COLUMNS = 16, INPUTS = 4, ROWS = 1, MOST_ROWS = 6;
-    static constexpr bool ADDS_IN_16_BITS = false;
+struct AvxVnni : ByteSizes<16, 4, 6> {
     struct Sums {
         __m256i left, right;
     };
@@ -15,7 +13,7 @@ struct AvxVnni {
 
     static Weights load(const int8_t* block) {
         const auto* lines = reinterpret_cast<const __m256i*>(block);
-        return {_mm256_load_si256(lines), _mm256_load_si256(lines + 1)};
+        return {_mm256_loadu_si256(lines), _mm256_loadu_si256(lines + 1)};
     }
 
     static void add(Sums& sums, const Weights& weights, const uint8_t* codes) {
@@ -37,6 +35,7 @@ struct AvxVnniFourBits : FourBitsAvx2<6> {
         explicit Factors(const int8_t* bytes) : Bytes(bytes) {
             of[0] = _mm256_and_si256(both, _mm256_set1_epi32(0xffff));
             of[1] = _mm256_srli_epi32(both, 16);
+            zeros = _mm256_mullo_epi16(both, _mm256_sub_epi16(_mm256_set1_epi16(8), zeros));
         }
     };
 
@@ -59,6 +58,6 @@ bool is_here() { return mars::kernels::Processor().avx_vnni; }
 
 namespace mars::kernels {
 static const InstructionSet four_bits =
-    set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<FourBits::BLOCK, true>>, FourBits::GROUP);
-const InstructionSet avx_vnni = set_of<AvxVnni>("avx_vnni", is_here, quantize_avx2<AvxVnni::INPUTS, false>, 4, &four_bits);
+    set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<BLOCK, true>>);
+const InstructionSet avx_vnni = set_of<AvxVnni>("avx_vnni", is_here, quantize_avx2<AvxVnni::INPUTS, false>, &four_bits);
 } // namespace mars::kernels

@@ -7,9 +7,7 @@
 namespace {
 
 // One row has four sums that do not wait for each other; those of five rows and the weights fit into the registers.
-struct DotProd {
-    static constexpr size_t COLUMNS = 16, INPUTS = 4, ROWS = 1, MOST_ROWS = 5;
-    static constexpr bool ADDS_IN_16_BITS = false;
+struct DotProd : ByteSizes<16, 4, 5> {
     struct Sums {
         int32x4_t a, b, c, d;
     };
@@ -44,9 +42,10 @@ struct DotProdFourBits : FourBitSizes<8, 5> {
 
         explicit Factors(const int8_t* bytes) {
             const uint8x8x2_t multipliers = vld2_u8(reinterpret_cast<const uint8_t*>(bytes));
-            const int8x8x2_t below = vld2_s8(bytes + 2 * COLUMNS);
+            const uint8x8x2_t zero_points = vld2_u8(reinterpret_cast<const uint8_t*>(bytes) + LINE / 2);
             for (size_t group = 0; group < 2; ++group) {
-                const int16x8_t all = vreinterpretq_s16_u16(vmovl_u8(multipliers.val[group])), zero = vmovl_s8(below.val[group]);
+                const int16x8_t all = vreinterpretq_s16_u16(vmovl_u8(multipliers.val[group]));
+                const int16x8_t zero = vsubq_s16(vdupq_n_s16(8), vreinterpretq_s16_u16(vmovl_u8(zero_points.val[group])));
                 of[group][0] = vmovl_s16(vget_low_s16(all));
                 of[group][1] = vmovl_s16(vget_high_s16(all));
                 zeros[group][0] = vmull_s16(vget_low_s16(all), vget_low_s16(zero));
@@ -59,7 +58,7 @@ struct DotProdFourBits : FourBitSizes<8, 5> {
 
         explicit Weights(const int8_t* block) {
             for (size_t i = 0; i < 8; ++i) {
-                const uint8x16_t both = vld1q_u8(reinterpret_cast<const uint8_t*>(block) + 16 * i);
+                const uint8x16_t both = vld1q_u8(reinterpret_cast<const uint8_t*>(block) + i / 2 * LINE + i % 2 * 16);
                 of[i / 2][i % 2] = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vdupq_n_s8(8));
                 of[i / 2 + 4][i % 2] = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), vdupq_n_s8(8));
             }
@@ -97,6 +96,6 @@ bool is_here() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
 
 namespace mars::kernels {
 const InstructionSet dotprod_four_bits =
-    set_of<DotProdFourBits>("dotprod", is_here, quantize_groups<quantize_neon<FourBits::BLOCK>>, FourBits::GROUP);
-const InstructionSet dotprod = set_of<DotProd>("dotprod", is_here, quantize_neon<DotProd::INPUTS>, 4, &dotprod_four_bits);
+    set_of<DotProdFourBits>("dotprod", is_here, quantize_groups<quantize_neon<BLOCK>>);
+const InstructionSet dotprod = set_of<DotProd>("dotprod", is_here, quantize_neon<DotProd::INPUTS>, &dotprod_four_bits);
 } // namespace mars::kernels

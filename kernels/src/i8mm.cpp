@@ -8,9 +8,7 @@ namespace {
 
 // An instruction multiplies eight codes of two rows with eight weights of two columns. Behind an odd number of rows it reads codes of
 // another block, whose sums are not stored.
-struct I8mm {
-    static constexpr size_t COLUMNS = 8, INPUTS = 8, ROWS = 2, MOST_ROWS = 8;
-    static constexpr bool ADDS_IN_16_BITS = false;
+struct I8mm : ByteSizes<8, 8, 8, 2> {
     struct Sums {
         int32x4_t a, b, c, d; // of two columns each: first row, second row
     };
@@ -18,7 +16,14 @@ struct I8mm {
         int8x16_t a, b, c, d;
     };
 
-    static Weights load(const int8_t* block) { return {vld1q_s8(block), vld1q_s8(block + 16), vld1q_s8(block + 32), vld1q_s8(block + 48)}; }
+    // Of two columns the first and the second four inputs are one after the other.
+    static Weights load(const int8_t* block) {
+        const auto four_columns = [](const int8_t* from) { return vreinterpretq_s32_s8(vld1q_s8(from)); };
+        const int32x4x2_t left = vzipq_s32(four_columns(block), four_columns(block + LINE));
+        const int32x4x2_t right = vzipq_s32(four_columns(block + 16), four_columns(block + LINE + 16));
+        return {vreinterpretq_s8_s32(left.val[0]), vreinterpretq_s8_s32(left.val[1]), vreinterpretq_s8_s32(right.val[0]),
+                vreinterpretq_s8_s32(right.val[1])};
+    }
 
     static void add(Sums& sums, const Weights& weights, const uint8_t* codes) {
         const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(codes));
@@ -44,5 +49,5 @@ bool is_here() { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet i8mm = set_of<I8mm>("i8mm", is_here, quantize_neon<I8mm::INPUTS>, 8, &dotprod_four_bits);
+const InstructionSet i8mm = set_of<I8mm>("i8mm", is_here, quantize_neon<I8mm::INPUTS>, &dotprod_four_bits);
 }

@@ -122,7 +122,8 @@ struct LayerStart {
         const auto hidden = context.GetInput(0), cos = context.GetInput(4), sin = context.GetInput(5), bias = context.GetInput(6);
         const Shape shape = shape_of(hidden);
         const size_t d = qkv.outputs / (heads + 2 * kv_heads);
-        require(shape.size() == 3 && shape[2] == static_cast<int64_t>(qkv.inputs), "LayerStart: hidden must be [batch, slots, inputs]");
+        const auto inputs = static_cast<size_t>(shape.size() == 3 ? shape[2] : 0);
+        require(qkv.fits(inputs), "LayerStart: hidden must be [batch, slots, inputs]");
         require(!bias || shape_of(bias) == Shape{static_cast<int64_t>(qkv.outputs)}, "LayerStart: bias must be [outputs]");
         const auto slots = static_cast<size_t>(shape[1]), rows = static_cast<size_t>(shape[0]) * slots;
         const Shape q_shape{shape[0], static_cast<int64_t>(heads), shape[1], static_cast<int64_t>(d)};
@@ -130,7 +131,7 @@ struct LayerStart {
         const auto q = context.GetOutput(0, q_shape), k = context.GetOutput(1, kv_shape);
         float* v = context.GetOutput(2, kv_shape).GetTensorMutableData<float>();
 
-        float *normed = memory<0>(rows * qkv.inputs), *packed = memory<1>(rows * qkv.outputs);
+        float *normed = memory<0>(rows * inputs), *packed = memory<1>(rows * qkv.outputs);
         float *unrotated_q = memory<2>(rows * heads * d), *unrotated_k = memory<3>(rows * kv_heads * d);
         norm(context, {hidden, context.GetInput(1)}, value_of(normed, shape));
         const float* added = bias ? bias.GetTensorData<float>() : nullptr;
@@ -140,7 +141,7 @@ struct LayerStart {
             head -= heads;
             return (head < kv_heads ? unrotated_k : v) + ((b * kv_heads + head % kv_heads) * slots + slot) * d;
         };
-        multiply(codes_of(qkv, normed, rows, threads), {{qkv, packed}}, threads, [&](size_t from, size_t to) {
+        multiply(codes_of(qkv, normed, rows, inputs, threads), {{qkv, packed}}, threads, [&](size_t from, size_t to) {
             for (size_t end; from < to; from = end) {
                 const size_t head = from / d;
                 end = std::min(to, (head + 1) * d);
@@ -170,7 +171,7 @@ struct LayerEnd {
     explicit LayerEnd(const OrtKernelInfo* info)
         : norm(rms_norm(info)), activate(silu(info)), attention_output(packed_weights(info, 2)), down(packed_weights(info, 7)),
           gate(packed_weights(info, 5, 0, 2)), up(packed_weights(info, 5, 1, 2)) {
-        require(attention_output.outputs == down.outputs && gate.inputs == down.outputs && gate.outputs == down.inputs,
+        require(attention_output.outputs == down.outputs && gate.fits(down.outputs) && down.fits(gate.outputs),
                 "LayerEnd: attention_output, gate_up and down must fit together", ORT_INVALID_GRAPH);
     }
 
@@ -180,17 +181,20 @@ struct LayerEnd {
         const size_t width = down.outputs;
         const size_t rows = hidden.GetTensorTypeAndShapeInfo().GetElementCount() / width;
         require(shape.size() == 3 && shape[2] == static_cast<int64_t>(width), "LayerEnd: hidden must be [batch, slots, hidden]");
-        require(attended.GetTensorTypeAndShapeInfo().GetElementCount() == rows * attention_output.inputs,
+        const Shape given = shape_of(attended);
+        const auto inputs = static_cast<size_t>(given.empty() ? 0 : given.back());
+        require(attention_output.fits(inputs) && attended.GetTensorTypeAndShapeInfo().GetElementCount() == rows * inputs,
                 "LayerEnd: attended must be [batch, slots, inputs]");
         const auto* mixed = attended.GetTensorData<float>();
         const auto* residual = hidden.GetTensorData<float>();
         float* out = context.GetOutput(0, shape).GetTensorMutableData<float>();
         in_pieces(rows, [&](size_t from, size_t to) {
-            compute_rows(context, mixed + from * attention_output.inputs, residual + from * width, out + from * width, to - from);
+            compute_rows(context, mixed + from * inputs, inputs, residual + from * width, out + from * width, to - from);
         });
     }
 
-    void compute_rows(const Ort::KernelContext& context, const float* mixed, const float* residual, float* out, size_t rows) const {
+    void compute_rows(const Ort::KernelContext& context, const float* mixed, size_t inputs, const float* residual, float* out,
+                      size_t rows) const {
         const Threads threads{context};
         const size_t width = down.outputs;
         float *added = memory<0>(rows * width), *normed = memory<1>(rows * width);
@@ -204,11 +208,11 @@ struct LayerEnd {
         const Shape narrow{static_cast<int64_t>(rows), static_cast<int64_t>(width)};
         const Shape wide{static_cast<int64_t>(rows), static_cast<int64_t>(gate.outputs)};
 
-        multiply(codes_of(attention_output, mixed, rows, threads), {{attention_output, added}}, threads, add_to(residual));
+        multiply(codes_of(attention_output, mixed, rows, inputs, threads), {{attention_output, added}}, threads, add_to(residual));
         norm(context, {value_of(out, narrow), context.GetInput(4)}, value_of(normed, narrow));
-        multiply(codes_of(gate, normed, rows, threads), {{gate, gates}, {up, ups}}, threads);
+        multiply(codes_of(gate, normed, rows, width, threads), {{gate, gates}, {up, ups}}, threads);
         activate(context, {value_of(gates, wide)}, value_of(active, wide));
-        const Codes gated = codes_of(down, active, rows, threads, [&](size_t from, size_t to) {
+        const Codes gated = codes_of(down, active, rows, gate.outputs, threads, [&](size_t from, size_t to) {
             for (size_t i = from * gate.outputs; i < to * gate.outputs; ++i) active[i] *= ups[i];
         });
         multiply(gated, {{down, added}}, threads, add_to(out));

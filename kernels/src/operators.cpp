@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 
-#include "memory.hpp"
 #include "ort.hpp"
 
 namespace mars::kernels {
@@ -28,16 +27,18 @@ Shape shape_of(const Ort::ConstValue& value) { return value.GetTensorTypeAndShap
 
 Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part, size_t parts) {
     const auto weight = initializer(info, index), scale = initializer(info, index + 1);
-    const Shape shape = shape_of(weight);
-    require(shape.size() == 2 && shape[0] > 0 && shape[0] <= 4 * 65535 && shape_of(scale) == Shape{shape[1]} &&
-                shape[1] % static_cast<int64_t>(parts) == 0,
-            "weight must be [inputs, outputs], with at most 262140 inputs, and scale [outputs]", ORT_INVALID_GRAPH);
-    const auto inputs = static_cast<size_t>(shape[0]), outputs = static_cast<size_t>(shape[1]), columns = outputs / parts;
-    const auto* codes = weight.GetTensorData<int8_t>() + part * columns;
-    const auto* scales = scale.GetTensorData<float>() + part * columns;
-    Packed packed(chosen(), codes, outputs, scales, inputs, columns);
-    drop_file_pages(weight.GetTensorData<int8_t>(), inputs * outputs);
-    return packed;
+    const Shape shape = shape_of(weight), scales = shape_of(scale);
+    constexpr int64_t GROUPS = BLOCK / 4, COLUMNS = BYTES.columns;
+    require(shape.size() == 4 && shape[1] > 1 && shape[1] % GROUPS == 1 && shape[1] <= 65536 && shape[2] == COLUMNS && shape[3] == 4 &&
+                scales.size() == 1 && scales[0] > 0 && shape[0] == (scales[0] + COLUMNS - 1) / COLUMNS &&
+                (parts == 1 || scales[0] % (static_cast<int64_t>(parts) * COLUMNS) == 0),
+            "weight must be [outputs / 32, inputs / 4 + 1, 32, 4], with at most 262080 inputs, and scale [outputs]: export bundles of older "
+            "versions again",
+            ORT_INVALID_GRAPH);
+    const auto blocks = static_cast<size_t>(shape[1] / GROUPS), columns = static_cast<size_t>(scales[0]) / parts, first = part * columns;
+    const size_t panel_bytes = static_cast<size_t>(shape[1]) * 4 * BYTES.columns;
+    return {chosen(), weight.GetTensorData<int8_t>() + first / BYTES.columns * panel_bytes, scale.GetTensorData<float>() + first, blocks,
+            columns};
 }
 
 namespace {
@@ -46,13 +47,14 @@ namespace {
 void multiply(const Ort::KernelContext& context, const Packed& weights, const char* error) {
     const auto x = context.GetInput(0);
     Shape shape = shape_of(x);
-    require(!shape.empty() && shape.back() == static_cast<int64_t>(weights.inputs), error);
-    const size_t rows = x.GetTensorTypeAndShapeInfo().GetElementCount() / weights.inputs;
+    const auto inputs = static_cast<size_t>(shape.empty() ? 0 : shape.back());
+    require(weights.fits(inputs), error);
+    const size_t rows = x.GetTensorTypeAndShapeInfo().GetElementCount() / inputs;
     shape.back() = static_cast<int64_t>(weights.outputs);
-    multiply(weights, x.GetTensorData<float>(), rows, context.GetOutput(0, shape).GetTensorMutableData<float>(), Threads{context});
+    multiply(weights, x.GetTensorData<float>(), rows, inputs, context.GetOutput(0, shape).GetTensorMutableData<float>(), Threads{context});
 }
 
-// x [..., inputs] times weight [inputs, outputs] int8, with a scale for each output
+// x [..., inputs] times weight [panels, groups + 1, 32, 4] int8, with a scale for each output
 struct QuantizedMatMul {
     static constexpr const char* NAME = "QuantizedMatMul";
     static constexpr std::string_view INPUTS = "fbf"; // x, weight, scale
@@ -67,10 +69,10 @@ struct QuantizedMatMul {
     }
 };
 
-// x [..., inputs] times weight [inputs, outputs] uint4, which is scale * multiplier * (weight - zero point)
+// x [..., inputs] times weight [panels, blocks, 9, 16, 4] uint8: four bits in groups of 32 inputs, with a scale for each output
 struct GroupedMatMul {
     static constexpr const char* NAME = "GroupedMatMul";
-    static constexpr std::string_view INPUTS = "f44uf"; // x, weight, its zero points, multipliers and scale
+    static constexpr std::string_view INPUTS = "fuf"; // x, weight, scale
     static constexpr std::string_view OUTPUTS = "f";
 
     const Packed weights;
@@ -78,21 +80,15 @@ struct GroupedMatMul {
     explicit GroupedMatMul(const OrtKernelInfo* info) : weights(packed(info)) {}
 
     static Packed packed(const OrtKernelInfo* info) {
-        const auto weight = initializer(info, 1), zeros = initializer(info, 2), multipliers = initializer(info, 3),
-                   scale = initializer(info, 4);
-        constexpr int64_t GROUP = FourBits::GROUP;
-        const Shape shape = shape_of(weight);
-        require(
-            shape.size() == 2 && shape[0] > 0 && shape[0] % GROUP == 0 && shape_of(scale) == Shape{shape[1]} &&
-                shape_of(zeros) == Shape{shape[0] / GROUP, shape[1]} && shape_of(multipliers) == shape_of(zeros),
-            "weight must be [inputs, outputs], with a multiple of 32 inputs, zero point and multiplier [inputs / 32, outputs], and scale "
-            "[outputs]",
-            ORT_INVALID_GRAPH);
-        const auto bytes = [](const Ort::ConstValue& value) { return static_cast<const uint8_t*>(value.GetTensorRawData()); };
-        const auto inputs = static_cast<size_t>(shape[0]), outputs = static_cast<size_t>(shape[1]);
-        Packed made(chosen(), {bytes(weight), bytes(zeros), bytes(multipliers)}, scale.GetTensorData<float>(), inputs, outputs);
-        drop_file_pages(bytes(weight), inputs * outputs / 2);
-        return made;
+        const auto weight = initializer(info, 1), scale = initializer(info, 2);
+        const Shape shape = shape_of(weight), scales = shape_of(scale);
+        constexpr int64_t COLUMNS = FOUR_BITS.columns;
+        require(shape.size() == 5 && shape[1] > 0 && shape[2] == 9 && shape[3] == COLUMNS && shape[4] == 4 && scales.size() == 1 &&
+                    scales[0] > 0 && shape[0] == (scales[0] + COLUMNS - 1) / COLUMNS,
+                "weight must be [outputs / 16, inputs / 64, 9, 16, 4] and scale [outputs]: export bundles of older versions again",
+                ORT_INVALID_GRAPH);
+        return {*chosen().four_bits, weight.GetTensorData<int8_t>(), scale.GetTensorData<float>(), static_cast<size_t>(shape[1]),
+                static_cast<size_t>(scales[0])};
     }
 
     void compute(const Ort::KernelContext& context) const {

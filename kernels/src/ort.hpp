@@ -15,8 +15,8 @@ namespace mars::kernels {
 // The set that MARS_EXPORT_KERNELS asks for if this processor has it, else the fastest.
 const InstructionSet& chosen();
 
-// Weights [inputs, outputs] int8 and scales [outputs] of a kernel's inputs `index` and `index` + 1, which must be initializers: one of
-// `parts` equal parts of the outputs.
+// Weights of bytes and scales [outputs] of a kernel's inputs `index` and `index` + 1, which must be initializers: one of `parts` equal parts
+// of the outputs.
 Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part = 0, size_t parts = 1);
 
 // Calls part(0) to part(count - 1) on the threads of the session.
@@ -65,7 +65,7 @@ struct Instance {
 };
 
 // The operator called Kernel::NAME, which a Kernel(const OrtKernelInfo*) computes. Kernel::INPUTS and OUTPUTS have a letter for each: b for
-// int8, u for uint8, 4 for uint4, i for int64, f for floats, F for floats that may be absent.
+// int8, u for uint8, i for int64, f for floats, F for floats that may be absent.
 template <class Kernel>
 struct Operator : Ort::CustomOpBase<Operator<Kernel>, Instance<Kernel>, true> {
     OrtStatusPtr CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const noexcept {
@@ -83,7 +83,6 @@ struct Operator : Ort::CustomOpBase<Operator<Kernel>, Instance<Kernel>, true> {
     static ONNXTensorElementDataType type_of(char letter) {
         if (letter == 'i') return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
         if (letter == 'u') return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
-        if (letter == '4') return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
         return letter == 'b' ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
     }
 };

@@ -3,11 +3,9 @@
 
 namespace {
 
-using mars::kernels::FourBits;
+using mars::kernels::GROUP;
 
-struct Portable {
-    static constexpr size_t COLUMNS = 8, INPUTS = 4, ROWS = 1, MOST_ROWS = 4;
-    static constexpr bool ADDS_IN_16_BITS = false;
+struct Portable : ByteSizes<8, 4, 4> {
     struct Sums {
         int32_t of[COLUMNS];
     };
@@ -31,28 +29,28 @@ struct PortableFourBits : FourBitSizes<8, 4> {
         uint32_t of[COLUMNS]; // which may wrap around before the last group
     };
     struct Factors {
-        const int8_t *of[2], *zeros;
-        explicit Factors(const int8_t* bytes) : of{bytes, bytes + 1}, zeros(bytes + 2 * COLUMNS) {}
+        const int8_t *of[2], *zero_points;
+        explicit Factors(const int8_t* bytes) : of{bytes, bytes + 1}, zero_points(bytes + LINE / 2) {}
     };
     struct Weights {
         const int8_t* block;
         explicit Weights(const int8_t* bytes) : block(bytes) {}
         int of(size_t input, size_t column) const {
-            return block[(input % 16 / 4 * COLUMNS + column) * 4 + input % 4] >> input / 16 * 4 & 15;
+            return block[input % 16 / 4 * LINE + column * 4 + input % 4] >> input / 16 * 4 & 15;
         }
     };
 
     static void add(Sums& sums, const Weights& weights, const int8_t* factors, const uint8_t* codes, int32_t start) {
         for (size_t column = 0; column < COLUMNS; ++column) {
             int32_t product = start;
-            for (size_t i = 0; i < FourBits::GROUP; ++i) product += static_cast<int8_t>(codes[i]) * weights.of(i, column);
+            for (size_t i = 0; i < GROUP; ++i) product += static_cast<int8_t>(codes[i]) * weights.of(i, column);
             sums.of[column] += static_cast<uint32_t>(product * static_cast<uint8_t>(factors[2 * column]));
         }
     }
 
     static void add_zeros(Sums& sums, const Factors& factors, const int16_t* both) {
         for (size_t i = 0; i < 2 * COLUMNS; ++i)
-            sums.of[i / 2] += static_cast<uint32_t>(static_cast<uint8_t>(factors.of[0][i]) * factors.zeros[i] * both[i % 2]);
+            sums.of[i / 2] += static_cast<uint32_t>(static_cast<uint8_t>(factors.of[0][i]) * (8 - factors.zero_points[i]) * both[i % 2]);
     }
 
     static void store(const Sums& sums, size_t, const int32_t*, const float* steps, float largest, float* out) {
@@ -75,6 +73,6 @@ void quantize(const float* x, size_t rows, size_t inputs, uint8_t* codes, float*
 
 namespace mars::kernels {
 static const InstructionSet four_bits =
-    set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<FourBits::BLOCK, true>>, FourBits::GROUP);
-const InstructionSet portable = set_of<Portable>("portable", is_here, quantize<Portable::INPUTS, false>, 4, &four_bits);
+    set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<BLOCK, true>>);
+const InstructionSet portable = set_of<Portable>("portable", is_here, quantize<Portable::INPUTS, false>, &four_bits);
 } // namespace mars::kernels

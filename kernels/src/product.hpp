@@ -1,37 +1,49 @@
 // The product of rows that are quantized on the way and weights of eight or four bits, for one instruction set.
 //
-// Weights are packed in panels of `columns` columns. A panel is a list of blocks of `inputs` inputs; a block has groups of `group` inputs,
-// of each column one group, because instructions for byte products add four or eight. Columns and inputs that are missing are zeros. Rows
-// become codes, unsigned around 128 or, on Arm and without VNNI, signed, in tiles of a few rows: for each block the codes of the first row, of the second,
-// and so on.
-//
-// Weights of four bits have a zero point and a multiplier for each 32 inputs and column. A block is two such groups: of each group the nibbles
-// of inputs 0 to 3 of every column, with inputs 16 to 19 in the upper halves, then 4 to 7 and so on; then the multipliers of both groups of
-// every column, then what their zero points are below 8. The codes of a tile are signed, and followed by the sums of each group.
+// Weights are read where they are, as a rule in a mapped file, in the form that docs/format.md describes: panels of columns, and in each the
+// inputs by fours, of each column four bytes, because instructions for byte products add four. Rows become codes, unsigned around 128 or, on
+// Arm and without VNNI, signed, in tiles of a few rows: for each block of inputs the codes of the first row, of the second, and so on. The
+// codes of a tile for weights of four bits are signed, and followed by the sums of each group.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <vector>
 
 namespace mars::kernels {
+
+constexpr size_t BLOCK = 64; // inputs, of which weights have a whole number: those that are missing are zeros
+
+// How weights are stored: the columns of a panel, the bytes of a block of it, and those after the last block.
+struct Layout {
+    size_t columns, block_bytes, last_bytes;
+};
+
+// For each four inputs and column four bytes; at the end the sum of each column, an int32.
+inline constexpr Layout BYTES{32, BLOCK * 32, 4 * 32};
+
+// A zero point and a multiplier for each 32 inputs and column: a decoded weight is scale * multiplier * (code - zero point). A block is two
+// such groups: of each group the codes of inputs 0 to 3 of every column, with inputs 16 to 19 in the upper halves, then 4 to 7 and so on;
+// then the multipliers of both groups of every column, then their zero points.
+inline constexpr Layout FOUR_BITS{16, (BLOCK / 2 + 2 * 2) * 16, 0};
+constexpr size_t GROUP = 32;
 
 struct Packed;
 
 // Sizes that an instruction set works with, and its code.
 struct InstructionSet {
     const char* name;
-    bool (*is_here)();                        // whether this processor has it
-    size_t columns, inputs, group, most_rows; // of a panel, of a block, of a group in it, of a tile
-    bool adds_in_16_bits;                     // the products of the two groups of a block
+    bool (*is_here)(); // whether this processor has it
+    Layout layout;
+    size_t most_rows; // of a tile
     // Codes of a tile of rows [rows, inputs], and the largest number of each row.
     void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
     // Panels `from` to `to` of `rows` rows. out is [rows, outputs].
     void (*multiply)(const Packed& weights, const uint8_t* codes, const float* largest, size_t rows, float* out, size_t from, size_t to);
-    const InstructionSet* four_bits; // the same for weights of four bits
+    void (*prepare)(Packed& weights, size_t from, size_t to); // tables for these panels, or null
+    const InstructionSet* four_bits;                          // the same for weights of four bits
 };
 
 extern const InstructionSet portable;
@@ -54,14 +66,6 @@ extern const InstructionSet i8mm, dotprod, dotprod_four_bits;
 // The set called `name` if this processor has it, else the fastest that it has.
 const InstructionSet& choose(const char* name);
 
-// Weights of four bits as in an ONNX tensor: uint4 [inputs, outputs] with zero points uint4 and multipliers uint8 [inputs / 32, outputs].
-// A decoded weight is scale * multiplier * (code - zero point).
-struct FourBits {
-    static constexpr size_t GROUP = 32, BLOCK = 2 * GROUP;
-    static constexpr size_t bytes(size_t columns) { return columns * (BLOCK / 2 + 2 * 2); } // of a block
-    const uint8_t *codes, *zero_points, *multipliers;
-};
-
 // Of the codes of a row in the two groups of a block. The product with weights from -8 to 7 begins at `starts` if that with weights from 0 to
 // 15 is added to it, and fits into 16 bits.
 struct GroupSums {
@@ -70,31 +74,24 @@ struct GroupSums {
 };
 
 struct Packed {
-    // weights [inputs, outputs] with rows `stride` apart, one scale for each output
-    Packed(const InstructionSet& set, const int8_t* weights, size_t stride, const float* scales, size_t inputs, size_t outputs);
-    // with the set's code for four bits
-    Packed(const InstructionSet& set, const FourBits& weights, const float* scales, size_t inputs, size_t outputs);
+    // [panels, panel_bytes] in the set's layout, which must stay there, and one scale for each output
+    Packed(const InstructionSet& set, const int8_t* panels, const float* scales, size_t num_blocks, size_t outputs);
 
-    size_t num_panels() const { return (outputs + set.columns - 1) / set.columns; }
-    size_t padded_inputs() const { return (inputs + set.inputs - 1) / set.inputs * set.inputs; }
+    bool fits(size_t inputs) const { return inputs > 0 && (inputs + BLOCK - 1) / BLOCK == num_blocks; }
+    size_t num_panels() const { return (outputs + set.layout.columns - 1) / set.layout.columns; }
     size_t num_tiles(size_t rows) const { return (rows + set.most_rows - 1) / set.most_rows; }
     size_t first_row(size_t tile, size_t rows) const { return rows * tile / num_tiles(rows); }
 
     const InstructionSet& set;
-    const size_t inputs, outputs;
-    const size_t row_bytes, panel_bytes; // of codes and of blocks
-    std::shared_ptr<int8_t> blocks;
-    std::vector<int32_t> middles; // of each column: how much its sums are too large
-    std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
-    // If the set adds in 16 bits: the place of each block in a row, and how many of a panel have sums of two groups that fit into 16 bits.
-    // These come first.
+    const int8_t* const panels;
+    const size_t num_blocks, outputs;
+    const size_t row_bytes, panel_bytes; // of codes and of weights
+    std::vector<int32_t> middles;        // of each column: how much its sums are too large
+    std::vector<float> steps;            // of each column: the product's unit for a row whose largest number is 1
+    // If the set adds in 16 bits, of each eight columns: eight inputs after the other, and of how many of them, which come first, the sums of
+    // two groups of four fit into 16 bits.
     std::vector<uint16_t> place;
     std::vector<size_t> num_together;
-
-  private:
-    // Calls part(from, to) for ranges of panels, on several threads.
-    template <class Part>
-    void on_all_cores(Part part) const;
 };
 
 constexpr size_t FEW_TILES = 4;   // which one thread quantizes
@@ -116,10 +113,10 @@ struct Nothing {
     void operator()(size_t, size_t) const {}
 };
 
-// The codes of x [rows, weights.inputs], in memory of this thread that the next call overwrites. `run(count, part)` calls part(0) to
+// The codes of x [rows, inputs], in memory of this thread that the next call overwrites. `run(count, part)` calls part(0) to
 // part(count - 1), on several threads. `prepare(from, to)` writes these rows of x first.
 template <class Run, class Prepare = Nothing>
-Codes codes_of(const Packed& weights, const float* x, size_t rows, Run run, Prepare prepare = {}) {
+Codes codes_of(const Packed& weights, const float* x, size_t rows, size_t inputs, Run run, Prepare prepare = {}) {
     static thread_local std::vector<uint8_t> code_memory;
     static thread_local std::vector<float> largest_memory;
     const size_t width = weights.row_bytes, tiles = weights.num_tiles(rows);
@@ -127,10 +124,10 @@ Codes codes_of(const Packed& weights, const float* x, size_t rows, Run run, Prep
     largest_memory.resize(std::max(largest_memory.size(), rows));
     uint8_t* codes = code_memory.data();
     float* largest = largest_memory.data();
-    const auto quantize_tile = [&weights, &prepare, x, codes, largest, rows, width](size_t tile) {
+    const auto quantize_tile = [&weights, &prepare, x, codes, largest, rows, inputs, width](size_t tile) {
         const size_t from = weights.first_row(tile, rows), to = weights.first_row(tile + 1, rows);
         prepare(from, to);
-        weights.set.quantize(x + from * weights.inputs, to - from, weights.inputs, codes + from * width, largest + from);
+        weights.set.quantize(x + from * inputs, to - from, inputs, codes + from * width, largest + from);
     };
     if (tiles > FEW_TILES)
         run(tiles, quantize_tile);
@@ -158,14 +155,14 @@ void multiply(const Codes& codes, std::initializer_list<Product> products, Run r
         const Packed& weights = product->weights;
         const size_t part = panels_at_once(weights), from = index * part, to = std::min(from + part, weights.num_panels());
         weights.set.multiply(weights, codes.codes, codes.largest, codes.rows, product->out, from, to);
-        finish(from * weights.set.columns, std::min(to * weights.set.columns, weights.outputs));
+        finish(from * weights.set.layout.columns, std::min(to * weights.set.layout.columns, weights.outputs));
     });
 }
 
 // out [rows, outputs] = x [rows, inputs] times the weights
 template <class Run>
-void multiply(const Packed& weights, const float* x, size_t rows, float* out, Run run) {
-    multiply(codes_of(weights, x, rows, run), {{weights, out}}, run);
+void multiply(const Packed& weights, const float* x, size_t rows, size_t inputs, float* out, Run run) {
+    multiply(codes_of(weights, x, rows, inputs, run), {{weights, out}}, run);
 }
 
 } // namespace mars::kernels

@@ -34,13 +34,13 @@ inline uint8_t code_of(float x, float largest) {
 // InstructionSet::quantize for weights of four bits, from one with signed codes
 template <auto Quantize>
 void quantize_groups(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest) {
-    using mars::kernels::FourBits, mars::kernels::GroupSums;
+    using mars::kernels::BLOCK, mars::kernels::GROUP, mars::kernels::GroupSums;
     Quantize(x, rows, inputs, codes, largest);
-    const size_t blocks = (inputs + FourBits::BLOCK - 1) / FourBits::BLOCK;
-    auto* const sums = reinterpret_cast<GroupSums*>(codes + blocks * FourBits::BLOCK * rows);
-    for (size_t group = 0; group < 2 * blocks * rows; ++group, codes += FourBits::GROUP) {
+    const size_t blocks = (inputs + BLOCK - 1) / BLOCK;
+    auto* const sums = reinterpret_cast<GroupSums*>(codes + blocks * BLOCK * rows);
+    for (size_t group = 0; group < 2 * blocks * rows; ++group, codes += GROUP) {
         int sum = 0;
-        for (size_t i = 0; i < FourBits::GROUP; ++i) sum += static_cast<int8_t>(codes[i]);
+        for (size_t i = 0; i < GROUP; ++i) sum += static_cast<int8_t>(codes[i]);
         sums[group / 2].starts[group % 2] = -8 * sum;
         sums[group / 2].of[group % 2] = static_cast<int16_t>(sum);
     }

@@ -23,19 +23,21 @@ struct FourBitsAvx2 : FourBitSizes<8, MostRows> {
         explicit Weights(const int8_t* block) {
             const __m256i low = _mm256_set1_epi8(15);
             for (size_t i = 0; i < 4; ++i) {
-                const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(block + i * 32));
+                const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + i * FourBitsAvx2::LINE));
                 of[i] = _mm256_and_si256(both, low);
                 of[i + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
             }
         }
     };
-    struct Bytes { // of both groups: multipliers, and what belongs to zero points
+    struct Bytes { // of both groups: multipliers, and zero points or what belongs to them
         __m256i both, zeros;
 
         explicit Bytes(const int8_t* bytes) {
-            const auto* lines = reinterpret_cast<const __m128i*>(bytes);
-            both = _mm256_cvtepu8_epi16(_mm_load_si128(lines));
-            zeros = _mm256_mullo_epi16(both, _mm256_cvtepi8_epi16(_mm_load_si128(lines + 1)));
+            const auto wide = [](const int8_t* from) {
+                return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+            };
+            both = wide(bytes);
+            zeros = wide(bytes + FourBitsAvx2::LINE / 2);
         }
     };
 

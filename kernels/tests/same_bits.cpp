@@ -20,9 +20,46 @@ constexpr auto in_turn = [](size_t count, auto part) {
 
 std::vector<float> product(const Packed& weights, const std::vector<float>& x, size_t rows) {
     std::vector<float> out(rows * weights.outputs, NAN);
-    multiply(weights, x.data(), rows, out.data(), in_turn);
+    multiply(weights, x.data(), rows, x.size() / rows, out.data(), in_turn);
     return out;
 }
+
+// Numbers in a layout, all zeros.
+struct Stored {
+    const Layout layout;
+    const size_t blocks, panels;
+    std::vector<int8_t> bytes;
+
+    Stored(const Layout& form, size_t inputs, size_t outputs)
+        : layout(form), blocks((inputs + BLOCK - 1) / BLOCK), panels((outputs + form.columns - 1) / form.columns),
+          bytes(panels * (blocks * form.block_bytes + form.last_bytes)) {}
+
+    int8_t* panel(size_t column) { return bytes.data() + column / layout.columns * (bytes.size() / panels); }
+
+    // A weight, in bytes
+    void put(size_t input, size_t column, int8_t weight) {
+        int8_t* const place = panel(column);
+        const size_t at = column % layout.columns * 4;
+        place[input / 4 * 4 * layout.columns + at + input % 4] = weight;
+        int32_t sum;
+        std::memcpy(&sum, place + blocks * layout.block_bytes + at, sizeof sum);
+        sum += weight;
+        std::memcpy(place + blocks * layout.block_bytes + at, &sum, sizeof sum);
+    }
+
+    // The code of a weight in four bits, and what its group has
+    void put_code(size_t input, size_t column, unsigned code) {
+        const size_t at = column % layout.columns, lines = input % BLOCK / GROUP * 4 + input % 16 / 4;
+        int8_t& both = panel(column)[input / BLOCK * layout.block_bytes + (lines * layout.columns + at) * 4 + input % 4];
+        both = static_cast<int8_t>(both | code << (input / 16 % 2 * 4));
+    }
+    void put_factors(size_t group, size_t column, unsigned multiplier, unsigned zero_point) {
+        const size_t at = column % layout.columns;
+        int8_t* const factors = panel(column) + group / 2 * layout.block_bytes + 8 * 4 * layout.columns;
+        factors[at * 2 + group % 2] = static_cast<int8_t>(multiplier);
+        factors[(layout.columns + at) * 2 + group % 2] = static_cast<int8_t>(zero_point);
+    }
+};
 
 // The output and the entries of a few steps, whose numbers every processor draws.
 std::vector<uint8_t> attended(const AttentionCode& code, size_t heads, size_t kv_heads, size_t head_dim, int64_t window) {
@@ -67,23 +104,19 @@ bool are_four_bits_right(const InstructionSet& set) {
     std::normal_distribution<float> number;
     for (const auto& [inputs, outputs] : std::vector<std::pair<size_t, size_t>>{
              {32, 1}, {32, 5}, {64, 8}, {96, 33}, {576, 65}, {1536, 100}, {8960, 19}, {4896, 16}, {1120, 2000}}) {
-        const size_t groups = inputs / FourBits::GROUP;
         const auto most = static_cast<unsigned>(std::min<size_t>(255, (size_t{1} << 31) / (127 * 15 * inputs)));
-        std::vector<uint8_t> weights((inputs * outputs + 1) / 2), zero_points((groups * outputs + 1) / 2), multipliers(groups * outputs);
-        const auto fill = [&draw](std::vector<uint8_t>& tensor, size_t columns, bool is_extreme, bool odd_is_largest) {
-            for (size_t i = 0; i < 2 * tensor.size(); ++i) {
-                const unsigned extreme = (i % columns % 2 == 1) == odd_is_largest ? 15 : 0, number = is_extreme ? extreme : draw() % 16;
-                tensor[i / 2] = static_cast<uint8_t>(i % 2 ? tensor[i / 2] | number << 4 : number);
-            }
-        };
         std::vector<float> scales(outputs);
         for (float& scale : scales) scale = 0.01f + std::fabs(number(draw));
         for (const bool is_extreme : {false, true}) {
-            fill(weights, outputs, is_extreme, true);
-            fill(zero_points, outputs, is_extreme, false);
-            for (uint8_t& multiplier : multipliers) multiplier = static_cast<uint8_t>(is_extreme ? most : 1 + draw() % most);
-            const FourBits tensors{weights.data(), zero_points.data(), multipliers.data()};
-            const Packed fast(set, tensors, scales.data(), inputs, outputs), slow(portable, tensors, scales.data(), inputs, outputs);
+            Stored stored(FOUR_BITS, inputs, outputs);
+            for (size_t column = 0; column < outputs; ++column) {
+                const unsigned extreme = column % 2 ? 15 : 0;
+                for (size_t i = 0; i < inputs; ++i) stored.put_code(i, column, is_extreme ? extreme : draw() % 16);
+                for (size_t group = 0; group < inputs / GROUP; ++group)
+                    stored.put_factors(group, column, is_extreme ? most : 1 + draw() % most, is_extreme ? 15 - extreme : draw() % 16);
+            }
+            const Packed fast(*set.four_bits, stored.bytes.data(), scales.data(), stored.blocks, outputs),
+                slow(*portable.four_bits, stored.bytes.data(), scales.data(), stored.blocks, outputs);
             for (size_t rows = 1; rows <= (outputs == 2000 || is_extreme ? 3 : 40); ++rows) {
                 std::vector<float> x(rows * inputs);
                 for (float& value : x) value = is_extreme ? (rows % 2 ? 1.0f : -1.0f) : number(draw);
@@ -108,14 +141,15 @@ int main(int, char** arguments) {
     std::uniform_int_distribution<int> weight(-127, 127);
     std::normal_distribution<float> number;
     const std::vector<std::pair<size_t, size_t>> shapes{{1, 1},     {3, 5},    {8, 8},      {17, 33}, {64, 48},
-                                                        {130, 100}, {576, 65}, {1100, 2000}}; // the last is packed by several threads
+                                                        {130, 100}, {576, 65}, {1100, 2000}}; // the last has tables of several threads
     for (const auto& [inputs, outputs] : shapes) {
-        std::vector<int8_t> weights(inputs * outputs);
-        for (int8_t& w : weights) w = static_cast<int8_t>(weight(draw));
+        Stored stored(BYTES, inputs, outputs);
+        for (size_t column = 0; column < outputs; ++column)
+            for (size_t i = 0; i < inputs; ++i) stored.put(i, column, static_cast<int8_t>(weight(draw)));
         std::vector<float> scales(outputs);
         for (float& scale : scales) scale = 0.01f + std::fabs(number(draw));
-        const Packed fast(set, weights.data(), outputs, scales.data(), inputs, outputs),
-            slow(portable, weights.data(), outputs, scales.data(), inputs, outputs);
+        const Packed fast(set, stored.bytes.data(), scales.data(), stored.blocks, outputs),
+            slow(portable, stored.bytes.data(), scales.data(), stored.blocks, outputs);
         for (size_t rows = 1; rows <= (outputs == 2000 ? 2 : 40); ++rows) {
             std::vector<float> x(rows * inputs);
             for (float& value : x) value = number(draw);

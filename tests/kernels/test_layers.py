@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ WIDTHS = (1, 2, 3, 8, 9, 19, 70)
 
 
 @pytest.fixture(scope="module")
-def w8a8(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Named:
+def w8a8(tmp_path_factory: pytest.TempPathFactory) -> Named:
     root = tmp_path_factory.mktemp("layers")
 
     def exported(name: str) -> Path:
@@ -37,7 +38,9 @@ def w8a8(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Named:
             options = ExportOptions(
                 block=6, precision="w4a8" if is_grouped else "w8a8", quantizer="round", allow_drift=True
             )
-            source = tiny.write(tiny.WIDE, root / "wide") if is_grouped else checkpoints(name)
+            plain = tiny.WIDE if is_grouped else tiny.TINIES[name]
+            settings = {**plain.settings, "intermediate_size": tiny.WIDE.settings["intermediate_size"]}
+            source = tiny.write(replace(plain, settings=settings), root / f"{name}-checkpoint")
             export_onnx(open_checkpoint(str(source)), root / name, options)
         return root / name
 

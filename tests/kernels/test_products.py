@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from support.paths import BUILT_KERNELS
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.codes import Quantization
+from mars_export.exporter.codes import Quantization, in_grouped_panels, in_panels
 from mars_export.exporter.export import export_onnx
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph.nodes import Nodes
@@ -35,13 +36,18 @@ SHAPES = [(1, 1), (3, 5), (8, 8), (17, 33), (64, 48), (130, 100), (576, 65)]
 
 def write_product(path: Path, weight: np.ndarray, scale: np.ndarray) -> Path:
     """A graph of one product, x [1, rows, inputs] -> y."""
+    return save_panels(path, in_panels(weight), scale)
+
+
+def save_panels(path: Path, panels: np.ndarray, scale: np.ndarray) -> Path:
     nodes = Nodes()
-    nodes.add("Identity", integer_product(nodes, "x", "w", "product", 24), name="y")
-    weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "w_scale")]
-    return save_product(path, nodes, weights)
-
-
-def save_product(path: Path, nodes: Nodes, weights: list[onnx.TensorProto]) -> Path:
+    y = (
+        integer_product(nodes, "x", "w", "product", 24)
+        if panels.dtype == np.int8
+        else grouped_product(nodes, "x", "w", Quantization("w4a8").linear, "product", 24)
+    )
+    nodes.add("Identity", y, name="y")
+    weights = [numpy_helper.from_array(panels, "w"), numpy_helper.from_array(scale, "w_scale")]
     graph = helper.make_graph(
         nodes.nodes,
         "product",
@@ -81,19 +87,12 @@ class FourBits:
         multipliers, zero_points = repeated
         return multipliers * (self.codes - zero_points)
 
+    def in_panels(self) -> np.ndarray:
+        return in_grouped_panels(self.codes, self.zero_points, self.multipliers)
+
     def write(self, path: Path) -> Path:
         """A graph of one product, x [1, rows, inputs] -> y."""
-        nodes, codec = Nodes(), Quantization("w4a8").linear
-        nodes.add("Identity", grouped_product(nodes, "x", "w", codec, "product", 24), name="y")
-        kinds = {"w": onnx.TensorProto.UINT4, "w_zero_point": onnx.TensorProto.UINT4}
-        kinds["w_multiplier"] = onnx.TensorProto.UINT8
-        weights = [
-            helper.make_tensor(name, kind, numbers.shape, numbers.flatten().tolist())
-            for (name, kind), numbers in zip(
-                kinds.items(), (self.codes, self.zero_points, self.multipliers), strict=True
-            )
-        ]
-        return save_product(path, nodes, [*weights, numpy_helper.from_array(self.scale, "w_scale")])
+        return save_panels(path, self.in_panels(), self.scale)
 
 
 def run(graph: Path, x: np.ndarray, operators: Path | None, threads: int) -> np.ndarray:
@@ -158,30 +157,34 @@ def test_a_product_with_four_bits_is_that_of_the_standard_nodes(
         np.testing.assert_array_equal(y, run(graph, x, None, threads=1))
 
 
-@pytest.mark.parametrize("name", ["codes", "zero_points", "multipliers", "scale"])
-def test_a_weight_with_four_bits_and_a_wrong_shape_is_an_error(
-    instructions: kernels.Kernels, name: str, tmp_path: Path
+@pytest.mark.parametrize("form", [in_panels, lambda codes: FourBits.random(*codes.shape).in_panels()])
+@pytest.mark.parametrize("spoil", ["plain", "inputs", "panels", "scale"])
+def test_a_weight_of_a_wrong_shape_is_an_error(
+    instructions: kernels.Kernels, spoil: str, form: Callable[[np.ndarray], np.ndarray], tmp_path: Path
 ) -> None:
-    weight = FourBits.random(64, 6)
-    wrong = getattr(weight, name)
-    graph = replace(weight, **{name: wrong[:-1]}).write(tmp_path / "product.onnx")
-    with pytest.raises(Exception, match="weight must be .* multiple of 32 inputs"):
-        run(graph, np.ones((1, 64), np.float32), instructions.library, threads=1)
+    weight, scale = form(np.ones((128, 70), np.int8)), np.ones(70, np.float32)
+    if spoil == "plain":  # as in bundles of older versions
+        weight = np.ones((128, 70), weight.dtype)
+    weight = weight[:, :-1] if spoil == "inputs" else weight[:-1] if spoil == "panels" else weight
+    graph = save_panels(tmp_path / "product.onnx", weight, scale[:-30] if spoil == "scale" else scale)
+    with pytest.raises(Exception, match="export bundles of older versions again|last axis of x must be"):
+        run(graph, np.ones((1, 128), np.float32), instructions.library, threads=1)
 
 
-def test_the_pages_of_a_file_that_was_packed_are_given_back(
-    instructions: kernels.Kernels, tmp_path: Path
-) -> None:
-    weight = np.random.default_rng(0).integers(-127, 128, (1000, 3000)).astype(np.int8)
-    graph = write_product(tmp_path / "product.onnx", weight, np.ones(3000, np.float32))
+def test_weights_are_read_from_the_mapped_file(instructions: kernels.Kernels, tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).integers(-127, 128, (1000, 30000)).astype(np.int8)
+    graph = write_product(tmp_path / "product.onnx", weight, np.ones(30000, np.float32))
     onnx.save(onnx.load(graph), graph, save_as_external_data=True, location="weights.bin")
+    before = anonymous_kilobytes()
     session = open_session(onnxruntime, graph, ["CPUExecutionProvider"], {}, operators=instructions.library)
-    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split("VmFlags")
-    here = [entry for entry in maps if str(tmp_path / "weights.bin") in entry]
-    assert here
-    assert sum(int(kilobytes) for entry in here for kilobytes in re.findall(r"Rss: +(\d+)", entry)) < 100
-    x = np.ones((1, 1, 1000), np.float32)
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0][0, 0], weight.sum(0, dtype=np.int32) * 1.0)
+    y = session.run(None, {"x": np.ones((1, 1, 1000), np.float32)})[0]
+    assert anonymous_kilobytes() - before < weight.nbytes / 1024 / 4
+    np.testing.assert_array_equal(y[0, 0], weight.sum(0, dtype=np.int32) * 1.0)
+
+
+def anonymous_kilobytes() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
+    return sum(map(int, re.findall(r"Anonymous: +(\d+)", text)))
 
 
 def test_numbers_between_two_codes_are_rounded_as_by_a_division(
