@@ -132,8 +132,7 @@ void quantize_avx2(const float* x, size_t rows, size_t inputs, uint8_t* codes, f
 template void quantize_avx2<4, false>(const float*, size_t, size_t, uint8_t*, float*);
 template void quantize_avx2<64, true>(const float*, size_t, size_t, uint8_t*, float*);
 
-static const InstructionSet four_bits =
-    set_of<Avx2FourBits>("avx2", is_here, quantize_groups<quantize_avx2<BLOCK, true>>);
+static const InstructionSet four_bits = set_of<Avx2FourBits>("avx2", is_here, quantize_groups<quantize_avx2<BLOCK, true>>);
 const InstructionSet avx2 = set_of<Avx2>("avx2", is_here, quantize_avx2<Avx2::INPUTS, true>, &four_bits, prepare);
 
 } // namespace mars::kernels

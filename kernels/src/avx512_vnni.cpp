@@ -80,7 +80,6 @@ bool is_here() { return mars::kernels::Processor().avx512_vnni; }
 } // namespace
 
 namespace mars::kernels {
-static const InstructionSet four_bits =
-    set_of<Avx512FourBits>("avx512_vnni", is_here, quantize_groups<quantize_avx512<BLOCK, true>>);
+static const InstructionSet four_bits = set_of<Avx512FourBits>("avx512_vnni", is_here, quantize_groups<quantize_avx512<BLOCK, true>>);
 const InstructionSet avx512_vnni = set_of<Avx512Vnni>("avx512_vnni", is_here, quantize_avx512<Avx512Vnni::INPUTS, false>, &four_bits);
 } // namespace mars::kernels

@@ -57,7 +57,6 @@ bool is_here() { return mars::kernels::Processor().avx_vnni; }
 } // namespace
 
 namespace mars::kernels {
-static const InstructionSet four_bits =
-    set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<BLOCK, true>>);
+static const InstructionSet four_bits = set_of<AvxVnniFourBits>("avx_vnni", is_here, quantize_groups<quantize_avx2<BLOCK, true>>);
 const InstructionSet avx_vnni = set_of<AvxVnni>("avx_vnni", is_here, quantize_avx2<AvxVnni::INPUTS, false>, &four_bits);
 } // namespace mars::kernels

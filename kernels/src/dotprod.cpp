@@ -95,7 +95,6 @@ bool is_here() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
 } // namespace
 
 namespace mars::kernels {
-const InstructionSet dotprod_four_bits =
-    set_of<DotProdFourBits>("dotprod", is_here, quantize_groups<quantize_neon<BLOCK>>);
+const InstructionSet dotprod_four_bits = set_of<DotProdFourBits>("dotprod", is_here, quantize_groups<quantize_neon<BLOCK>>);
 const InstructionSet dotprod = set_of<DotProd>("dotprod", is_here, quantize_neon<DotProd::INPUTS>, &dotprod_four_bits);
 } // namespace mars::kernels

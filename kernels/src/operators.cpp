@@ -29,12 +29,13 @@ Packed packed_weights(const OrtKernelInfo* info, size_t index, size_t part, size
     const auto weight = initializer(info, index), scale = initializer(info, index + 1);
     const Shape shape = shape_of(weight), scales = shape_of(scale);
     constexpr int64_t GROUPS = BLOCK / 4, COLUMNS = BYTES.columns;
-    require(shape.size() == 4 && shape[1] > 1 && shape[1] % GROUPS == 1 && shape[1] <= 65536 && shape[2] == COLUMNS && shape[3] == 4 &&
-                scales.size() == 1 && scales[0] > 0 && shape[0] == (scales[0] + COLUMNS - 1) / COLUMNS &&
-                (parts == 1 || scales[0] % (static_cast<int64_t>(parts) * COLUMNS) == 0),
-            "weight must be [outputs / 32, inputs / 4 + 1, 32, 4], with at most 262080 inputs, and scale [outputs]: export bundles of older "
-            "versions again",
-            ORT_INVALID_GRAPH);
+    require(
+        shape.size() == 4 && shape[1] > 1 && shape[1] % GROUPS == 1 && shape[1] <= 65536 && shape[2] == COLUMNS && shape[3] == 4 &&
+            scales.size() == 1 && scales[0] > 0 && shape[0] == (scales[0] + COLUMNS - 1) / COLUMNS &&
+            (parts == 1 || scales[0] % (static_cast<int64_t>(parts) * COLUMNS) == 0),
+        "weight must be [outputs / 32, inputs / 4 + 1, 32, 4], with at most 262080 inputs, and scale [outputs]: export bundles of older "
+        "versions again",
+        ORT_INVALID_GRAPH);
     const auto blocks = static_cast<size_t>(shape[1] / GROUPS), columns = static_cast<size_t>(scales[0]) / parts, first = part * columns;
     const size_t panel_bytes = static_cast<size_t>(shape[1]) * 4 * BYTES.columns;
     return {chosen(), weight.GetTensorData<int8_t>() + first / BYTES.columns * panel_bytes, scale.GetTensorData<float>() + first, blocks,

@@ -35,9 +35,7 @@ struct PortableFourBits : FourBitSizes<8, 4> {
     struct Weights {
         const int8_t* block;
         explicit Weights(const int8_t* bytes) : block(bytes) {}
-        int of(size_t input, size_t column) const {
-            return block[input % 16 / 4 * LINE + column * 4 + input % 4] >> input / 16 * 4 & 15;
-        }
+        int of(size_t input, size_t column) const { return block[input % 16 / 4 * LINE + column * 4 + input % 4] >> input / 16 * 4 & 15; }
     };
 
     static void add(Sums& sums, const Weights& weights, const int8_t* factors, const uint8_t* codes, int32_t start) {
@@ -72,7 +70,6 @@ void quantize(const float* x, size_t rows, size_t inputs, uint8_t* codes, float*
 } // namespace
 
 namespace mars::kernels {
-static const InstructionSet four_bits =
-    set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<BLOCK, true>>);
+static const InstructionSet four_bits = set_of<PortableFourBits>("portable", is_here, quantize_groups<quantize<BLOCK, true>>);
 const InstructionSet portable = set_of<Portable>("portable", is_here, quantize<Portable::INPUTS, false>, &four_bits);
 } // namespace mars::kernels

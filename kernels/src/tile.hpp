@@ -142,10 +142,9 @@ void multiply_panels(const Packed& weights, const uint8_t* codes, const float* l
 
 // The set of an Isa, with that of its processors for weights of four bits
 template <class Isa, auto Multiply = multiply_panels<Isa>>
-constexpr mars::kernels::InstructionSet set_of(const char* name, bool (*is_here)(),
-                                               decltype(mars::kernels::InstructionSet::quantize) quantize,
-                                               const mars::kernels::InstructionSet* four_bits = nullptr,
-                                               decltype(mars::kernels::InstructionSet::prepare) prepare = nullptr) {
+constexpr mars::kernels::InstructionSet
+set_of(const char* name, bool (*is_here)(), decltype(mars::kernels::InstructionSet::quantize) quantize,
+       const mars::kernels::InstructionSet* four_bits = nullptr, decltype(mars::kernels::InstructionSet::prepare) prepare = nullptr) {
     return {name, is_here, Isa::LAYOUT, Isa::MOST_ROWS, quantize, Multiply, prepare, four_bits};
 }
 
