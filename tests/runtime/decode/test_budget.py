@@ -48,31 +48,6 @@ def until(schedule: Schedule, over: Callable[[], bool]) -> int:
     raise AssertionError("waits for ever")
 
 
-def test_short_requests_flow_beside_a_long_one() -> None:
-    schedule, long = opened(), row(0, 1400)
-    schedule.add(long)
-    outcomes(schedule)
-    short = [row(i, 100) for i in range(1, 41)]
-    for each in short:
-        schedule.add(each)
-    outcomes(schedule)
-    assert schedule.num_running == ROWS, "the long one, and seven beside it"
-    until(schedule, lambda: all(each.finish_reason for each in short))
-    assert long.finish_reason is None
-    until(schedule, lambda: long.finish_reason is not None)
-    assert len(long.tokens) == 4 + 1400
-
-
-def test_a_long_request_joins_short_ones_that_run() -> None:
-    schedule, long = opened(), row(99, 1200)
-    for i in range(ROWS - 1):
-        schedule.add(row(i, 100))
-    outcomes(schedule)
-    schedule.add(long)
-    outcomes(schedule)
-    assert schedule.num_running == ROWS and long in schedule.running
-
-
 def test_short_requests_flow_while_a_long_one_waits_but_it_is_not_passed_for_ever() -> None:
     """The long one needs nearly all memory. Others pass it, and then it is next."""
     schedule, long = opened(), row(0, 3900)

@@ -156,18 +156,3 @@ def test_the_mask_is_never_emitted(tmp_path: Path) -> None:
             drawn = session.generate(prompt, config(temperature=3.0, seed=seed, repetition_penalty=1.3))
             assert tiny.MASK not in drawn.token_ids
     assert would_win > 20
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_cancelled_stream_ends_and_keeps_its_text(loop: str, sessions: Sessions) -> None:
-    stream = sessions(MAIN).stream([30, 70], config(0.9), cache_block=LOOPS[loop])
-    seen = []
-    for event in stream:
-        seen.append(event)
-        if len(seen) == 3:
-            stream.cancel()
-    assert len(seen) == 3
-    completion = stream.completion
-    assert completion.finish_reason == "cancelled"
-    assert list(completion.token_ids) == [token for event in seen for token in event.token_ids]
-    assert completion.text.startswith("".join(event.text for event in seen))

@@ -127,19 +127,6 @@ def test_a_block_is_written_once_it_is_full_and_never_looked_past() -> None:
     assert seq.stats.forwards == 3
 
 
-def test_a_row_ended_from_outside_takes_part_in_no_further_step() -> None:
-    for cache_block in (1, 4):
-        backend = FakeBackend(chaotic)
-        seqs = rows_of([[1], [2]], [GenerationConfig(tau=1.0, max_new_tokens=8)] * 2)
-        for n, _ in enumerate(decode(backend, seqs, BLOCK, MASK, cache_block=cache_block)):
-            if n == 3:
-                seqs[0].end("cancelled")
-                before = len(backend.steps)
-        assert len(seqs[0].tokens) < 1 + 8
-        assert len(seqs[1].tokens) == 1 + 8
-        assert all(step.rows == 1 for step in backend.steps[before:])
-
-
 def test_a_cache_block_beyond_the_slots_is_refused() -> None:
     backend = FakeBackend(chaotic, 60, max_slots=8)
     seqs = [Sequence(0, [1, 2, 3], GenerationConfig(max_new_tokens=4), ())]

@@ -162,7 +162,7 @@ def test_a_profile_whose_answers_gain_little_warns_once(
         for _ in range(10):
             assert server.chat(max_tokens=20, model="tiny:task").status == 200
         until(lambda: 0 < ratio() < 0.5)
-    [warning] = [r for r in caplog.records if r.levelname == "WARNING"]
+    [warning] = [r for r in caplog.records if r.name == "mars_export.serve" and r.levelname == "WARNING"]
     words = r"tiny: profile task gives \d+\.\d\d tokens per forward, .* gave 20.00"
     assert re.search(words, warning.getMessage())
 
