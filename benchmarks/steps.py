@@ -83,6 +83,8 @@ def opened(name: str, threads: int) -> Session:
 def step_of(backend: Backend, slots: int, rows: int = 1, capacity: int = 0, cursor: int = CURSOR) -> Work:
     cache = backend.new_cache(rows)
     cache.reserve(max(cursor + slots, capacity))
+    if (states := getattr(cache, "states", None)) is not None:
+        states.lengths[:] = cursor  # as after a prompt
     ids, index = np.full((rows, slots), 5), np.tile(np.arange(slots), (rows, 1))
     return lambda: backend.step(cache, 0, StepInput(ids, np.full(rows, cursor), index), False)
 

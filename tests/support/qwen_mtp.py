@@ -163,6 +163,33 @@ def fitted(model: PreTrainedModel, rows: torch.Tensor, steps: int, batch: int = 
     return layer.eval().requires_grad_(False)
 
 
+def cuts(ids: torch.Tensor, count: int, length: int) -> torch.Tensor:
+    """Pieces [count, length] of a text; seeded."""
+    draw = torch.Generator().manual_seed(count)
+    starts = torch.randint(len(ids) - length, (count,), generator=draw)
+    return torch.stack([ids[start : start + length] for start in starts])
+
+
+def trained(ids: torch.Tensor, steps: int) -> PreTrainedModel:
+    """A model that is trained on a text; seeded."""
+    model, rate = tiny.build(TINIES["qwen-mtp"]), 4e-3
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.05)
+    for rows in cuts(ids, 24 * steps, 64).split(24):
+        logits = model(rows).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model.requires_grad_(False)
+
+
 def write(directory: Path, name: str, prompts: Sequence[Sequence[int]], length: int) -> Layer:
     """Write the checkpoint. Its layer knows the greedy texts of `prompts`, of `length` tokens with them."""
     model = tiny.build(TINIES[name])

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import qwen_mtp, tiny
 from support.exports import export
+from support.paths import ROOT
 
 from mars_export import GenerationConfig, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -208,3 +209,28 @@ def test_a_layer_of_another_form_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_layer_trained_on_text_proposes_right_tokens_after_other_text(tmp_path: Path) -> None:
+    """The model is trained on the documentation, and the layer on the model's own text."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    ids = torch.tensor(tiny.tokenizer().encode(text).ids)
+    model = qwen_mtp.trained(ids[: int(0.95 * len(ids))], 450)
+    prompts = qwen_mtp.cuts(ids[: int(0.95 * len(ids))], 512, 16)
+    texts = torch.tensor(qwen_mtp.greedy(model, prompts.tolist(), 48))
+    layer = qwen_mtp.fitted(model, torch.cat([prompts, texts], 1), 150, 32)
+    qwen_mtp.save(tmp_path / "checkpoint", model, layer)
+    others = qwen_mtp.cuts(ids[int(0.95 * len(ids)) :], 64, 16).tolist()
+    config = GenerationConfig(max_new_tokens=48, eos_ids=(), masks="full")
+    theirs = qwen_mtp.greedy(model, others, 48)
+    for precision, least in (("fp32", 2.2), ("w8a8", 2.2), ("w4a8", 1.8)):
+        bundle = tmp_path / precision
+        export(tmp_path / "checkpoint", bundle, block=4, precision=precision, shortlist=128, allow_drift=True)
+        session = Session.open(bundle, threads=1)
+        ones = session.generate_each(others, config.with_values(tau=1.0))
+        made = list(session.generate_each(others, config))
+        assert [answer.token_ids for answer in made] == [one.token_ids for one in ones]
+        assert precision != "fp32" or [[*answer.token_ids] for answer in made] == theirs
+        stats = [answer.stats for answer in made]
+        assert sum(s.tokens for s in stats) > least * sum(s.forwards for s in stats)
