@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
+import huggingface_hub
 import pytest
 from support.shell import run
 from support.tiny import Named
@@ -38,9 +38,8 @@ class Place:
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place: Any = Place(tmp_path / "hub")
-
-    monkeypatch.setattr(hub, "_library", lambda: place)
+    place = Place(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", place.snapshot_download)
     return place.root / REPO
 
 
