@@ -11,7 +11,7 @@ namespace {
 
 using mars::kernels::Packed;
 
-constexpr size_t AHEAD = 4096; // bytes of weights that are fetched before they are needed
+constexpr size_t AHEAD = 4096; // bytes of weights that are fetched before they are needed; of four bits, which wait longer, a quarter
 
 // Columns of a panel for one tile
 struct Panel {
@@ -49,7 +49,7 @@ void four_bit_tile(const Panel& panel, const uint8_t* codes, const float* larges
     const int8_t* block = panel.blocks;
     for (size_t i = 0; i < panel.num_blocks; ++i, block += BYTES, codes += BLOCK * Rows, of_codes += Rows) {
         if (IsFirst && panel.column == 0)
-            for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(block + AHEAD + line);
+            for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(block + AHEAD / 4 + line);
         const typename Isa::Factors factors(block + FACTORS + 2 * panel.column);
 #pragma GCC unroll 2
         for (size_t group = 0; group < 2; ++group) {
