@@ -10,7 +10,7 @@ namespace {
 // Without VNNI two byte products are added in 16 bits: |weight| times a signed code, whose bits are inverted where the weight is negative.
 // The inverse of a code is less than its opposite by 1, so a column's sums lack its negative weights. Most sums of a block's two groups
 // are added in 16 bits, too, because widening them costs as much as a product.
-struct Avx2 : ByteSizes<8, 8, 10> {
+struct Avx2 : CopiedSizes<8, 8, 10> {
     static constexpr bool ADDS_IN_16_BITS = true;
     using Sums = __m256i;
     struct Group {
@@ -78,7 +78,7 @@ void prepare(Packed& weights, size_t from, size_t to) {
     const size_t num_blocks = weights.num_blocks * (mars::kernels::BLOCK / Avx2::INPUTS), of_panel = Avx2::LAYOUT.columns;
     const __m256i one = _mm256_set1_epi8(1);
     for (size_t column = from * of_panel; column < to * of_panel; column += Avx2::COLUMNS) {
-        const int8_t* block = weights.panels + column / of_panel * weights.panel_bytes + column % of_panel * 4;
+        const int8_t* block = weights.panels + column / of_panel * weights.panel_bytes + column % of_panel * num_blocks * Avx2::INPUTS;
         uint16_t* const place = weights.place.data() + column / Avx2::COLUMNS * num_blocks;
         size_t together = 0, alone = num_blocks;
         __m256i sums = _mm256_setzero_si256();

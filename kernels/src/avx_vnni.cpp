@@ -5,7 +5,7 @@
 
 namespace {
 
-struct AvxVnni : ByteSizes<16, 4, 6> {
+struct AvxVnni : CopiedSizes<16, 4, 6> {
     struct Sums {
         __m256i left, right;
     };

@@ -47,6 +47,20 @@ Packed::Packed(const InstructionSet& chosen, const int8_t* stored, const float* 
       steps(middles.size()) {
     ask_for_large_pages(panels, num_panels() * panel_bytes);
     for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
+    if (const size_t columns = set.copied_columns; columns > 0) {
+        copy.reset(new int8_t[num_panels() * panel_bytes], std::default_delete<int8_t[]>());
+        ask_for_large_pages(copy.get(), num_panels() * panel_bytes);
+        panels = copy.get();
+        on_all_cores(*this, [this, stored, columns](size_t from, size_t to) {
+            for (size_t place = from * panel_bytes; place < to * panel_bytes; place += panel_bytes) {
+                int8_t* target = copy.get() + place;
+                for (size_t column = 0; column < set.layout.columns; column += columns)
+                    for (size_t four = 0; four < num_blocks * (BLOCK / 4); ++four, target += columns * 4)
+                        std::memcpy(target, stored + place + (four * set.layout.columns + column) * 4, columns * 4);
+                std::memcpy(target, stored + place + panel_bytes - set.layout.last_bytes, set.layout.last_bytes);
+            }
+        });
+    }
     if (set.prepare) {
         constexpr size_t COLUMNS = 8, INPUTS = 8;
         num_together.resize(middles.size() / COLUMNS);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <vector>
 
 namespace mars::kernels {
@@ -37,7 +38,8 @@ struct InstructionSet {
     const char* name;
     bool (*is_here)(); // whether this processor has it
     Layout layout;
-    size_t most_rows; // of a tile
+    size_t copied_columns; // of weights of bytes that are copied, or 0
+    size_t most_rows;      // of a tile
     // Codes of a tile of rows [rows, inputs], and the largest number of each row.
     void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
     // Panels `from` to `to` of `rows` rows. out is [rows, outputs].
@@ -83,11 +85,13 @@ struct Packed {
     size_t first_row(size_t tile, size_t rows) const { return rows * tile / num_tiles(rows); }
 
     const InstructionSet& set;
-    const int8_t* const panels;
+    const int8_t* panels;
     const size_t num_blocks, outputs;
     const size_t row_bytes, panel_bytes; // of codes and of weights
-    std::vector<int32_t> middles;        // of each column: how much its sums are too large
-    std::vector<float> steps;            // of each column: the product's unit for a row whose largest number is 1
+    // Panels of a set with fewer columns than the layout, for which strides are slow: its columns, one after the other.
+    std::shared_ptr<int8_t> copy;
+    std::vector<int32_t> middles; // of each column: how much its sums are too large
+    std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
     // If the set adds in 16 bits, of each eight columns: eight inputs after the other, and of how many of them, which come first, the sums of
     // two groups of four fit into 16 bits.
     std::vector<uint16_t> place;

@@ -28,12 +28,20 @@ template <size_t Columns, size_t Inputs, size_t MostRows, size_t Rows = 1>
 struct ByteSizes {
     static constexpr size_t COLUMNS = Columns, INPUTS = Inputs, MOST_ROWS = MostRows, ROWS = Rows;
     static constexpr size_t LINE = 4 * mars::kernels::BYTES.columns; // bytes from four inputs to the next
-    static constexpr bool ADDS_IN_16_BITS = false;
+    static constexpr bool ADDS_IN_16_BITS = false, IS_COPIED = false;
     static constexpr mars::kernels::Layout LAYOUT = mars::kernels::BYTES;
+};
+
+// The same, whose weights are copied into panels of so many columns
+template <size_t Columns, size_t Inputs, size_t MostRows>
+struct CopiedSizes : ByteSizes<Columns, Inputs, MostRows> {
+    static constexpr size_t LINE = 4 * Columns;
+    static constexpr bool IS_COPIED = true;
 };
 
 template <size_t Columns, size_t MostRows>
 struct FourBitSizes {
+    static constexpr bool IS_COPIED = false;
     static constexpr size_t COLUMNS = Columns, INPUTS = mars::kernels::BLOCK, MOST_ROWS = MostRows;
     static constexpr size_t LINE = 4 * mars::kernels::FOUR_BITS.columns;
     static constexpr mars::kernels::Layout LAYOUT = mars::kernels::FOUR_BITS;
@@ -70,7 +78,7 @@ template <class Isa, size_t Rows, bool IsFirst>
 void tile(const Panel& panel, const uint8_t* codes, const float* largest, float* out, size_t stride) {
     constexpr size_t BYTES = Isa::INPUTS / 4 * Isa::LINE;
     typename Isa::Sums sums[(Rows + Isa::ROWS - 1) / Isa::ROWS] = {};
-    const int8_t* const first = panel.blocks + 4 * panel.column;
+    const int8_t* const first = panel.blocks + panel.column * (Isa::IS_COPIED ? panel.num_blocks * Isa::INPUTS : 4);
     size_t i = 0;
     const auto add_blocks = [&](size_t end, auto add) {
         for (; i < end; ++i) {
@@ -78,9 +86,9 @@ void tile(const Panel& panel, const uint8_t* codes, const float* largest, float*
             const uint8_t* row = codes + place * Isa::INPUTS * Rows;
             const int8_t* block = first + place * BYTES;
             const auto weights = Isa::load(block);
-            if (IsFirst && panel.column % 16 == 0) // sixteen columns share a line
-                for (size_t line = 0; line < BYTES; line += Isa::COLUMNS > 16 ? 64 : Isa::LINE)
-                    __builtin_prefetch(block + AHEAD * (32 / Isa::COLUMNS) + line);
+            if (IsFirst && (Isa::IS_COPIED || panel.column % 16 == 0)) // sixteen columns share a line
+                for (size_t line = 0; line < BYTES; line += Isa::IS_COPIED || Isa::COLUMNS > 16 ? 64 : Isa::LINE)
+                    __builtin_prefetch(block + AHEAD * (Isa::IS_COPIED ? 1 : 32 / Isa::COLUMNS) + line);
 #pragma GCC unroll 16
             for (size_t r = 0; r < Rows; r += Isa::ROWS) add(sums[r / Isa::ROWS], weights, row + r * Isa::INPUTS);
         }
@@ -145,7 +153,7 @@ template <class Isa, auto Multiply = multiply_panels<Isa>>
 constexpr mars::kernels::InstructionSet
 set_of(const char* name, bool (*is_here)(), decltype(mars::kernels::InstructionSet::quantize) quantize,
        const mars::kernels::InstructionSet* four_bits = nullptr, decltype(mars::kernels::InstructionSet::prepare) prepare = nullptr) {
-    return {name, is_here, Isa::LAYOUT, Isa::MOST_ROWS, quantize, Multiply, prepare, four_bits};
+    return {name, is_here, Isa::LAYOUT, Isa::IS_COPIED ? Isa::COLUMNS : 0, Isa::MOST_ROWS, quantize, Multiply, prepare, four_bits};
 }
 
 inline int32_t four(const void* bytes) {

