@@ -154,30 +154,20 @@ class Cache(Protocol):
 
 
 class Backend(Protocol):
-    """A variant of a bundle, loaded on a device."""
+    """A variant of a bundle, loaded on a device.
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the prediction outputs of the graph."""
+    outputs: names of the prediction outputs of the graph
+    max_slots, max_outputs: slots, and predictions of each row, of one step at most; None for no limit
+    max_capacity: maximum number of entries of a row
+    reproducible_slots: from this many slots on, an entry has the same bits whatever step of any row writes
+        it; None if they depend on the step's size: then only steps of equal size write equal entries
+    """
 
-    @property
-    def max_slots(self) -> int | None:
-        """Maximum number of slots of one step, None for no limit."""
-
-    @property
-    def max_outputs(self) -> int | None:
-        """Maximum number of predictions of each row in one step, None for no limit."""
-
-    @property
-    def max_capacity(self) -> int:
-        """Maximum number of entries of a row."""
-
-    @property
-    def reproducible_slots(self) -> int | None:
-        """From this many slots on, an entry has the same bits whatever step of any row writes it.
-
-        None if the bits depend on the step's size: then only steps of equal size write equal entries.
-        """
+    outputs: tuple[str, ...]
+    max_slots: int | None
+    max_outputs: int | None
+    max_capacity: int
+    reproducible_slots: int | None
 
     def new_cache(self, num_rows: int) -> Cache: ...
 

@@ -48,7 +48,7 @@ class Batch:
         return self.active[: self.num_decoding]
 
     @property
-    def readers(self) -> list[Sequence]:
+    def prefilling(self) -> list[Sequence]:
         """The sequences whose prompts are being read."""
         return self.active[self.num_decoding :]
 

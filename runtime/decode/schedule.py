@@ -86,16 +86,16 @@ class Prefill:
     def next(self, left: int) -> Sequence | None:
         """The sequence whose prompt is read next; None if its chunk has more than `left` tokens."""
         self.start_waiting()
-        if not (readers := self.batch.readers):
+        if not (prefilling := self.batch.prefilling):
             return None
         # Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the
         # shortest, which ends first. Decoding sequences are neighbours, so the last chunk of another sequence
         # waits.
-        longest_is_next = self.num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
-        seq = readers[-1] if longest_is_next else readers[0]
+        longest_is_next = self.num_chunks % 2 == 1 and self._chunks_left(prefilling[-1]) > 1
+        seq = prefilling[-1] if longest_is_next else prefilling[0]
         return seq if self.chunk_of(seq) <= left else None
 
-    def is_behind(self, seq: Sequence) -> bool:
+    def needs_chunk(self, seq: Sequence) -> bool:
         """Whether more tokens are pending than a step feeds, for example after a long forced text."""
         return seq.num_pending > self.max_pending and self.batch.fits(seq)
 
@@ -117,12 +117,12 @@ class Prefill:
         """The waiting sequence that starts next: the first one, or while prompts are being read the first
         that has at most half the chunks of the shortest of them.
         """
-        readers = self.batch.readers
-        if not readers:
+        prefilling = self.batch.prefilling
+        if not prefilling:
             return next(self._candidates(), None)
-        if self._chunks_left(readers[-1]) <= 1:
+        if self._chunks_left(prefilling[-1]) <= 1:
             return None  # the last chunk of that prompt waits for the others
-        shortest = self._chunks_left(readers[0])
+        shortest = self._chunks_left(prefilling[0])
         return next((seq for seq in self._candidates() if 2 * self._chunks_left(seq) <= shortest), None)
 
     def _fits(self, seq: Sequence) -> bool:
@@ -203,11 +203,11 @@ class Schedule:
         left = self.prefill.chunk  # prompt tokens of this step
         self._refresh()
         while (seq := self.prefill.next(left)) is not None:
-            left -= self._read(seq, self.prefill.chunk_of(seq))
+            left -= self._feed_chunk(seq, self.prefill.chunk_of(seq))
             yield self.batch.take_outcomes()
             self._refresh()
-        if (seq := next(filter(self.prefill.is_behind, self.batch.decoding), None)) is not None:
-            self._read(seq, self.prefill.max_pending)
+        if (seq := next(filter(self.prefill.needs_chunk, self.batch.decoding), None)) is not None:
+            self._feed_chunk(seq, self.prefill.max_pending)
             yield self.batch.take_outcomes()
             self._refresh()
         self._decode()
@@ -259,7 +259,7 @@ class Schedule:
             seq.refresh()
         self._drop_finished()
 
-    def _read(self, seq: Sequence, chunk: int) -> int:
+    def _feed_chunk(self, seq: Sequence, chunk: int) -> int:
         """Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns
         its length. Tokens that are known without a prediction come first, as a chunk of length 0.
         """
@@ -285,12 +285,12 @@ class Schedule:
             with self.batch.ending([seq]):
                 if not self.batch.fits(seq):
                     self.batch.outcomes.append(seq.finish("capacity"))
-                elif seq.prompt_lookup is not None and not self.prefill.is_behind(seq):
+                elif seq.prompt_lookup is not None and not self.prefill.needs_chunk(seq):
                     seq.consult_prompt_lookup(self._room(seq))
         self.batch.drop_finished()
-        for is_behind, group in groupby(self.batch.decoding, self.prefill.is_behind):
+        for needs_chunk, group in groupby(self.batch.decoding, self.prefill.needs_chunk):
             seqs = list(group)
-            if is_behind:
+            if needs_chunk:
                 continue
             with self.batch.ending(seqs):
                 rooms = [self._room(seq) for seq in seqs]
@@ -309,7 +309,7 @@ class Schedule:
 
     def _take(self, seq: Sequence, output: StepOutput, i: int, plan: StepPlan) -> None:
         """Take the outputs of batch row `i`; those of a chunk that is not the last are not used."""
-        before, is_chunk, is_prompt = seq.cursor, plan.pending < seq.num_pending, seq.is_reading
+        before, is_chunk, is_prompt = seq.cursor, plan.pending < seq.num_pending, seq.is_prefilling
         if is_chunk:
             seq.commit_chunk(plan.pending)
         elif (each := seq.commit_and_accept(output, i, plan)) is not None:

@@ -113,7 +113,7 @@ class Sequence:
         return self.config.max_new_tokens - self.stats.tokens
 
     @property
-    def is_reading(self) -> bool:
+    def is_prefilling(self) -> bool:
         """Whether its prompt is being read: no forward of it has had outputs."""
         return not self.stats.forwards
 
@@ -173,7 +173,7 @@ class Sequence:
     @property
     def is_full(self) -> bool:
         """Whether the pending tokens become final in the next step."""
-        return self.is_reading or not self.commits_blocks or self.num_pending >= self.cache_block
+        return self.is_prefilling or not self.commits_blocks or self.num_pending >= self.cache_block
 
     def max_masks(self) -> int:
         """Most masks that the next step may feed without draft tokens; no more than can be used, and none
@@ -247,7 +247,7 @@ class Sequence:
     def commit_chunk(self, num_tokens: int) -> None:
         """A chunk of the pending tokens is final; its output is not used."""
         self.cursor += num_tokens
-        if self.is_reading:
+        if self.is_prefilling:
             self.stats.prefill_forwards += 1
         else:
             self.stats.forwards += 1

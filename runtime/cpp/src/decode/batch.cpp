@@ -105,7 +105,7 @@ void Batch::step(std::size_t first, const StepPlan* plans, std::size_t count) {
         const StepPlan& plan = plans[i];
         seq.stats.starts();
         seq.watch(input_.interrupt);
-        const bool is_chunk = seq.is_reading() && plan.pending < seq.num_pending();
+        const bool is_chunk = seq.is_prefilling() && plan.pending < seq.num_pending();
         seq.is_reproducible = seq.cursor == seq.num_reproducible && (least ? input_.slots >= *least : is_chunk);
         std::vector<std::int64_t>& ids = input_.input_ids;
         ids.insert(ids.end(), seq.tokens.begin() + seq.cursor, seq.tokens.begin() + seq.cursor + plan.pending);

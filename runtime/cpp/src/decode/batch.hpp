@@ -71,7 +71,7 @@ class Batch {
     std::vector<Sequence*> decoding() const { return part(0, num_decoding_); }
 
     /// The sequences whose prompts are being read.
-    std::vector<Sequence*> readers() const { return part(num_decoding_, active_.size()); }
+    std::vector<Sequence*> prefilling() const { return part(num_decoding_, active_.size()); }
 
     std::int64_t num_active() const { return static_cast<std::int64_t>(active_.size()); }
 

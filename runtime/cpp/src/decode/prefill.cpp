@@ -13,7 +13,7 @@ Prefill::Prefill(Batch& batch, Queue& waiting, std::int64_t block, const Limits&
 
 Sequence* Prefill::next(std::int64_t left) {
     start_waiting();
-    Sequence* const seq = reader();
+    Sequence* const seq = next_prefilling();
     return seq != nullptr && chunk_of(*seq) <= left ? seq : nullptr;
 }
 
@@ -37,10 +37,10 @@ void Prefill::start_waiting() {
 /// of the shortest of them. Others may pass one that waits for memory, `max_passes` times as many as `max_rows`; then they wait until it
 /// has started.
 Sequence* Prefill::next_waiting() const {
-    const std::vector<Sequence*> readers = batch_.readers();
-    if (!readers.empty() && chunks_left(*readers.back()) <= 1) return nullptr; // the last chunk of that prompt waits for the others
+    const std::vector<Sequence*> prefilling = batch_.prefilling();
+    if (!prefilling.empty() && chunks_left(*prefilling.back()) <= 1) return nullptr; // the last chunk of that prompt waits for the others
     const auto may_start = [&](const Sequence& seq) {
-        return has_place(seq) && (readers.empty() || 2 * chunks_left(seq) <= chunks_left(*readers.front()));
+        return has_place(seq) && (prefilling.empty() || 2 * chunks_left(seq) <= chunks_left(*prefilling.front()));
     };
     if (!budget_.num_bytes) return waiting_.first(may_start);
     const std::int64_t most = max_passes * limits_.rows();
@@ -66,11 +66,11 @@ bool Prefill::has_place(const Sequence& seq) const {
 ///
 /// Odd chunks go to the longest prompt, so that shorter ones cannot starve it. The others go to the shortest, which ends first.
 /// Decoding sequences are neighbours, so the last chunk of another sequence waits.
-Sequence* Prefill::reader() const {
-    const std::vector<Sequence*> readers = batch_.readers();
-    if (readers.empty()) return nullptr;
-    const bool is_lasts_turn = num_chunks % 2 == 1 && chunks_left(*readers.back()) > 1;
-    return is_lasts_turn ? readers.back() : readers.front();
+Sequence* Prefill::next_prefilling() const {
+    const std::vector<Sequence*> prefilling = batch_.prefilling();
+    if (prefilling.empty()) return nullptr;
+    const bool longest_is_next = num_chunks % 2 == 1 && chunks_left(*prefilling.back()) > 1;
+    return longest_is_next ? prefilling.back() : prefilling.front();
 }
 
 std::int64_t Prefill::chunk_of(const Sequence& seq) const {

@@ -28,7 +28,7 @@ class Prefill {
     Sequence* next(std::int64_t left);
 
     /// Whether more tokens are pending than a step feeds, for example after a long forced text.
-    bool is_behind(const Sequence& seq) const { return seq.num_pending() > max_pending && batch_.fits(seq); }
+    bool needs_chunk(const Sequence& seq) const { return seq.num_pending() > max_pending && batch_.fits(seq); }
 
     /// Start a waiting sequence, before the others whose prompts are being read, if there is room.
     void start_waiting();
@@ -40,7 +40,7 @@ class Prefill {
     Sequence* next_waiting() const;
     bool fits(const Sequence& seq) const;
     bool has_place(const Sequence& seq) const;
-    Sequence* reader() const;
+    Sequence* next_prefilling() const;
     std::int64_t chunks_left(const Sequence& seq) const;
 
     Batch& batch_;

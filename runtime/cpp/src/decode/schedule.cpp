@@ -26,10 +26,10 @@ std::vector<Accepted> Schedule::step() {
     Sequence* const seq = stage_ == Stage::decode ? nullptr : prefill_.next(left_);
     publish();
     if (seq != nullptr) {
-        left_ -= read(*seq, prefill_.chunk_of(*seq));
+        left_ -= feed_chunk(*seq, prefill_.chunk_of(*seq));
         stage_ = Stage::prompts;
     } else if (Sequence* const late = stage_ == Stage::decode ? nullptr : behind()) {
-        read(*late, prefill_.max_pending);
+        feed_chunk(*late, prefill_.max_pending);
         stage_ = Stage::decode;
     } else {
         decode();
@@ -48,13 +48,13 @@ void Schedule::add(std::shared_ptr<Sequence> seq) {
 /// The first decoding sequence with more pending tokens than a step feeds, or null.
 Sequence* Schedule::behind() const {
     for (Sequence* seq : batch_.decoding())
-        if (prefill_.is_behind(*seq)) return seq;
+        if (prefill_.needs_chunk(*seq)) return seq;
     return nullptr;
 }
 
 /// Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns its length. Tokens that are known
 /// without a prediction come first, as a chunk of length 0.
-std::int64_t Schedule::read(Sequence& seq, std::int64_t chunk) {
+std::int64_t Schedule::feed_chunk(Sequence& seq, std::int64_t chunk) {
     batch_.ending({&seq}, [&] {
         if (std::optional<Accepted> known = seq.begin(backend_.max_capacity())) {
             batch_.outcomes.push_back(std::move(*known));
@@ -81,15 +81,15 @@ void Schedule::decode() {
     for (Sequence* seq : batch_.decoding()) {
         if (!batch_.fits(*seq))
             batch_.outcomes.push_back(seq->finish(FinishReason::capacity));
-        else if (!prefill_.is_behind(*seq))
+        else if (!prefill_.needs_chunk(*seq))
             batch_.ending({seq}, [&] { seq->consult_prompt_lookup(room(*seq)); });
     }
     batch_.drop_finished();
     const std::vector<Sequence*> decoding = batch_.decoding();
-    const auto is_behind = [this](const Sequence* seq) { return prefill_.is_behind(*seq); };
+    const auto needs_chunk = [this](const Sequence* seq) { return prefill_.needs_chunk(*seq); };
     for (auto first = decoding.begin(), last = first; first != decoding.end(); first = last) { // groups of neighbours
-        last = std::find_if(first + 1, decoding.end(), [&](const Sequence* seq) { return is_behind(seq) != is_behind(*first); });
-        if (is_behind(*first)) continue;
+        last = std::find_if(first + 1, decoding.end(), [&](const Sequence* seq) { return needs_chunk(seq) != needs_chunk(*first); });
+        if (needs_chunk(*first)) continue;
         const std::vector<Sequence*> seqs(first, last);
         batch_.ending(seqs, [&] {
             const std::vector<StepPlan> plans = plans_of(seqs);

@@ -57,7 +57,7 @@ class Schedule {
     enum class Stage { start, prompts, decode };
 
     Sequence* behind() const;
-    std::int64_t read(Sequence& seq, std::int64_t chunk);
+    std::int64_t feed_chunk(Sequence& seq, std::int64_t chunk);
     void decode();
     std::vector<StepPlan> plans_of(const std::vector<Sequence*>& seqs);
     void take(Sequence& seq, const Predictions& predictions, const StepPlan& plan);

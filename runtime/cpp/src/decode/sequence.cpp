@@ -101,7 +101,7 @@ StepPlan Sequence::widest_plan(std::int64_t room) const {
 
 void Sequence::commit_chunk(std::int64_t num_tokens) {
     cursor += num_tokens;
-    ++(is_reading() ? stats.prefill_forwards : stats.forwards);
+    ++(is_prefilling() ? stats.prefill_forwards : stats.forwards);
 }
 
 std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {

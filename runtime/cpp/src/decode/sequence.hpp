@@ -93,7 +93,7 @@ class Sequence {
     std::optional<std::int64_t> next_copy() const;
 
     /// Whether its prompt is being read: no forward of it has had outputs.
-    bool is_reading() const { return stats.forwards == 0; }
+    bool is_prefilling() const { return stats.forwards == 0; }
 
     /// Draft tokens that may be fed. Never one that ends the sequence: the output before it predicts the same.
     std::int64_t num_draft_tokens() const;
@@ -112,7 +112,7 @@ class Sequence {
     bool commits_blocks() const { return cache_block > 1 && !feeds_draft_tokens(); }
 
     /// Whether the pending tokens become final in the next step.
-    bool is_full() const { return is_reading() || !commits_blocks() || num_pending() >= cache_block; }
+    bool is_full() const { return is_prefilling() || !commits_blocks() || num_pending() >= cache_block; }
 
     /// Most masks that the next step may feed without draft tokens; no more than can be used, and none after the end of the cache block.
     std::int64_t max_masks() const;
