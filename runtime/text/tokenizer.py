@@ -109,23 +109,22 @@ class Text:
         """
         is_text = isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else self.rendered(prompt, max_tokens, tools, template)
-        return self._ids(text, max_tokens, add_special_tokens=is_text)
+        return self.encode_part(text, max_tokens, add_special_tokens=is_text)
 
     def prepare(self) -> None:
         """Build the tokenizer of messages with special tokens."""
         if self._plain is not None:
             self._plain.prepare()
 
-    def encode_part(self, text: str) -> list[int]:
-        """Token ids of a continuation of `rendered`. Raises SessionError as `encode` does."""
-        return self._ids(text, None, add_special_tokens=False)
-
     def spelled(self, token_ids: Sequence[int]) -> str:
         """The text of token ids with special tokens."""
         with no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
-    def _ids(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
+    def encode_part(
+        self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Token ids of a result of `rendered`, or of its continuation. Raises as `encode` does."""
         plain = None if self._plain is None or not self._plain.holds(text) else self._plain
         self._check(len(text if plain is None else plain.show(text)), max_tokens)
         try:
@@ -140,15 +139,9 @@ class Text:
                 return plain.encode(text)
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        max_tokens: int | None = None,
-        tools: str | None = None,
-        template: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text of `messages` in the chat template. Raises SessionError as `rendered` does."""
-        text = self.rendered(messages, max_tokens, tools, template)
+    def render(self, messages: Sequence[Message], **settings: Any) -> str:
+        """The text of `messages` in the chat template, with the settings of `rendered`."""
+        text = self.rendered(messages, **settings)
         return text if self._plain is None else self._plain.show(text)
 
     @property
@@ -186,7 +179,7 @@ class Text:
         messages = [_joined(i, m) for i, m in enumerate(messages)]
         functions = None if tools is None else json.loads(tools)
         extra = {**(template or {})}
-        if unknown := sorted(extra.keys() - set(self.settings)):
+        if extra and (unknown := sorted(extra.keys() - set(self.settings))):
             known = ", ".join(self.settings) or "none"
             raise SessionError(
                 f"the chat template has no variable {unknown[0][:60]!r} (it has: {known}){self._advice}",
