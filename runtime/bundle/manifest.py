@@ -93,10 +93,6 @@ class ModelInfo:
         return [i for i in range(self.num_layers + bool(self.mtp_drafts)) if i not in without]
 
     @property
-    def num_kv_layers(self) -> int:
-        return len(self.kv_layers)
-
-    @property
     def kv_suffixes(self) -> list[str]:
         """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
         return [f"{i}.{kind}" for i in self.kv_layers for kind in ("key", "value")]
@@ -113,7 +109,7 @@ class ModelInfo:
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
         number = {"float32": 4, "int8": 1}.get(kv_dtype, 2)
-        return 2 * self.num_kv_layers * self.num_kv_heads * self.entry_width(kv_dtype) * number
+        return 2 * len(self.kv_layers) * self.num_kv_heads * self.entry_width(kv_dtype) * number
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,3 +160,14 @@ def talking(server: Serving, **fields: Any) -> Iterator[http.client.HTTPResponse
         yield connection.getresponse()
     finally:
         connection.close()
+
+
+def chat(client: Any, **fields: Any) -> Any:
+    """An answer of the model `tiny` to OpenAI's own client."""
+    given: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 12, **fields}
+    return client.chat.completions.create(**given)
+
+
+def digest(key: str) -> str:
+    """The client of a key, as the log has it."""
+    return sha256(key.encode()).hexdigest()[:16]
