@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...runtime.errors import CheckpointError
+from ...runtime.errors import CheckpointError, listed
 from .names import EMBEDDING, HEAD
 from .tensors import (
     StoredTensors,
@@ -248,6 +248,4 @@ class MergedTensors:
             ):
                 wrong.append(f"{name} {[*shape]}: trained rows {[*ours[key]]} at {shown(list(indices))}")
         if wrong:
-            raise CheckpointError(
-                f"{directory}: the adapter does not fit its base model:\n  " + first_of(wrong, "\n  ")
-            )
+            raise CheckpointError(f"{directory}: the adapter does not fit its base model:{listed(wrong)}")

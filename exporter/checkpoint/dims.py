@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from ...runtime.errors import CheckpointError
+from ...runtime.errors import CheckpointError, listed
 from ...runtime.rules import is_integer
 from . import names
 from .families import FAMILIES, MIMO_MTP, QWEN_MTP, Family, Mtp, Quirks, has_bias, refusal
 from .stock import ALIASES, FULL, SLIDING, Rope, rope, stock_config, text_config, windows
-from .tensors import first_of, reading, shown
+from .tensors import reading, shown
 
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -304,9 +304,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if name in shapes and tuple(shapes[name]) != shape
     ]
     if problems:
-        raise CheckpointError(
-            f"{len(problems)} tensors do not fit config.json:\n  " + first_of(problems, "\n  ")
-        )
+        raise CheckpointError(f"{len(problems)} tensors do not fit config.json:{listed(problems)}")
 
 
 def _other_names(shapes: Mapping[str, object]) -> str | None:

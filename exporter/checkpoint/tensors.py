@@ -173,10 +173,10 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
-def first_of(problems: Sequence[str], between: str = ", ") -> str:
+def first_of(problems: Sequence[str]) -> str:
     """The first problems of one kind, and the number of further ones."""
     more = len(problems) - MAX_LIST
-    return between.join([*problems[:MAX_LIST], *([f"... and {more} more"] if more > 0 else [])])
+    return ", ".join([*problems[:MAX_LIST], *([f"... and {more} more"] if more > 0 else [])])
 
 
 def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
