@@ -3,12 +3,9 @@
 #include <future>
 #include <thread>
 
+#include "memory.hpp"
 #include "product.hpp"
 #include "quantize.hpp"
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
 
 namespace mars::kernels {
 
@@ -29,38 +26,28 @@ void on_all_cores(const Packed& packed, Part part) {
     for (std::future<void>& other : others) other.get();
 }
 
-// Asks for large pages where a mapped file is not in memory yet: products of one row take a fifth less time, and the file is read faster.
-void ask_for_large_pages([[maybe_unused]] const void* memory, [[maybe_unused]] size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<size_t>(memory);
-    const size_t first = (begin + page - 1) / page * page, end = (begin + bytes) / page * page;
-    if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
-}
-
 } // namespace
 
 Packed::Packed(const InstructionSet& chosen, const int8_t* stored, const float* scales, size_t blocks, size_t num_outputs)
-    : set(chosen), panels(stored), num_blocks(blocks), outputs(num_outputs),
-      row_bytes(blocks * (BLOCK + (set.layout.last_bytes ? 0 : sizeof(GroupSums)))),
+    : set(chosen), num_blocks(blocks), outputs(num_outputs), row_bytes(blocks * (BLOCK + (set.layout.last_bytes ? 0 : sizeof(GroupSums)))),
       panel_bytes(blocks * set.layout.block_bytes + set.layout.last_bytes), middles(num_panels() * set.layout.columns),
-      steps(middles.size()) {
-    ask_for_large_pages(panels, num_panels() * panel_bytes);
+      steps(middles.size()), memory(weight_memory(num_panels() * panel_bytes)), panels(memory.get()) {
     for (size_t column = 0; column < outputs; ++column) steps[column] = CODE_STEP * scales[column];
-    if (const size_t columns = set.copied_columns; columns > 0) {
-        copy.reset(new int8_t[num_panels() * panel_bytes], std::default_delete<int8_t[]>());
-        ask_for_large_pages(copy.get(), num_panels() * panel_bytes);
-        panels = copy.get();
-        on_all_cores(*this, [this, stored, columns](size_t from, size_t to) {
-            for (size_t place = from * panel_bytes; place < to * panel_bytes; place += panel_bytes) {
-                int8_t* target = copy.get() + place;
-                for (size_t column = 0; column < set.layout.columns; column += columns)
-                    for (size_t four = 0; four < num_blocks * (BLOCK / 4); ++four, target += columns * 4)
-                        std::memcpy(target, stored + place + (four * set.layout.columns + column) * 4, columns * 4);
-                std::memcpy(target, stored + place + panel_bytes - set.layout.last_bytes, set.layout.last_bytes);
+    const size_t columns = set.copied_columns > 0 ? set.copied_columns : set.layout.columns;
+    on_all_cores(*this, [this, stored, columns](size_t from, size_t to) {
+        for (size_t place = from * panel_bytes; place < to * panel_bytes; place += panel_bytes) {
+            int8_t* target = memory.get() + place;
+            if (columns == set.layout.columns) {
+                std::memcpy(target, stored + place, panel_bytes);
+                continue;
             }
-        });
-    }
+            for (size_t column = 0; column < set.layout.columns; column += columns)
+                for (size_t four = 0; four < num_blocks * (BLOCK / 4); ++four, target += columns * 4)
+                    std::memcpy(target, stored + place + (four * set.layout.columns + column) * 4, columns * 4);
+            std::memcpy(target, stored + place + panel_bytes - set.layout.last_bytes, set.layout.last_bytes);
+        }
+    });
+    drop_file_pages(stored, num_panels() * panel_bytes);
     if (set.prepare) {
         constexpr size_t COLUMNS = 8, INPUTS = 8;
         num_together.resize(middles.size() / COLUMNS);

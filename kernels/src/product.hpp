@@ -1,9 +1,9 @@
 // The product of rows that are quantized on the way and weights of eight or four bits, for one instruction set.
 //
-// Weights are read where they are, as a rule in a mapped file, in the form that docs/format.md describes: panels of columns, and in each the
-// inputs by fours, of each column four bytes, because instructions for byte products add four. Rows become codes, unsigned around 128 or, on
-// Arm and without VNNI, signed, in tiles of a few rows: for each block of inputs the codes of the first row, of the second, and so on. The
-// codes of a tile for weights of four bits are signed, and followed by the sums of each group.
+// Weights have the form that docs/format.md describes: panels of columns, and in each the inputs by fours, of each column four bytes, because
+// instructions for byte products add four. Rows become codes, unsigned around 128 or, on Arm and without VNNI, signed, in tiles of a few rows:
+// for each block of inputs the codes of the first row, of the second, and so on. The codes of a tile for weights of four bits are signed, and
+// followed by the sums of each group.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct InstructionSet {
     const char* name;
     bool (*is_here)(); // whether this processor has it
     Layout layout;
-    size_t copied_columns; // of weights of bytes that are copied, or 0
+    size_t copied_columns; // into which panels of bytes are split, or 0
     size_t most_rows;      // of a tile
     // Codes of a tile of rows [rows, inputs], and the largest number of each row.
     void (*quantize)(const float* x, size_t rows, size_t inputs, uint8_t* codes, float* largest);
@@ -76,7 +76,7 @@ struct GroupSums {
 };
 
 struct Packed {
-    // [panels, panel_bytes] in the set's layout, which must stay there, and one scale for each output
+    // Copies [panels, panel_bytes] in the set's layout; one scale for each output.
     Packed(const InstructionSet& set, const int8_t* panels, const float* scales, size_t num_blocks, size_t outputs);
 
     bool fits(size_t inputs) const { return inputs > 0 && (inputs + BLOCK - 1) / BLOCK == num_blocks; }
@@ -85,13 +85,14 @@ struct Packed {
     size_t first_row(size_t tile, size_t rows) const { return rows * tile / num_tiles(rows); }
 
     const InstructionSet& set;
-    const int8_t* panels;
     const size_t num_blocks, outputs;
     const size_t row_bytes, panel_bytes; // of codes and of weights
-    // Panels of a set with fewer columns than the layout, for which strides are slow: its columns, one after the other.
-    std::shared_ptr<int8_t> copy;
-    std::vector<int32_t> middles; // of each column: how much its sums are too large
-    std::vector<float> steps;     // of each column: the product's unit for a row whose largest number is 1
+    std::vector<int32_t> middles;        // of each column: how much its sums are too large
+    std::vector<float> steps;            // of each column: the product's unit for a row whose largest number is 1
+    // The panels in large pages, in which a product of one row takes up to 0.6 of the time. For a set with fewer columns than the layout,
+    // for which strides are slow, its columns lie one after the other.
+    std::shared_ptr<int8_t> memory;
+    const int8_t* panels;
     // If the set adds in 16 bits, of each eight columns: eight inputs after the other, and of how many of them, which come first, the sums of
     // two groups of four fit into 16 bits.
     std::vector<uint16_t> place;
