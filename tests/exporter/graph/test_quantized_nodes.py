@@ -10,6 +10,7 @@ from support import tiny
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.codes import in_panels
 from mars_export.exporter.export_options import ExportOptions
 from mars_export.exporter.graph import operators
 from mars_export.exporter.graph.nodes import Nodes
@@ -46,7 +47,7 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None
     scales = np.full(8, 0.01, np.float32)
     nodes = Nodes()
     nodes.add("Identity", integer_product(nodes, "x", "w", "product", 24), name="y")
-    [y] = run_nodes(nodes, 24, {"x": x, "w": codes, "w_scale": scales}, "y")
+    [y] = run_nodes(nodes, 24, {"x": x, "w": in_panels(codes), "w_scale": scales}, "y")
     exact = x @ (codes * scales)
     assert (y[0, 1] == 0).all() and (y[0, 5] == 0).all()
     for row in (0, 2, 3, 4):
