@@ -17,16 +17,14 @@ MAX_MTP_BLOCK = 4
 OF_CODES = "activations", "group", "asymmetric", "head", "embedding", "quantizer", "calibration_text"
 OF_FIXED = "batch", "capacity", "prefill"
 
-SMALLER = "for a smaller bundle: --precision int4 --calibration-text FILE"
-
 
 def choose_precision(device: str = "cpu") -> tuple[str, str]:
     """The precision of `auto` for ONNX Runtime on a CPU or a GPU, and the reason."""
     if device == "cuda":
-        return "fp16", f"the fastest on a GPU; {SMALLER}"
+        return "fp16", "the fastest on a GPU; for a smaller bundle: --precision int4 --calibration-text FILE"
     if device != "cpu":
         raise ExportError(f"unknown device `{device}` (known: cpu, cuda)")
-    return "w8a8", f"the fastest on a CPU, byte products here: {byte_products()}; {SMALLER}"
+    return "w8a8", f"the fastest on a CPU, byte products here: {byte_products()}; smaller: --precision w4a8"
 
 
 def choose_kv(options: ExportOptions, dims: Dims) -> str | None:
