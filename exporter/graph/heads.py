@@ -165,15 +165,19 @@ def flat_heads(nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm) -> tup
     """The same for the `cuda` layout: q [b, s, heads d], k and v [b, s, kv_heads d].
 
     Parts are cut by Slice, because CUDA's Split copies unequal sizes from the host in every step, and a
-    captured step would replay the copy. Queries and keys turn in one node where no norm is between, and
-    values beside them.
+    captured step would replay the copy. Slices of values name the axis of slots, too, or ONNX Runtime would
+    join the three in a Split. Queries and keys turn in one node where no norm is between, and values beside
+    them.
     """
     norms, heads, kv_heads = dims.quirks.head_norms, dims.num_heads, dims.num_kv_heads
     ends = [nodes.constant(f"head_{at}", [at * dims.head_dim]) for at in (0, heads, heads + kv_heads)]
-    ends.append(nodes.constant("far", [2**62]))
 
     def part(x: str, name: str, at: int) -> str:
         return nodes.add("Slice", x, ends[at], ends[at + 1], ("last_axis", [-1]), name=name)
+
+    def values() -> str:
+        start, end = ("slot_0_values", [0, (heads + kv_heads) * dims.head_dim]), ("far", [2**62] * 2)
+        return nodes.add("Slice", packed, start, end, ("axes_1_2", [1, 2]), name="v")
 
     def normed(x: str, which: str, count: int) -> str:
         if norms is None or norms.whole:
@@ -187,7 +191,7 @@ def flat_heads(nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm) -> tup
 
     is_turned = norms is None or norms.rotated
     turned = rotated(packed, "qkv", heads + 2 * kv_heads) if is_turned else packed
-    q, k, v = part(turned, "q", 0), part(turned, "k", 1), part(packed, "v", 2)
+    q, k, v = part(turned, "q", 0), part(turned, "k", 1), values()
     q, k = normed(q, "q", heads), normed(k, "k", kv_heads)
     return (q, k, v) if is_turned else (rotated(q, "q", heads), rotated(k, "k", kv_heads), v)
 
