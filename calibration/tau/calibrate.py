@@ -312,9 +312,7 @@ def _fastest(laps: race.Laps, trials: Sequence[Candidate]) -> tuple[Candidate | 
         return None, None
     name, reason = race.choose({name: rounds for name, rounds in laps.items() if name != name_of(EXACT)})
     if others := sum(t.passed and t.speed_up is None for t in trials):
-        reason += (
-            f"; by their forwards, {others} others that passed are slower, or tie with it and are riskier"
-        )
+        reason += f"; others that passed, but are slower by their forwards, or tie and are riskier: {others}"
     return next((t for t in trials if t.passed and t.measured.name == name), None), reason
 
 

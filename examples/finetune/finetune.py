@@ -182,13 +182,17 @@ def train(run: Run, model: Any, sequences: list[Sequence], mask_id: int) -> None
     args, state = run.args, run.state
     steps = math.ceil(len(sequences) / args.batch) * args.epochs / args.accumulate
     windows = ROW_WINDOWS if is_recurrent(model) else None
+
+    def progress() -> float:
+        return max(state["step"] / steps, state["seconds"] / 3600 / args.hours)
+
     stream = batches(sequences, args, state["step"] * args.accumulate, windows)
     model.train()
     saved = time.monotonic()
     try:
         with progress_bars() as bars:
             report = advance(bars)
-            while (part := max(state["step"] / steps, state["seconds"] / 3600 / args.hours)) < 1:
+            while (part := progress()) < 1:
                 with uninterrupted():
                     begun = time.monotonic()
                     for _ in range(args.accumulate):
@@ -196,8 +200,8 @@ def train(run: Run, model: Any, sequences: list[Sequence], mask_id: int) -> None
                         ((clean + noisy) / args.accumulate).backward()
                     run.update(part)
                     state["seconds"] += time.monotonic() - begun
-                note = f"step {state['step']}, loss {clean:.3f}, of masks {noisy:.3f}"
-                report("training", round(1000 * part), 1000, note)
+                note = f"loss {clean:.3f}, of masks {noisy:.3f}"
+                report("training step", state["step"], round(state["step"] / progress()), note)
                 if time.monotonic() - saved > 300:
                     run.save()
                     saved = time.monotonic()

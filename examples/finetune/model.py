@@ -7,6 +7,7 @@ model with recurrent layers, which read one token after the other, gets a row fo
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
@@ -89,6 +90,7 @@ def with_lora(model: Any, base: Base, mask_id: int, rank: int) -> Any:
     name = next(n for n, m in model.named_modules() if m is model.get_input_embeddings()).rpartition(".")[2]
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     config.trainable_token_indices = {name: [mask_id]}
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")  # a name that peft still uses
     made = get_peft_model(model, config, autocast_adapter_dtype=False)
     config.base_model_name_or_path = base.name
     return made

@@ -159,8 +159,8 @@ def _refuse_unreadable(
     """Raise ExportError for integer weights that TensorRT would refuse late, and perhaps on the device."""
     if precision in INTEGER:
         raise ExportError(
-            f"{precision} is computed with integer operators for CPUs; for TensorRT give --precision int8,"
-            " int4, fp16, bf16 or fp32"
+            f"{precision} is computed with integer operators for CPUs; build from the checkpoint instead,"
+            " with `mars-export trt CHECKPOINT --precision fp16` (or int8, int4, bf16, fp32)"
         )
     if stored is None:
         return

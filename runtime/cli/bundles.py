@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import MarsError
-from ..terminal.console import out, print_json, print_list, say, visible
+from ..terminal.console import out, print_json, print_list, print_table, say, visible
 from ..terminal.options import BundleArgument, Device, Json, Name, Safe, with_default
 
 app = typer.Typer()
@@ -25,9 +25,6 @@ app.add_typer(profiles_app, name="profiles")
 @app.command()
 def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) -> None:
     """Show the contents of a bundle."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from ..bundle.manifest import NOT_BATCH_INVARIANT
     from ..bundle.open import open_bundle
     from ..device.states import state_bytes
@@ -61,9 +58,7 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
     if (net := model.recurrent) is not None:
         size = f"{state_bytes(net) / 1e6:.1f} MB of states a row"
         say(f"recurrent {len(net.layers)} of {model.num_layers} layers, {size}, on a CPU only")
-    table = Table(
-        "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
-    )
+    rows = []
     for v in manifest.variants:
         shape = f"{v.batch}x{v.slots}" if v.is_fixed else "dynamic"
         shape += f", capacity {v.capacity}" if v.capacity else ""
@@ -73,9 +68,8 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
             else ("", "")
         )
         kv = f"{v.kv_dtype}, {v.kv_layout}"
-        cells = (v.name, v.backend, v.precision, kv, shape, ", ".join(v.outputs), *drift)
-        table.add_row(*(escape(visible(cell)) for cell in cells))
-    out.print(table)
+        rows.append((v.name, v.backend, v.precision, kv, shape, ", ".join(v.outputs), *drift))
+    print_table(("variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax"), rows)
     for v in manifest.variants:
         if v.quantization is not None and not v.is_fixed and not v.is_engine:
             q = v.quantization
@@ -90,10 +84,8 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
                 say(f"cpu       byte products here: {byte_products()}")
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)
-    files = Table("file", "MB", "sha256", box=None)
-    for entry in manifest.files:
-        files.add_row(entry.path, f"{entry.size / 1e6:.1f}", escape(visible(entry.sha256[:16])))
-    out.print(files)
+    files = [(entry.path, f"{entry.size / 1e6:.1f}", entry.sha256[:16]) for entry in manifest.files]
+    print_table(("file", "MB", "sha256"), files)
     for profile in manifest.profiles:
         say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
 

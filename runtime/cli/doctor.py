@@ -38,7 +38,7 @@ OPTIONAL = {
     "huggingface_hub": ("export", "downloading checkpoints"),
 }
 TENSORRT = {
-    "tensorrt": ("trt", "TensorRT engines on Jetson and data-centre GPUs"),
+    "tensorrt": ("trt", "TensorRT engines on Jetson and data-center GPUs"),
     "tensorrt_rtx": ("rtx", "TensorRT engines on desktop RTX"),
 }
 

@@ -30,7 +30,7 @@ BundleArgument = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile or grammar.")]
 
 Device = Annotated[str, option(MODEL, "cpu, cuda, or cuda:1 for another GPU. A missing device is an error.")]
 

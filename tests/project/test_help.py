@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from support.paths import ROOT
 from support.shell import run
 from typer.main import get_command
 
@@ -71,3 +74,37 @@ def test_t_is_threads_or_the_task() -> None:
             both += meant == "--task"
             assert meant != "--task" or "Here -t is the task" in plain(run(*words, "--help").stdout)
     assert both == 2, "calibrate, bench"
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_options_that_exist(page: Path) -> None:
+    """`mars-export COMMAND ... --option` and `COMMAND --option`, in blocks and in text."""
+    text = page.read_text(encoding="utf-8")
+    for words, command in ALL.items():
+        name = " ".join(words)
+        options = {option for p in command.params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
+        options |= {f"--{alias}" for alias in cli.ALIASES}
+        for found in re.findall(rf"(?:^|`|mars-export ){name} ([^\n`|#&;>]*)", text, flags=re.M):
+            used = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r'"[^"]*"|\'[^\']*\'', "", found)))
+            assert used <= options, f"{name} {found}"
+
+
+def anchor(heading: str) -> str:
+    """As GitHub and mkdocs make it of a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", words))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, place = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if place:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.M)
+            assert place in {anchor(heading) for heading in headings}, link

@@ -86,7 +86,10 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
     ratio = {"tau 0.9": "4.40", "tau 0.5": "4.50"}[tie]
     assert calibration.choice is not None
     assert f"{tie}, {ratio}x the speed of one-token mode" in calibration.choice
-    assert "by their forwards, 3 others that passed are slower" in calibration.choice
+    assert (
+        "others that passed, but are slower by their forwards, or tie and are riskier: 3"
+        in calibration.choice
+    )
     assert ("choice", calibration.choice) in made.facts
     assert [line[-1] for line in made.table].count("chosen") == 1
     assert [line[-3:-1] for line in made.table[2:]].count(("~20", "")) == 1, "predicted"
