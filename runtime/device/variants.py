@@ -52,21 +52,14 @@ def inspect_host(gpu: int = 0) -> Host:
     return Host(system, versions, device.capability, device.name, device.driver)
 
 
-def load(
-    bundle: Bundle,
-    device: str,
-    threads: int | None,
-    variant: str | None,
-    accuracy_level: int | None,
-    *,
-    safe: bool = False,
-    options: Mapping[str, str] | None = None,
-    gpu: GpuOptions | None = None,
-) -> tuple[Variant, Backend]:
-    """The variant that runs on `device`, by name or the one that fits, and its backend.
+def pick(
+    bundle: Bundle, device: str, variant: str | None, accuracy_level: int | None = None, *, safe: bool = False
+) -> Variant:
+    """The variant that runs on `device`, by name or the one that fits, with the accuracy level that it runs
+    at: profiles are checked against it.
 
-    `safe` refuses engines, and bundles larger than the available memory. `options` are ONNX Runtime's own.
-    Raises SessionError if no variant runs here.
+    `safe` refuses engines, and bundles larger than the available memory. Raises SessionError if no variant
+    runs here.
     """
     name = DeviceName.parse(device)
     if bundle.manifest.model.recurrent is not None and name.kind != "cpu":
@@ -80,24 +73,32 @@ def load(
     host = inspect_host(name.ordinal) if choice.is_engine and name.kind == "cuda" else None
     if (reason := why_not(choice, device, host)) is not None:
         raise SessionError(f"{bundle.path}: variant {choice.name} does not run in this session: {reason}")
-    if not choice.is_engine:
-        if name.kind == "cpu":
-            backend: Backend = OrtBackend(bundle, choice, threads, accuracy_level, options)
-        else:
-            from .ort.cuda_backend import CudaBackend
-
-            backend = CudaBackend(bundle, choice, name, accuracy_level, options, gpu)
-        # Profiles are checked against the level that runs, so a level of the caller's becomes the variant's.
-        level = choice.accuracy_level if accuracy_level is None else accuracy_level
-        return replace(choice, accuracy_level=level), backend
-    if accuracy_level is not None:
+    if choice.is_engine and accuracy_level is not None:
         raise SessionError(f"variant {choice.name} is an engine: an accuracy level is for ONNX Runtime")
-    if options:
-        raise SessionError(f"variant {choice.name} is an engine: options are for ONNX Runtime")
-    from .trt.backend import TrtBackend
+    return choice if accuracy_level is None else replace(choice, accuracy_level=accuracy_level)
 
-    gpu = gpu or GpuOptions()
-    return choice, TrtBackend.open(bundle, choice, name.ordinal, gpu.stream, gpu.priority)
+
+def load(
+    bundle: Bundle,
+    variant: Variant,
+    device: str,
+    threads: int | None,
+    options: Mapping[str, str] | None,
+    gpu: GpuOptions,
+) -> Backend:
+    """The backend of a picked variant. `options` are ONNX Runtime's own. Raises SessionError."""
+    name = DeviceName.parse(device)
+    if variant.is_engine:
+        if options:
+            raise SessionError(f"variant {variant.name} is an engine: options are for ONNX Runtime")
+        from .trt.backend import TrtBackend
+
+        return TrtBackend.open(bundle, variant, name.ordinal, gpu.stream, gpu.priority)
+    if name.kind == "cpu":
+        return OrtBackend(bundle, variant, threads, options)
+    from .ort.cuda_backend import CudaBackend
+
+    return CudaBackend(bundle, variant, name, options, gpu)
 
 
 def _check_safe(bundle: Bundle, variant: Variant) -> None:

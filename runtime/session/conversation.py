@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
-from ..text.tokenizer import Message, Text
+from ..text.dialects import Message
 from .answer import Stream
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Text
 
 Pairs = tuple[tuple[str, str], ...]  # roles and texts
 ROOM = 4  # when the oldest turns are dropped, at most 1 / ROOM of the context is kept free for the answer

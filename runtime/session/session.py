@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bundle import profiles
 from ..bundle.manifest import Variant
@@ -26,20 +27,21 @@ from ..decode.speculation.planner import StepPlanner
 from ..decode.stats import Stats
 from ..device.name import DeviceName, GpuOptions
 from ..device.states import state_bytes
-from ..device.variants import load
+from ..device.variants import load, pick
 from ..errors import MarsError, SessionError
-from ..structured.constrained_sequence import ConstrainedSequence
-from ..structured.grammar_state import GrammarState, GrammarStateFactory
 from ..text.dialects import dialect_in
 from ..text.prompts import Chat, Prompt, Prompts, chat_of
 from ..text.stream import TextStream
 from ..text.thinking import ThinkingStream
-from ..text.tokenizer import Text
 from ..text.toolcalls import ToolStream
 from .answer import Completion, Stream
 from .conversation import Conversation
 from .prefix_dir import PREFIX_BYTES, PrefixDir, PrefixFormat, cache_share, fingerprint
 from .support import check_support
+
+if TYPE_CHECKING:
+    from ..structured.grammar_state import GrammarState, GrammarStateFactory
+    from ..text.tokenizer import Text
 
 PROFILE_SETS = {"exact", "tau", "metric", "masks"}
 MAX_MARK = 32  # tokens of a mark with white space around it
@@ -53,21 +55,18 @@ class Session:
         bundle: Bundle,
         variant: Variant,
         backend: Backend,
+        text: Text | None,
         cache_bytes: int = 0,
         device: str = "cpu",
-        *,
-        safe: bool = False,
-        parse_special: bool = False,
     ) -> None:
-        self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
+        self.bundle, self.variant, self.backend, self.text = bundle, variant, backend, text
+        self.device = device
         slots = backend.reproducible_slots if cache_bytes else None
         is_recurrent = bundle.manifest.model.recurrent is not None
         self._prefixes = PrefixCache(cache_bytes, slots, is_recurrent=is_recurrent)
         self._acceptance_rates = AcceptanceRates()
         self._learned_cost = LearnedCost(built_in(variant.precision, DeviceName.parse(device).kind))
-        self.text = Text.load(bundle, safe=safe, parse_special=parse_special)
-        self._prompts = Prompts(bundle, self.text, backend.max_capacity)
-        self._grammar_states = GrammarStateFactory(bundle, self.text, backend.outputs)
+        self._prompts = Prompts(bundle, text, backend.max_capacity)
 
     @classmethod
     def open(
@@ -122,9 +121,7 @@ class Session:
                 raise SessionError(f"{field} must be 0 or more, not {value}")
         bundle = open_bundle(path, full=verify, safe=safe)
         gpu = GpuOptions(stream, priority, strict)
-        choice, backend = load(
-            bundle, device, threads, variant, accuracy_level, safe=safe, options=options, gpu=gpu
-        )
+        choice = pick(bundle, device, variant, accuracy_level, safe=safe)
         name = DeviceName.parse(device)
         if bundle.manifest.model.recurrent is not None and prefix_dir is not None:
             raise SessionError(
@@ -132,8 +129,14 @@ class Session:
                 " out prefix_dir"
             )
         budget = cache_share(name) if cache_bytes is None else cache_bytes
-        text_options = {"safe": safe, "parse_special": parse_special}
-        session = cls(bundle, choice, backend, budget, str(name), **text_options)
+        # Creating ONNX Runtime's session does not hold Python's lock; reading a tokenizer does.
+        with ThreadPoolExecutor(1) as thread:
+            opening = thread.submit(load, bundle, choice, device, threads, options, gpu)
+            from ..text.tokenizer import Text
+
+            text = Text.load(bundle, safe=safe, parse_special=parse_special)
+            backend = opening.result()
+        session = cls(bundle, choice, backend, text, budget, str(name))
         if prefix_dir is not None:
             bits = fingerprint(bundle, choice, str(name), options)
             form = PrefixFormat.of(bits, bundle.manifest.model, choice, backend)
@@ -210,6 +213,8 @@ class Session:
         text = TextStream(self.text, config.stop, thinking) if self.text is not None else None
         new: abc.Callable[..., Sequence] = Sequence
         if config.is_structured:
+            from ..structured.constrained_sequence import ConstrainedSequence
+
             state = self.grammar_state(config, None if thinking is None else thinking.is_open)
             new = partial(ConstrainedSequence, grammar_state=state)
         return new(
@@ -266,6 +271,12 @@ class Session:
         SessionError if this bundle does not support it.
         """
         return self._grammar_states.of(config, thinking)
+
+    @cached_property
+    def _grammar_states(self) -> GrammarStateFactory:
+        from ..structured.grammar_state import GrammarStateFactory
+
+        return GrammarStateFactory(self.bundle, self.text, self.backend.outputs)
 
     def config(self, profile: str | None = None, **settings: Any) -> GenerationConfig:
         """The config of a request: `settings`, with those of a profile of the bundle, repeatable as a seed

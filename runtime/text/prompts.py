@@ -9,11 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bundle.open import Bundle
 from ..errors import SessionError
-from .tokenizer import Message, Text
+from .dialects import Message
+
+if TYPE_CHECKING:
+    from .tokenizer import Text
 
 MAX_OPENINGS = 16  # cached system messages and tools
 

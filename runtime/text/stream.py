@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import SessionError, no_panic
 from .thinking import ThinkingStream
-from .tokenizer import Text
+
+if TYPE_CHECKING:
+    from .tokenizer import Text
 
 MAX_STOPS, MAX_STOP = 16, 256  # stop strings of a request, and characters of each
 BROKEN = "\ufffd"  # the decoder's character for bytes that are not text, or not yet

@@ -14,10 +14,8 @@ from ..bundle.files import read_small
 from ..bundle.manifest import TextInfo
 from ..bundle.open import Bundle
 from ..errors import BundleError, SessionError, brief, no_panic
-from .dialects import RESULT_ROLES, calls_as_text, dialect_in, results_as_user, with_tools
+from .dialects import RESULT_ROLES, Message, calls_as_text, dialect_in, results_as_user, with_tools
 from .template import PlainText, Template
-
-Message = Mapping[str, Any]
 
 # Roles that are known in addition to those of the bundle's table.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")

@@ -79,7 +79,7 @@ def test_a_tokenizer_that_panics_is_an_error_of_ours(path: Path) -> None:
 
 def test_a_request_is_checked_before_a_step_runs(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = sessions("llama")
-    session = Session(opened.bundle, opened.variant, opened.backend)
+    session = Session(opened.bundle, opened.variant, opened.backend, opened.text)
     monkeypatch.setattr(opened.backend, "step", lambda *_: pytest.fail("a step ran"))
     prompt, stops = "a" * 8_000_000, GenerationConfig(stop=("x",) * 50_000)
     for ask in (session.generate, session.stream, session.conversation().send):

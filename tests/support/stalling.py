@@ -48,7 +48,7 @@ class Gate:
 def behind_a_gate(session: Session) -> tuple[Session, Stalling]:
     """The same bundle, with steps that hang until the gate is set."""
     backend = Stalling(session.backend)
-    return Session(session.bundle, session.variant, backend), backend
+    return Session(session.bundle, session.variant, backend, session.text), backend
 
 
 class Paced(Recording):
@@ -85,7 +85,7 @@ class Paced(Recording):
 def paced(session: Session) -> tuple[Session, Paced]:
     """The same bundle, with steps that a test counts out."""
     backend = Paced(session.backend)
-    return Session(session.bundle, session.variant, backend), backend
+    return Session(session.bundle, session.variant, backend, session.text), backend
 
 
 def close_in_a_step(models: Models, pace: Paced, caplog: pytest.LogCaptureFixture) -> None:

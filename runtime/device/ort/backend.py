@@ -34,8 +34,7 @@ class OrtBackend:
     """A dynamic ONNX variant of a bundle on the CPU. In the KV layouts "in-place" and "cuda" past and present
     are one buffer; in "appended" the new entries of a step are copied into the rows.
 
-    `accuracy_level` None is the level at which the export measured the drift. `settings` are ONNX Runtime's
-    own options.
+    `settings` are ONNX Runtime's own options.
     """
 
     def __init__(
@@ -43,11 +42,10 @@ class OrtBackend:
         bundle: Bundle,
         variant: Variant,
         threads: int | None = None,
-        accuracy_level: int | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         graph, model = bundle.path / variant.file, bundle.manifest.model
-        level = library.level_of(variant, accuracy_level)
+        level = library.level_of(variant)
         weights = sum(f.size for f in bundle.manifest.files if f.path == (variant.weights or variant.file))
         machine.require(weights, "opening this model", "use a smaller model or narrower weights")
         package = kernels.used(variant, graph)

@@ -71,8 +71,7 @@ class BoundShape:
 
 
 class CudaBackend:
-    """A dynamic ONNX variant of a bundle that writes its KV entries in place, on a GPU. `accuracy_level` None
-    is the level at which the export measured the drift.
+    """A dynamic ONNX variant of a bundle that writes its KV entries in place, on a GPU.
 
     Every decode step has the same number of slots, so that it is captured once for each number of rows; the
     padding comes after the real slots, and its entries are overwritten. Only graphs in the layout "cuda" are
@@ -84,14 +83,13 @@ class CudaBackend:
         bundle: Bundle,
         variant: Variant,
         name: DeviceName,
-        accuracy_level: int | None = None,
         settings: Mapping[str, str] | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
         self._ort, provider = library.load("cuda")  # says how to install it; CUDA may be missing alike
         from ..cuda import Device
 
-        gpu, level = gpu or GpuOptions(), library.level_of(variant, accuracy_level)
+        gpu, level = gpu or GpuOptions(), library.level_of(variant)
         graph, model = bundle.path / variant.file, bundle.manifest.model
         entries, options = library.split_options(settings or {}, name)
         self._number = int(options.get("device_id", 0))

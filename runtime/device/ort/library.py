@@ -200,16 +200,16 @@ def open_session(
         ) from error
 
 
-def level_of(variant: Variant, accuracy_level: int | None) -> int:
-    """The accuracy level that a session uses: `accuracy_level`, by default the variant's. Raises SessionError
-    if there is no such level, or none of this variant.
+def level_of(variant: Variant) -> int:
+    """The accuracy level that a session uses. Raises SessionError if there is no such level, or none of this
+    variant.
     """
-    if accuracy_level is not None and variant.precision not in LEVELED:
+    level = variant.accuracy_level
+    if level is not None and variant.precision not in LEVELED:
         raise SessionError(
             f"variant {variant.name} is {variant.precision}: an accuracy level is for"
             f" {' and '.join(LEVELED)} weights"
         )
-    level = accuracy_level if accuracy_level is not None else variant.accuracy_level
     level = FASTEST_LEVEL if level is None else level
     if level not in ACCURACY_LEVELS:
         raise SessionError(

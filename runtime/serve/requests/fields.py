@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...rules import is_integer
-from ...text.dialects import arguments_of
-from ...text.tokenizer import Message
+from ...text.dialects import Message, arguments_of
 from ..api_error import ApiError
 
 FieldParser = Callable[[str, Any], Any]

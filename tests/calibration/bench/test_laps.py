@@ -35,7 +35,7 @@ def test_rows_are_served_with_the_time_of_each_event(setting: Setting, sessions:
     backend = Recording(plain.backend)
     tasks = [task("a" * n, limit=3 + n) for n in range(1, 8)]
     start = perf_counter()
-    answers = serve(Session(plain.bundle, plain.variant, backend), tasks, setting)
+    answers = serve(Session(plain.bundle, plain.variant, backend, plain.text), tasks, setting)
     seconds = perf_counter() - start
     for asked, answer in zip(tasks, answers, strict=True):
         if setting.tau in (1, None):  # each in its place, whoever came first
@@ -56,6 +56,6 @@ def test_a_failing_device_fails_the_lap_and_leaves_no_thread_waiting(sessions: S
             raise SessionError("the device is on fire")
 
     plain = sessions("qwen2")
-    session = Session(plain.bundle, plain.variant, Broken(plain.backend))
+    session = Session(plain.bundle, plain.variant, Broken(plain.backend), plain.text)
     with pytest.raises(SessionError, match="on fire"):
         serve(session, [task("a" * n) for n in range(1, 30)], Setting(2))

@@ -120,7 +120,7 @@ def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(
     variant = bundle.manifest.variants[-1]
     assert variant.engine is not None
     backend = OrtBackend(bundle, replace(variant, kv_dtype="float32", file=variant.engine.graph), threads=1)
-    session = Session(bundle, variant, backend)
+    session = Session(bundle, variant, backend, None)
     for tau in (1.0, 0.6):
         follow(session, oracles("qwen3-mixed"), tau)
 

@@ -209,7 +209,7 @@ def test_statistics_count_what_was_delivered(session: Session) -> None:
 def test_the_first_tokens_do_not_wait_for_the_next_forward(session: Session) -> None:
     backend = Paced(session.backend)
     backend.hold()
-    with Batcher(Session(session.bundle, session.variant, backend)) as batcher:
+    with Batcher(Session(session.bundle, session.variant, backend, session.text)) as batcher:
         request = batcher.submit([1, 2], LONG)
         backend.let()  # the prompt, not the decode forward of the same step
         assert next(iter(request)).token_ids

@@ -92,7 +92,7 @@ def test_a_session_learns_from_the_steps_that_run_and_writes_nothing(
     monkeypatch.setattr(LearnedCost, "record", RECORD)
     opened = sessions("llama")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    session = Session(opened.bundle, opened.variant, opened.backend)
+    session = Session(opened.bundle, opened.variant, opened.backend, opened.text)
     session.generate([5, 6], GenerationConfig(tau=1.0, max_new_tokens=40))
     assert session.cost.of(1) < 0.5, "in seconds of this machine; the curve of the tests says 1"
     assert not list(tmp_path.iterdir())
@@ -103,7 +103,7 @@ def test_a_session_learns_from_the_steps_that_run_and_writes_nothing(
 
 def test_no_step_runs_but_those_of_the_answer(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = sessions("llama")
-    session, steps = Session(opened.bundle, opened.variant, opened.backend), []
+    session, steps = Session(opened.bundle, opened.variant, opened.backend, opened.text), []
     real = opened.backend.step
     monkeypatch.setattr(opened.backend, "step", lambda *a: steps.append(1) or real(*a))
     Batcher(session).close()

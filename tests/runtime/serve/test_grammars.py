@@ -34,7 +34,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 @pytest.fixture
 def server(sessions: Sessions, gate: Gate) -> Iterator[Serving]:  # noqa: ARG001  # before it is warm
     session = sessions(MAIN)
-    with serving({"tiny": Session(session.bundle, session.variant, session.backend)}) as running:
+    with serving(
+        {"tiny": Session(session.bundle, session.variant, session.backend, session.text)}
+    ) as running:
         yield running
 
 
@@ -45,7 +47,7 @@ def form(schema: Any) -> dict[str, Any]:
 def test_the_first_grammar_and_special_token_stop_nobody(sessions: Sessions) -> None:
     """Their tables hold the GIL while they are built, so a server builds them before it is ready."""
     session = sessions(MAIN)
-    fresh = Session(session.bundle, session.variant, session.backend)
+    fresh = Session(session.bundle, session.variant, session.backend, session.text)
     with serving({"tiny": fresh}):
         assert fresh.text is not None and fresh.text._plain is not None
         assert "_renamed" in vars(fresh.text._plain) and "_grammars" in vars(fresh._grammar_states)
@@ -72,7 +74,7 @@ def test_others_are_answered_while_a_grammar_compiles(server: Serving, gate: Gat
 
 def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: Gate) -> None:
     made = sessions(MAIN)
-    session = Session(made.bundle, made.variant, made.backend)
+    session = Session(made.bundle, made.variant, made.backend, made.text)
     options = ServeOptions(Limits(max_rows=1, max_waiting=4), queue_timeout=1.0, keys=("many", "one"))
 
     def ask(number: int, key: str = "many") -> Answer:

@@ -45,7 +45,7 @@ GAUGES = ("mars_num_requests_running", "mars_num_requests_waiting", "mars_kv_cac
 @pytest.fixture
 def server(sessions: Sessions) -> Iterator[Serving]:
     tiny = sessions(MAIN)
-    caching = Session(tiny.bundle, tiny.variant, tiny.backend, cache_bytes=1 << 20)
+    caching = Session(tiny.bundle, tiny.variant, tiny.backend, tiny.text, cache_bytes=1 << 20)
     with serving({"tiny": caching, "idle": tiny}) as running:
         yield running
 
@@ -141,7 +141,7 @@ def test_times_begin_at_the_arrival(sessions: Sessions, monkeypatch: pytest.Monk
 def expecting(session: Session, tokens_per_forward: Any) -> Session:
     """The session with a profile `task` whose evidence has this number."""
     bundle = profiled(session, {"task": 0.3}, {"tokens_per_forward": tokens_per_forward})
-    return Session(bundle, session.variant, session.backend)
+    return Session(bundle, session.variant, session.backend, session.text)
 
 
 def test_a_profile_whose_answers_gain_little_warns_once(

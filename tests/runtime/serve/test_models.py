@@ -262,7 +262,7 @@ def engine(session: Session, rows: int) -> Session:
     variant = replace(
         session.variant, backend="tensorrt", capacity=512, engine=replace(ENGINE, ranges=ranges)
     )
-    made = Session(session.bundle, variant, session.backend)
+    made = Session(session.bundle, variant, session.backend, session.text)
     made.cost = session.cost
     return made
 
@@ -314,7 +314,7 @@ def test_requests_without_max_tokens_run_side_by_side(entries: int, sessions: Se
 def test_a_profile_is_a_model_name(sessions: Sessions) -> None:
     session = sessions(MAIN)
     bundle = profiled(session, {"near@0.01": 0.9, "far@0.02": 0.3})
-    with serving({"tiny": Session(bundle, session.variant, session.backend)}) as server:
+    with serving({"tiny": Session(bundle, session.variant, session.backend, session.text)}) as server:
         names = [entry["id"] for entry in server.call("/v1/models").json["data"]]
         assert names == ["tiny", "tiny:near@0.01", "tiny:far@0.02"], "stale ones are not offered"
         by_name = server.chat(model="tiny:far@0.02", max_tokens=8)

@@ -25,7 +25,7 @@ def fresh(session: Session) -> Session:
     """One that has learned nothing of how often its draft tokens hold: the same requests take the same
     steps.
     """
-    return Session(session.bundle, session.variant, session.backend)
+    return Session(session.bundle, session.variant, session.backend, session.text)
 
 
 @pytest.fixture

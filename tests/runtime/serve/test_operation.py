@@ -218,7 +218,7 @@ def test_a_gpu_that_has_failed_for_good_is_said_by_health_and_in_the_log(
     engine = FakeEngine(device, info, lambda known, masks: (1 + len(known) % 9, 0.9))
     variant = engine_variant(info, 64)
     backend = TrtBackend(engine, variant, MODEL, device)  # type: ignore[arg-type]
-    on_gpu = Session(session.bundle, session.variant, backend)
+    on_gpu = Session(session.bundle, session.variant, backend, session.text)
     with serving({"tiny": on_gpu}) as server, caplog.at_level(logging.CRITICAL):
         assert server.call("/health").status == 200
         assert (

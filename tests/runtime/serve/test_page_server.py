@@ -79,7 +79,7 @@ def test_the_server_itself(visit: Open, sessions: Sessions) -> None:
     """Not a fake: tau 1, then 0 in mid-answer, of a model whose every guess that lets through."""
     quick = sessions(MAIN)
     backend = Slow(quick.backend)
-    session = Session(quick.bundle, quick.variant, backend)
+    session = Session(quick.bundle, quick.variant, backend, quick.text)
     with serving({"tiny": session}) as server:
         tab = visit(f"{server.url}/")
         tab.get_by_role("button", name="Settings").click()

@@ -70,7 +70,9 @@ def session(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Ses
 def server(session: Session) -> Iterator[Serving]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(support.fake, "MASK", tiny.MASK)
-        with serving({"tiny": Session(session.bundle, session.variant, Saying(session))}) as running:
+        with serving(
+            {"tiny": Session(session.bundle, session.variant, Saying(session), session.text)}
+        ) as running:
             yield running
 
 

@@ -62,7 +62,7 @@ def test_a_completion_is_the_same_each_time_it_is_read(sessions: Sessions) -> No
         return 3 + answer[min(len(known) + masks - len(prompt), len(answer) - 1)], 1.0
 
     llama = sessions("llama")
-    session = Session(llama.bundle, llama.variant, FakeBackend(next_byte))
+    session = Session(llama.bundle, llama.variant, FakeBackend(next_byte), llama.text)
     session.text = tiny.text(nasty.llama2(), None)  # these ids are its bytes
     stream = session.stream(prompt, GenerationConfig(tau=1.0, max_new_tokens=len(answer), eos_ids=()))
     shown = "".join(event.text for event in stream)
@@ -78,7 +78,7 @@ def test_a_row_that_cannot_be_moved_raises_its_error(session: Session) -> None:
         def new_cache(self, num_rows: int) -> FakeCache:
             return Torn(num_rows)
 
-    short = Session(session.bundle, session.variant, Short(chaotic, max_capacity=20))
+    short = Session(session.bundle, session.variant, Short(chaotic, max_capacity=20), session.text)
     config = GenerationConfig(tau=1.0, max_new_tokens=30, eos_ids=())
     with pytest.raises(SessionError, match="no memory for the copy"):  # when the first row's context is full
         short.generate_batch([[1] * 18, [1] * 3], config)

@@ -93,7 +93,7 @@ def test_a_grammar_is_compiled_once(session: Session, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         Grammars, "_compile", lambda self, form: compiled.append(form) or original(self, form)
     )
-    session = Session(session.bundle, session.variant, session.backend)
+    session = Session(session.bundle, session.variant, session.backend, session.text)
     for _ in range(3):
         session.generate(PROMPT, GenerationConfig(choice=("compiled", "once")))
     session.generate(PROMPT, GenerationConfig(choice=("compiled", "once", "more")))
