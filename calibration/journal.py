@@ -37,12 +37,12 @@ class Journal:
         if old != head:
             names = ", ".join(sorted(k for k in head.keys() | old.keys() if head.get(k) != old.get(k)))
             raise CalibrationError(
-                f"{path}: this is the state of other work (another {names}); --force discards it, --output"
+                f"{path}: this is the state of a run with another {names}; --force discards it, --output"
                 " chooses another folder"
             )
         if values and not resume:
             raise CalibrationError(
-                f"{path}: it holds {len(values)} finished pieces of this work; --resume uses them, --force"
+                f"{path}: an earlier run left {len(values)} results here; --resume continues it, --force"
                 " discards them"
             )
         return cls(path, values, end)

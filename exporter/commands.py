@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,6 +69,20 @@ class CheckpointOptions:
         return checkpoint
 
 
+@contextmanager
+def _progress(target: Path) -> Iterator[Any]:
+    """Progress bars. After Ctrl-C or SIGTERM, say whether the same command continues."""
+    try:
+        with progress_bars() as bars:
+            yield advance(bars)
+    except (KeyboardInterrupt, SystemExit):
+        from .export import kept_codes
+
+        if (kept := kept_codes(target)).is_dir():
+            err.print(f"stopped; the same command continues with the codes in {kept}", markup=False)
+        raise
+
+
 # A variant whose perplexity is this many times the checkpoint's loses much of it.
 MAX_RATIO = 1.25
 
@@ -122,9 +138,9 @@ def onnx(
         err.print(f"precision: {precision} ({reason})")
         options = replace(options, precision=precision)
     elif device != "cpu":
-        raise ExportError("--device: only with --precision auto, which chooses for it")
+        raise ExportError("--device: only with --precision auto, which chooses the precision for that device")
     check_needs(options, ExportOptions())
-    with progress_bars() as bars:
+    with _progress(output) as report:
         opened = checkpoint_options.open(checkpoint)
         options = replace(options, block=block or opened.block)
         if is_auto and options.precision == "w8a8" and (other := instead_of_w8a8(opened, options)):
@@ -136,13 +152,13 @@ def onnx(
             options = replace(options, kv="int8")
         _print_quantizer(options, opened)
         try:
-            manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
+            manifest = export_onnx(opened, output, options, force=force, progress=report)
         except PrecisionError as error:
             if not is_auto or options.precision == "w4a8":
                 raise
             err.print(f"precision: fp32 ({str(error).partition(';')[0]})", markup=False)
             options = replace(asked, precision="fp32", quantizer="auto", calibration_text=None)
-            manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
+            manifest = export_onnx(opened, output, options, force=force, progress=report)
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
@@ -217,19 +233,19 @@ def trt(
     from .option_rules import check_needs
     from .tensorrt.engines import add_engine, export_engine, is_bundle
 
-    with progress_bars() as bars:
+    with _progress(output or Path(source or "mars.bundle")) as report:
         if source is not None and is_bundle(source):
             if (options, checkpoint_options, activations, head) != (
                 GraphOptions(), CheckpointOptions(), "fp16", "float",
             ):  # fmt: skip
                 raise ExportError(
-                    f"{source}: a bundle has its weights: give options of weights, of the graph and of the"
-                    " checkpoint with a checkpoint"
+                    f"{source} is a bundle; options of weights, of the graph and of the checkpoint need a"
+                    " checkpoint instead"
                 )
             written = output or Path(source)
             outcome = add_engine(
                 open_bundle(source), written, engine, precision=precision, block=block,
-                force=force, dry_run=dry_run, progress=advance(bars),
+                force=force, dry_run=dry_run, progress=report,
             )  # fmt: skip
         else:
             written = output or Path("mars.bundle")
@@ -242,7 +258,7 @@ def trt(
             if not dry_run:
                 _print_quantizer(graph, opened)
             outcome = export_engine(
-                opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
+                opened, written, graph, engine, force=force, dry_run=dry_run, progress=report
             )
     if as_json:
         print_json({"bundle": str(written)} | outcome.to_dict())

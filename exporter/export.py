@@ -341,15 +341,20 @@ def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
             ) from error
 
 
+def kept_codes(target: Path) -> Path:
+    """The directory `.NAME.codes` beside `target`, in which calibrated codes wait for the next export."""
+    return target.with_name(f".{target.name}.codes")
+
+
 @contextmanager
 def keeping(target: Path) -> Iterator[Path]:
-    """The directory `.NAME.codes` beside `target`, for calibrated codes. It stays only if Ctrl-C, or the end
-    of the process, interrupts the block. The next export to `target` continues with what fits.
+    """The directory of calibrated codes. It stays only if Ctrl-C, SIGTERM or the end of the process
+    interrupts the block. The next export to `target` continues with the codes that fit.
     """
-    kept, is_interrupted = target.with_name(f".{target.name}.codes"), False
+    kept, is_interrupted = kept_codes(target), False
     try:
         yield kept
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         is_interrupted = True
         raise
     finally:

@@ -116,7 +116,7 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
         raise CalibrationError(
             f"{len(plan.tasks)} rows cannot show a drop below {options.max_drop:g} with"
             f" {100 * (1 - options.level):.3g} % confidence, even if none changes: {options.items_needed} are"
-            " needed. Use more rows, a larger --max-drop, or --no-guarantee, which goes by the mean drop of"
+            " needed. Use more rows, a larger --max-drop, or --no-guarantee, which uses the mean drop of"
             " these rows"
         )
     if request.store and not os.access(request.bundle, os.W_OK):

@@ -223,7 +223,7 @@ def _refuse_codes(directory: Path, setting: object) -> None:
         method = setting.get("quant_method") if isinstance(setting, dict) else None
         raise CheckpointError(
             f"{directory}: the weights are quantized ({file}: `quant_method` {shown(method)}); export from"
-            " the unquantized checkpoint, and --precision makes codes of it (docs/quantization.md)"
+            " the unquantized checkpoint, and --precision quantizes it (docs/quantization.md)"
         )
 
 

@@ -89,7 +89,7 @@ def stock_config(values: Mapping[str, Any], *, long_context: bool = False) -> An
         if other := [kind for kind in kinds if kind not in known]:
             raise CheckpointError(
                 f"config.json: `layer_types` has {shown(other[0])}, which is not supported (known:"
-                f" {', '.join(known)}); the model would be another one without it"
+                f" {', '.join(known)}); ignoring it would change the model"
             )
         if SLIDING in kinds and getattr(config, "sliding_window", None) is None:
             config.layer_types = [FULL] * len(kinds)

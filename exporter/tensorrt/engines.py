@@ -171,8 +171,8 @@ def _refuse_unreadable(
         )
     if not stored.symmetric:
         raise ExportError(
-            "TensorRT reads no zero points, which the weights of this bundle have; build from the checkpoint"
-            " instead, with `mars-export trt CHECKPOINT`, which stores none"
+            "the weights of this bundle have zero points, which TensorRT does not read; build from the"
+            " checkpoint instead, with `mars-export trt CHECKPOINT`, which stores none"
         )
     if plan.backend == FULL and precision == "int8":
         raise ExportError(

@@ -190,7 +190,7 @@ class Request(Answer):
         with self._lock:
             if self._sink is not None:
                 raise SessionError(
-                    "the events of this request are being read, or were; they come once: read `completion`"
+                    "another reader has the events of this request; each is delivered once: read `completion`"
                 )
             self._sink = sink
             if self.has_started:

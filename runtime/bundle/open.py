@@ -74,7 +74,7 @@ def open_bundle(
             f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
         )
     if safe and (problems := list(_too_large(manifest, len(data)))):
-        raise BundleError(f"{directory}: more than safe mode takes:{listed(problems)}\n  {SAFE_REMEDY}")
+        raise BundleError(f"{directory}: beyond the limits of safe mode:{listed(problems)}\n  {SAFE_REMEDY}")
     verify(directory, manifest.files, full=full, safe=safe, name=name)
     return Bundle(directory, manifest)
 

@@ -75,7 +75,7 @@ def request_of(grammar: StoredGrammar) -> GenerationConfig:
         raise SessionError(f"its {grammar.kind} is missing")
     except (SessionError, TypeError) as error:
         raise SessionError(
-            f"the bundle does not say what grammar `{grammar.name}` was compiled from ({error}); compile it"
+            f"the bundle has no request for grammar `{grammar.name}` ({error}); compile it"
             " again with `mars-export grammar`"
         ) from error
 

@@ -48,7 +48,7 @@ def test_a_line_cut_short_at_any_byte_loses_only_itself(file: Path) -> None:
 
 def test_a_state_is_not_used_unasked(file: Path) -> None:
     with pytest.raises(
-        CalibrationError, match="it holds 2 finished pieces of this work; --resume uses them, --force"
+        CalibrationError, match="an earlier run left 2 results here; --resume continues it, --force"
     ):
         Journal.open(file, WORK, resume=False, force=False)
     assert "one" not in Journal.open(file, WORK, resume=False, force=True)
@@ -56,9 +56,7 @@ def test_a_state_is_not_used_unasked(file: Path) -> None:
 
 def test_a_state_of_other_work_is_never_used(file: Path) -> None:
     for resume in (True, False):
-        with pytest.raises(
-            CalibrationError, match=r"this is the state of other work \(another batch, graph\)"
-        ):
+        with pytest.raises(CalibrationError, match=r"this is the state of a run with another batch, graph"):
             Journal.open(file, {"graph": "xyz", "batch": 2}, resume=resume, force=False)
 
 

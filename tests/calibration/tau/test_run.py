@@ -34,7 +34,7 @@ def test_a_second_bundle_has_its_own_folder_and_its_own_state(
     for request in (first, second):
         run(replace(request, output=same))
     assert len(list(same.glob("state-*.jsonl"))) == 2
-    with pytest.raises(CalibrationError, match="--resume uses them"):
+    with pytest.raises(CalibrationError, match="--resume continues it"):
         run(replace(first, output=same))
     run(replace(first, output=same, resume=True))
 
@@ -49,7 +49,7 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., CalibrationReques
     (state,) = (tmp_path / "out").glob("state-*.jsonl")
     kept = len(state.read_text().splitlines())
     assert not (tmp_path / "out" / "report.json").exists()
-    with pytest.raises(CalibrationError, match="--resume uses them"):
+    with pytest.raises(CalibrationError, match="--resume continues it"):
         run(request_for())
     work: dict[str, list[int]] = {}
     run(request_for(resume=True), lambda phase, done, *_: work.setdefault(phase, []).append(done))
@@ -84,7 +84,7 @@ def test_measurements_under_other_conditions_are_not_continued(
         monkeypatch.setattr("mars_export.calibration.tau.run.version_and_devices", lambda: ("9.9", []))
     elif name == "processor":
         monkeypatch.setattr("mars_export.runtime.machine.processor", lambda: "another one")
-    with pytest.raises(CalibrationError, match=rf"the state of other work \(another {name}\)"):
+    with pytest.raises(CalibrationError, match=rf"the state of a run with another {name}"):
         run(request_for(resume=True, **changes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -190,13 +191,15 @@ def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
 def test_an_interrupted_export_continues_with_the_codes_that_fit(
     checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the second layer keeps the first one's codes. They are used for the same checkpoint, text and
-    options only, and not if their file is damaged; the bundle is that of an uninterrupted export.
+    """Ctrl-C or SIGTERM in the second layer keeps the first one's codes. They are used for the same
+    checkpoint, text and options only, and not if their file is damaged; the bundle is that of an
+    uninterrupted export.
     """
     rows, target, kept = write_rows(tmp_path / "rows.jsonl"), tmp_path / "b", tmp_path / ".b.codes"
     other_rows = write_rows(tmp_path / "other.jsonl", 13)
     plain = ExportOptions(**OPTIONS, calibration_text=rows)
     choose, chosen = calibration.choose_codes, 0
+    stops = itertools.cycle((KeyboardInterrupt, SystemExit))
 
     def run(name: str, options: ExportOptions, last: int = 100) -> int:
         """How often codes are chosen; Ctrl-C in the layer after `last` of them."""
@@ -206,7 +209,7 @@ def test_an_interrupted_export_continues_with_the_codes_that_fit(
         def counted(*arguments: Any) -> Any:
             nonlocal chosen
             if chosen == last:
-                raise KeyboardInterrupt
+                raise next(stops)
             chosen += 1
             return choose(*arguments)
 
@@ -215,7 +218,7 @@ def test_an_interrupted_export_continues_with_the_codes_that_fit(
         return chosen
 
     def interrupt() -> Path:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
             run("llama", plain, 6)
         assert chosen == 6
         (file,) = kept.iterdir()

@@ -209,7 +209,7 @@ def test_manifests_with_odd_grammars_are_refused(bundle: Path, field: str, value
 )
 def test_a_grammar_without_its_request(bundle: Path, evidence: dict[str, Any], word: str) -> None:
     store(bundle, StoredGrammar("g", "grammar-0123456789abcdef.dfa", "schema", 1, evidence), b"x")
-    with pytest.raises(SessionError, match=rf"`g` was compiled from \({word}.*compile it again") as caught:
+    with pytest.raises(SessionError, match=rf"request for grammar `g` \({word}.*compile it again") as caught:
         Session.open(bundle).generate(PROMPT, GenerationConfig(grammar="g"))
     assert (caught.value.code, caught.value.field) == ("invalid_grammar", "grammar")
 

@@ -36,7 +36,7 @@ void check_sizes(const Manifest& manifest, std::size_t num_bytes, const std::str
             note("bytes of " + entry.path, entry.size, safe_graph);
         if (manifest.text && manifest.text->tokenizer == entry.path) note("bytes of " + entry.path, entry.size, safe_tokenizer);
     }
-    if (!problems.empty()) throw BundleError(where + ": more than safe mode takes:" + problems + "\n  " + std::string(safe_remedy));
+    if (!problems.empty()) throw BundleError(where + ": beyond the limits of safe mode:" + problems + "\n  " + std::string(safe_remedy));
 }
 
 } // namespace
