@@ -1,6 +1,8 @@
 #include "session/opened.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <future>
 #include <new>
 #include <tuple>
 
@@ -69,6 +71,7 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     if (device.kind != "cuda" && options.cuda_stream != nullptr)
         throw SessionError("a CUDA stream is for the device cuda, not " + options.device.substr(0, 60));
     const OrtSettings settings{options.threads, options.options, options.on_log, options.cuda_stream};
+    auto reading = std::async(std::launch::async, text_of, std::cref(bundle), options.parse_special); // takes as long as the graph
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
         backend = open_engine(bundle, chosen, {device.ordinal(), options.cuda_stream, options.on_log});
@@ -76,15 +79,17 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
         backend = std::make_unique<CudaBackend>(bundle, chosen, options.device, settings);
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, settings);
-    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
+    std::optional<Text> text;
+    std::string text_problem;
+    try {
+        text = reading.get();
+    } catch (const BundleError& error) { // thrown when text is needed; token ids work without it
+        text_problem = error.what();
+    }
+    Opened opened{std::move(bundle), std::move(backend), std::move(text), std::string(name), device.text(), std::move(text_problem)};
     opened.prefixes = std::make_unique<PrefixCache>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend),
                                                     opened.backend->reproducible_slots(), is_recurrent);
     opened.learned_cost = std::make_unique<LearnedCost>(built_in_cost(opened.runs().precision, device.kind == "cpu"));
-    try {
-        opened.text = text_of(opened.bundle, options.parse_special);
-    } catch (const BundleError& error) { // thrown when text is needed; token ids work without it
-        opened.text_problem = error.what();
-    }
     return opened;
 }
 
