@@ -1,11 +1,12 @@
 """Packs in pieces what a machine with a GPU, PyTorch and transformers but no network lacks.
 
     python benchmarks/gpu_pack.py pack [--arch 90] [--size 54]     here: build/gpu-pack/c1, c2, ...
-    python benchmarks/gpu_pack.py unpack FOLDER [--into /tmp]      there: /tmp/llama, /tmp/site, /tmp/base
+    python benchmarks/gpu_pack.py unpack FOLDER [--into /tmp]      there: /tmp/llama, /tmp/site, ...
 
 Each parcel is a tar file in xz chunks, unpacked once all are in FOLDER: `llama` (llama.cpp's sources),
 `site` (for PYTHONPATH: ONNX Runtime with CUDA kernels of one architecture, onnxruntime-genai, small wheels),
-`base` (base weights and adapter of the default checkpoint, libmars's programs).
+`base` (base weights and adapter of the default checkpoint), `programs` (libmars's, which change most often:
+`--only programs` packs them alone).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,7 +42,7 @@ LLAMA_LEFT += ("ggml-opencl/", "ggml-vulkan/", "ggml-hexagon/", "ggml-et/", "ggm
 LLAMA_TOOLS = b"".join(
     b"add_subdirectory(%s)\n" % tool for tool in (b"batched-bench", b"quantize", b"ui", b"server", b"mtmd")
 )
-CHUNK, PARCELS = 32 << 20, ("llama", "site", "base")
+CHUNK, PARCELS = 32 << 20, ("llama", "site", "base", "programs")
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": CHUNK}]
 FATBIN, CODE = struct.pack("<I", 0xBA55ED50), (1, 2)  # CODE: kinds of an entry, PTX and machine code
 
@@ -109,18 +110,20 @@ def members(parcel: str, arch: int, python: str) -> Iterator[tuple[str, bytes, b
                     if name.endswith("providers_cuda.so"):
                         content = trimmed(content, arch)
                     yield name, content, ".so" in name
+    elif parcel == "programs":
+        for path in (p for p in PROGRAMS if p.exists()):
+            yield path.name, path.read_bytes(), True
     else:
         from mars_export.exporter.checkpoint.default import BASE_NAME, IN_CLONE, WEIGHTS
 
-        base = fetched(BASE_NAME, python)
-        for path in (base, IN_CLONE / WEIGHTS, *(p for p in PROGRAMS if p.exists())):
-            yield path.name, path.read_bytes(), path in PROGRAMS
+        for path in (fetched(BASE_NAME, python), IN_CLONE / WEIGHTS):
+            yield path.name, path.read_bytes(), False
 
 
-def pack(out: Path, arch: int, size: int, python: str) -> None:
+def pack(out: Path, arch: int, size: int, python: str, parcels: Sequence[str] = PARCELS) -> None:
     """Write the pieces, and print what is in them."""
     piece, room = 0, 0
-    for parcel in PARCELS:
+    for parcel in parcels:
         whole = io.BytesIO()
         with tarfile.open(fileobj=whole, mode="w") as tar:
             for name, content, executable in members(parcel, arch, python):
@@ -171,6 +174,7 @@ def main() -> None:
     packing.add_argument("--out", type=Path, default=PACK)
     packing.add_argument("--arch", type=int, default=90, help="the card's architecture: 90 is H100 and H200")
     packing.add_argument("--size", type=int, default=54, help="MiB of a piece")
+    packing.add_argument("--only", choices=PARCELS, action="append", help="this parcel; may be repeated")
     packing.add_argument("--python", default="3.12", help="Python there")
     unpacking = commands.add_parser("unpack")
     unpacking.add_argument("folder", type=Path)
@@ -181,7 +185,7 @@ def main() -> None:
     elif any(args.out.glob("c*")):
         parser.error(f"{args.out} has pieces already; remove it, or give another --out")
     else:
-        pack(args.out, args.arch, args.size << 20, args.python)
+        pack(args.out, args.arch, args.size << 20, args.python, args.only or PARCELS)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def tested(unpacked: Path) -> Iterator[Row]:
     base = WORK / "peers" / "fp32.bundle"
     os.environ["MARS_GPU_BUNDLE"] = str(base if base.exists() else bundle("tiny", "fp32"))
     for name in PROGRAMS:
-        folders = (unpacked / "base", ROOT / "build" / "cpp" / "release" / "tests")
+        folders = (unpacked / "programs", ROOT / "build" / "cpp" / "release" / "tests")
         program = next((f / name for f in folders if (f / name).exists()), None)
         last = "not here" if program is None else ran([program], name, check=False).splitlines()[-1]
         yield {"tests": name, "last": last}

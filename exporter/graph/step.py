@@ -310,7 +310,11 @@ class Writer:
             return x
         last = self.nodes.nodes[-1]
         if self.is_cuda and last.output[0] == x and x.endswith("_residual"):  # one kernel adds and normalizes
-            inputs = (*self.nodes.nodes.pop().input, f"{module}.weight")
+            hidden, added = self.nodes.nodes.pop().input
+            inputs = [hidden, added, f"{module}.weight"]
+            if added.endswith("_biased"):  # a bias, too
+                inputs[1], bias = self.nodes.nodes.pop().input
+                inputs.append(bias)
             return self.nodes.add_many(
                 "SkipSimplifiedLayerNormalization",
                 *inputs,

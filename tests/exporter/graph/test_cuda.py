@@ -39,8 +39,8 @@ KERNELS = {
 FREE = ("Cast", "Reshape")  # in a layer: folded, and only another shape
 FLASH = 3  # kernels of Attention without a mask: its lengths, its parts, and their sum
 MAX_LAUNCHES = 20
-# More: for biases of the attention output and the MLP, for norms of queries and keys, and for those of sums.
-MORE = {"bias": 3, "q_norm": 3, "attended_norm": 2}
+# More: for biases before norms, for norms of queries and keys, and for those of sums.
+MORE = {"bias": 2, "q_norm": 1, "attended_norm": 2}
 # (slots, entries that are kept of each row): a prompt, one token, blocks, and rejected masks.
 STEPS = ((12, (12, 7, 1)), (1, (1, 1, 1)), (6, (2, 6, 4)), (11, (1, 11, 3)), (6, (6, 1, 2)))
 
