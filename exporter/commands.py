@@ -37,7 +37,7 @@ class CheckpointOptions:
     long_context: Longrope: use the frequencies for long texts, and the whole context.
     masks: --no-masks: a model that was not tuned with masks; exact mode with --prompt-lookup. Leaves an MTP
         layer out.
-    causal: An `sdar` checkpoint is I-DLM's, with causal attention.
+    causal: Read an `sdar` checkpoint as I-DLM's, with causal attention.
     revision: The hub revision to use.
     base: The adapter's base model, instead of the one that it names.
     """
@@ -218,7 +218,7 @@ def trt(
         ),
     ] = None,
     activations: Annotated[
-        str, option("Weights", "What quantized weights are computed in: fp16, bf16 or fp32.")
+        str, option("Weights", "Type in which quantized weights are computed: fp16, bf16 or fp32.")
     ] = "fp16",
     head: Annotated[
         str, option("Weights", "How a quantized bundle stores lm_head: float, int8 or int4.")

@@ -70,7 +70,7 @@ class EngineOptions(Shapes):
     """How an engine is built.
 
     Engine:
-    target: rtx, sm75 ... sm121, portable (whatever GPUs TensorRT-RTX accepts), host, jetson-orin,
+    target: rtx, sm75 ... sm121, portable (any GPU that TensorRT-RTX accepts), host, jetson-orin,
         jetson-thor, h100 or h200.
     tf32: Round float32 products to TF32: faster, but less exact.
     workspace: GPU memory that a layer may use for itself, such as 512M or 4G; by default 1G if the GPU uses
@@ -93,7 +93,7 @@ class GraphOptions:
     Weights:
     precision: Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 or w4a8 (activations in 8
         bits too), or auto.
-    activations: What quantized weights are computed in: fp32, fp16 or bf16.
+    activations: Type in which quantized weights are computed: fp32, fp16 or bf16.
     group: int4 and int8: group size, the number of inputs that share a scale.
     head: How a quantized bundle stores lm_head: float, int8 or int4.
     quantizer: How codes are chosen: gptq (from a calibration text), round, or auto: gptq for w8a8 and

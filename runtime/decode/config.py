@@ -45,7 +45,7 @@ class GenerationConfig:
     """Settings of one request.
 
     Decoding:
-    exact: The text of one token a step, several tokens at a time. The default.
+    exact: Exact mode, the default: the text of one-token decoding, several tokens a step.
     tau: Accept predictions with at least this confidence, without verification. Lower is faster and riskier;
         the paper uses 0.95; 1 (entropy: 0) is one token a step. Not with exact.
     metric: Confidence that tau is compared with: probability, margin (top-1 minus top-2) or entropy (nats).
@@ -63,8 +63,8 @@ class GenerationConfig:
     top_k: Sample from the K most likely tokens; 0 is off.
     top_p: Sample from the smallest set of tokens with this probability; 1 is off.
     min_p: Sample from tokens with at least this share of the highest probability; 0 is off.
-    seed: Seed; 0 by default. The same settings give the same text: with a tau all masks are then used, unless
-        masks is given (`repeatable`).
+    seed: Seed; 0 by default. The same settings give the same text: with a tau, all masks are used unless masks
+        is given.
     repetition_penalty: Above 1 makes repetition less likely; 1 is off.
 
     Structured answers:

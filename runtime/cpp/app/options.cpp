@@ -20,7 +20,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --raw                   continue the text as it is, without the chat template
       --token-ids             the prompt is token ids separated by blanks
       --system TEXT           a system message before the prompt
-      --exact                 several tokens a step, and the text of one token a step: the default
+      --exact                 the text of one-token decoding, several tokens a step: the default
       --tau NUMBER            a confidence bound instead: 1 is one token a step, lower is faster and riskier
       --metric NAME           what tau is compared with: probability, margin or entropy [probability]
       --profile NAME          the tau, metric and masks of a calibrated profile of the bundle
@@ -32,7 +32,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
       --min-p NUMBER          draw from tokens at least this likely relative to the likeliest; 0 is off [0]
-      --seed N                seed of the draws; at a tau all masks are then used, unless it is given [0]
+      --seed N                seed of the draws; with a tau and without --masks, all masks are used [0]
       --repetition-penalty X  above 1 makes repetition less likely [1]
       --stop TEXT             end the answer before this text; may be given several times
       --cache-block N         with a tau, tokens whose KV entries become final together: 1 is cursor commit, more the
