@@ -63,8 +63,8 @@ class GenerationConfig:
     top_k: Sample from the K most likely tokens; 0 is off.
     top_p: Sample from the smallest set of tokens with this probability; 1 is off.
     min_p: Sample from tokens with at least this share of the highest probability; 0 is off.
-    seed: Seed; 0 by default. The same settings give the same text: with a tau, all masks are used unless masks
-        is given.
+    seed: Seed; 0 by default. The same settings give the same text: with a tau, all masks are used unless
+        masks is given.
     repetition_penalty: Above 1 makes repetition less likely; 1 is off.
 
     Structured answers:
