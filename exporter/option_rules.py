@@ -115,6 +115,6 @@ def _mtp_problems(options: ExportOptions) -> list[str]:
             f"--block must be 2 to {MAX_MTP_BLOCK} for a checkpoint with an MTP layer, one more than the"
             f" draft tokens of a step, not {options.block}"
         )
-    if options.is_appended or options.fixed:
-        problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes")
+    if options.is_appended or options.fixed or options.dtype == "bfloat16":
+        problems.append("an MTP layer needs the KV layout in-place and a graph without fixed shapes or bf16")
     return problems

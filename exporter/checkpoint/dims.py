@@ -144,6 +144,11 @@ def dims_from_config(values: Mapping[str, Any], *, long_context: bool = False) -
         if family.windows != "no layer":
             slides = windows(config, family.windows == "typed")
         ropes, rotation = _rotations(config, family, slides, long_context)
+        if wrong := [n for rope in ropes if not 0 < (n := 2 * rope.inv_freq.size) <= head_dim]:
+            raise CheckpointError(
+                f"config.json: its rope parameters (`partial_rotary_factor`) rotate {wrong[0]} of the"
+                f" {head_dim} numbers of a head"
+            )
         if mtp := _mtp(values):
             slides, rotation = (*slides, slides[0]), (*rotation, rotation[0])
         context = max(config.max_position_embeddings, *(rope.context for rope in ropes))

@@ -41,7 +41,8 @@ class GraphSpec:
         return [*_infos(TensorProto.INT64, rows), *self._memory("past_key_values", "capacity")]
 
     def outputs(self) -> list[onnx.ValueInfoProto]:
-        options, rows = self.options, ["batch", "predictions" if self.mtp_drafts else "outputs"]
+        options, drafts = self.options, f"_and_{self.mtp_drafts}_drafts" if self.mtp_drafts else ""
+        rows = ["batch", f"outputs{drafts}"]
         widths = {"topk_ids": options.top_k, "topk_logprobs": options.top_k, "logits": self.dims.vocab_size}
         shapes = {name: [*rows, widths[name]] if name in widths else rows for name in options.outputs}
         kinds = [

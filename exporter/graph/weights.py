@@ -280,6 +280,7 @@ def _read(recipe: WeightRecipe, source: str, tensors: Tensors) -> np.ndarray:
     part = part[list(recipe.rows)] if recipe.rows else part
     most = largest(part)
     if not most <= _limit(NUMPY_DTYPES[recipe.dtype]):
+        source = source.removeprefix(names.PLAIN)
         check_finite(source, part)
         raise OverflowError(source)
     return part

@@ -77,8 +77,8 @@ def export_engine(
     Raises ExportError, before anything is written, for bad options, and without `force` for an existing
     output or too little memory.
     """
-    check_options(graph, checkpoint.dims)
     _refuse_model(checkpoint.dims.mtp is not None, checkpoint.dims.recurrent is not None)
+    check_options(graph, checkpoint.dims)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     _refuse_unreadable(plan, graph.precision, graph.quantization)
     size = weight_bytes(checkpoint, graph)

@@ -104,10 +104,11 @@ class Predictions:
     def mtp_draft(self, token_ids: Sequence[int], num_verified: int) -> DraftTokens:
         """The MTP layer's draft tokens if the step gave `token_ids`; none if greedy decoding gives others."""
         count = len(token_ids)
-        if count != num_verified + 1 or list(token_ids) != self.token_ids[:count].tolist():
+        ids, shares = (array[-self.mtp_drafts :] for array in (self.token_ids, self.probabilities))
+        is_own = count == num_verified + 1 and list(token_ids) == self.token_ids[:count].tolist()
+        if not is_own or np.isnan(shares).any():  # no self-check covers the layer
             return NONE
-        k = self.mtp_drafts
-        return DraftTokens(tuple(self.token_ids[-k:].tolist()), tuple(self.probabilities[-k:].tolist()))
+        return DraftTokens(tuple(ids.tolist()), tuple(shares.tolist()))
 
 
 class Cache(Protocol):

@@ -259,7 +259,7 @@ class Sequence:
         None, only for a sequence with a grammar, if nothing can be accepted; the next step tries again.
         """
         predictions = Predictions.of(output, i, plan.outputs, self.config)
-        if np.isnan(predictions.probabilities).any():
+        if np.isnan(predictions.probabilities[: plan.outputs]).any():
             raise SessionError(
                 "the model's predictions are not numbers (NaN); export the bundle again", code="failed"
             )

@@ -21,7 +21,7 @@ def check_support(config: GenerationConfig, manifest: Manifest, outputs: Collect
     if manifest.tokens.mask is None and not (config.exact or config.one_token):
         lacks(
             "a tau accepts predictions of masks, and this bundle was exported without masks: leave tau"
-            " out, which is exact mode, and set prompt_lookup for several tokens a step",
+            " out, which is exact mode; an MTP layer or prompt_lookup gives several tokens a step there",
             "tau",
         )
     if config.metric != "probability" and config.metric not in outputs:

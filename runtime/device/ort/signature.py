@@ -41,6 +41,9 @@ def check_signature(
         past, present = graph_inputs.get(past_name), graph_outputs.get(present_name)
         if past and present and (past.shape[-2] == present.shape[-2]) != in_place:
             mismatched.add(f"{present_name} (KV layout)")
+    if drafts := model.mtp_drafts:
+        of_outputs = {name: graph_outputs[name].shape for name in variant.outputs if name in graph_outputs}
+        mismatched |= {n for n, shape in of_outputs.items() if shape[1:2] != [f"outputs_and_{drafts}_drafts"]}
     wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in graph_outputs]
     widths = {name: tuple(graph_outputs[name].shape[2:]) for name in wide}
     expected = {"logits": (model.vocab_size,), "topk_logprobs": widths.get("topk_ids")}

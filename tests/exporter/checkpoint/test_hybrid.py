@@ -25,8 +25,9 @@ from transformers import PreTrainedModel
 from mars_export import Batcher, GenerationConfig, Limits, Session
 from mars_export.exporter.check import segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export_options import ExportOptions
+from mars_export.exporter.export_options import EngineOptions, ExportOptions
 from mars_export.exporter.option_rules import check_options
+from mars_export.exporter.tensorrt.engines import export_engine
 from mars_export.runtime.bundle.manifest import RecurrentInfo, parse_manifest
 from mars_export.runtime.bundle.open import write_manifest
 from mars_export.runtime.decode.schedule import run
@@ -268,6 +269,12 @@ def test_exports_that_recurrent_layers_lack_are_refused(options: Any, written: A
         check_options(ExportOptions(block=6, **options), dims)
 
 
+def test_an_engine_is_refused_before_its_options(written: Any, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(written("hybrid")))
+    with pytest.raises(ExportError, match="ONNX Runtime's CPU only: mars-export onnx"):
+        export_engine(checkpoint, tmp_path / "b", ExportOptions(block=6, precision="fp16"), EngineOptions())
+
+
 def test_sessions_refuse_what_states_lack(opened: Open) -> None:
     session = opened()
     path = session.bundle.path
@@ -302,6 +309,12 @@ def test_inspect_names_recurrent_layers(opened: Open) -> None:
 
 def test_configs_that_the_graph_cannot_express_are_refused(written: Any, tmp_path: Path) -> None:
     directory = tiny.write(HYBRIDS["hybrid"], tmp_path / "c")
+
+    def rotating(share: float) -> dict[str, Any]:
+        return {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+        }
+
     for change, words in (
         ({"layer_types": ["linear_attention"] * 4}, "4 recurrent layers of 4"),
         ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "sliding_attention"),
@@ -309,6 +322,8 @@ def test_configs_that_the_graph_cannot_express_are_refused(written: Any, tmp_pat
         ({"linear_num_key_heads": 0}, "`linear_num_key_heads` must be a positive integer"),
         ({"linear_conv_kernel_dim": 2**40}, "`linear_conv_kernel_dim` is .* beyond"),
         ({"full_attention_interval": 0}, "`full_attention_interval` must be a positive integer"),
+        (rotating(0.01), "rotate 0 of the 32 numbers of a head"),
+        (rotating(2.0), "rotate 64 of the 32 numbers of a head"),
     ):
         values = json.loads((written("hybrid") / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(values | change))

@@ -235,6 +235,7 @@ def test_a_running_answer_is_changed_by_the_rules_of_its_start(opened: Open) -> 
     [
         ({"fixed": True}, "fixed"),
         ({"kv_layout": "appended"}, "in-place"),
+        ({"precision": "bf16"}, "bf16"),
         ({"block": 1}, "--block must be 2 to 4"), ({"block": 5}, "--block must be 2 to 4"),
     ],
 )  # fmt: skip
@@ -287,13 +288,18 @@ def test_a_checkpoint_of_another_form_is_refused_by_name(
         open_checkpoint(str(tmp_path))
 
 
-def test_a_reader_that_does_not_know_of_the_layer_refuses_the_graph(opened: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("drafts", "words"), [(0, r"past_key_values\.2"), (2, "confidence, logits, token_ids"), (64, "token_ids")]
+)
+def test_a_reader_that_expects_other_drafts_refuses_the_graph(
+    drafts: int, words: str, opened: Open, tmp_path: Path
+) -> None:
     """Another reader may ignore `mtp_drafts`; it must not take the layer's tokens for the model's."""
     bundle = opened(1).bundle
     for path in bundle.path.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     values = json.loads(bundle.manifest.to_json())
-    del values["model"]["mtp_drafts"]
+    values["model"]["mtp_drafts"] = drafts
     write_manifest(tmp_path, parse_manifest(json.dumps(values)))
-    with pytest.raises(BundleError, match=r"disagree about past_key_values\.2"):
+    with pytest.raises(BundleError, match=f"disagree about .*{words}"):
         Session.open(open_bundle(tmp_path).path, threads=1)

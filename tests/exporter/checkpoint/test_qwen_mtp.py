@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -209,6 +210,32 @@ def test_a_layer_of_another_form_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(str(tmp_path))
+
+
+def changed(directory: Path, target: Path, name: str, factor: float) -> Path:
+    """A copy of a checkpoint in which a tensor is multiplied."""
+    shutil.copytree(directory, target)
+    tensors = load_file(target / "model.safetensors")
+    save_file(tensors | {name: tensors[name] * factor}, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def test_a_layer_whose_numbers_overflow_costs_speed_only(written: Any, tmp_path: Path) -> None:
+    directory = changed(written("qwen-mtp")[0], tmp_path / "c", "mtp.fc.weight", 1e38)
+    export(directory, tmp_path / "b", block=4, reference=False)
+    session, config = Session.open(tmp_path / "b", threads=1), GenerationConfig(max_new_tokens=9, eos_ids=())
+    ones = session.generate_each(KNOWN[:4], config.with_values(tau=1.0))
+    for one, made in zip(ones, session.generate_each(KNOWN[:4], config), strict=True):
+        assert made.token_ids == one.token_ids
+
+
+@pytest.mark.parametrize("name", ["mtp.norm.weight", "model.norm.weight"])
+def test_a_norm_that_is_not_a_number_is_named_as_in_the_checkpoint(
+    name: str, written: Any, tmp_path: Path
+) -> None:
+    directory = changed(written("qwen-mtp")[0], tmp_path / "c", name, float("nan"))
+    with pytest.raises(CheckpointError, match=f"tensor `{name}` holds NaN"):
+        export(directory, tmp_path / "b", block=4, precision="w8a8", reference=False)
 
 
 @pytest.mark.slow

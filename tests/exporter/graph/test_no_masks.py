@@ -82,7 +82,7 @@ def test_the_text_is_the_model_s_own(prompt_lookup: int, masks: Any, session: Se
 def test_a_tau_is_refused(session: Session, bundle: Path) -> None:
     for config in (GenerationConfig(tau=0.9), GenerationConfig(exact=False)):
         with pytest.raises(
-            SessionError, match="exported without masks: leave tau out.*set prompt_lookup"
+            SessionError, match="exported without masks: leave tau out.*or prompt_lookup gives"
         ) as caught:
             session.generate([5], config)
         assert (caught.value.code, caught.value.field) == ("unsupported_by_model", "tau")

@@ -52,8 +52,11 @@ Predictions Predictions::of(const StepOutput& output, std::int64_t seq, std::int
 }
 
 DraftTokens Predictions::mtp_draft(const std::vector<std::int64_t>& chosen, std::int64_t count, std::int64_t num_verified) const {
-    if (count != num_verified + 1 || !std::equal(chosen.begin(), chosen.begin() + count, token_ids.begin())) return {};
-    return {{token_ids.end() - mtp_drafts, token_ids.end()}, {probabilities.end() - mtp_drafts, probabilities.end()}, Source::masks};
+    const auto first = probabilities.end() - mtp_drafts;
+    const bool is_own = count == num_verified + 1 && std::equal(chosen.begin(), chosen.begin() + count, token_ids.begin());
+    // No self-check covers the layer.
+    if (!is_own || std::any_of(first, probabilities.end(), [](double share) { return std::isnan(share); })) return {};
+    return {{token_ids.end() - mtp_drafts, token_ids.end()}, {first, probabilities.end()}, Source::masks};
 }
 
 Sequence::Sequence(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -105,8 +108,8 @@ void Sequence::commit_chunk(std::int64_t num_tokens) {
 }
 
 std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {
-    for (const double probability : predictions.probabilities)
-        if (std::isnan(probability)) throw DeviceError("the model's predictions are not numbers (NaN); export the bundle again");
+    for (std::int64_t i = 0; i < plan.outputs(); ++i)
+        if (std::isnan(predictions.probabilities[static_cast<std::size_t>(i)])) throw DeviceError("the model's predictions are not numbers (NaN); export the bundle again");
     if (is_full()) cursor += plan.pending;
     ++stats.forwards;
     return accept(predictions, plan.draft_tokens);

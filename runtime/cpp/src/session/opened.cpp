@@ -240,7 +240,7 @@ void Opened::check(const GenerationConfig& config) const {
     config.check();
     if (!bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
         throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
-                           "mode, and set prompt_lookup for several tokens a step",
+                           "mode; an MTP layer or prompt_lookup gives several tokens a step there",
                            unsupported, "tau");
     if (config.metric != Metric::probability && !is_one_of(to_string(config.metric), backend->outputs()))
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics", unsupported,

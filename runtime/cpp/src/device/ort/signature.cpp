@@ -48,13 +48,16 @@ std::map<std::string, std::int64_t> check_signature(const Ort::Session& session,
         if (missing.erase(name) == 0) odd.insert(name);
         const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
         const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
+        std::vector<const char*> symbols(shape.size());
+        if (is_tensor) type.GetTensorTypeAndShapeInfo().GetSymbolicDimensions(symbols.data(), symbols.size());
         const bool is_kept = begins_with(name, "past_key_values.") || begins_with(name, "present.");
+        if (model.mtp_drafts > 0 && widths.count(name) > 0 &&
+            (shape.size() < 2 || symbols[1] != "outputs_and_" + std::to_string(model.mtp_drafts) + "_drafts"))
+            odd.insert(name);
         if (const auto form = is_kept ? forms.find(name.substr(name.find('.') + 1)) : forms.end(); form != forms.end()) {
             const auto& [wanted, kind] = form->second;
             const auto fits = [](std::int64_t wants, std::int64_t has) { return wants < 0 || wants == has; };
             const auto info = type.GetTensorTypeAndShapeInfo();
-            std::vector<const char*> symbols(shape.size());
-            info.GetSymbolicDimensions(symbols.data(), symbols.size());
             // Of the inputs of recurrent layers: those of a step's outputs, and those before them.
             const bool has_width =
                 !model.recurrent || shape.size() != 3 || symbols[1] == "outputs_and_" + std::to_string(model.recurrent->width);
