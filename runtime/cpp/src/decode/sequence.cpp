@@ -109,7 +109,8 @@ void Sequence::commit_chunk(std::int64_t num_tokens) {
 
 std::optional<Accepted> Sequence::commit_and_accept(const Predictions& predictions, const StepPlan& plan) {
     for (std::int64_t i = 0; i < plan.outputs(); ++i)
-        if (std::isnan(predictions.probabilities[static_cast<std::size_t>(i)])) throw DeviceError("the model's predictions are not numbers (NaN); export the bundle again");
+        if (std::isnan(predictions.probabilities[static_cast<std::size_t>(i)]))
+            throw DeviceError("the model's predictions are not numbers (NaN); export the bundle again");
     if (is_full()) cursor += plan.pending;
     ++stats.forwards;
     return accept(predictions, plan.draft_tokens);
