@@ -149,7 +149,9 @@ class Run:
         if self.path.exists():
             stored = torch.load(self.path, weights_only=True)
             if stored["settings"] != settings:
-                raise SystemExit(f"{self.path}: of other rows or settings; give those, or another --out")
+                raise SystemExit(
+                    f"{self.path} has other rows or settings; use the same ones, or another --out"
+                )
             self.optimizer.load_state_dict(stored.pop("optimizer"))
             self.publish(stored.pop("weights"))
             self.state = stored
