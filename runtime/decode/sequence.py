@@ -157,8 +157,7 @@ class Sequence:
     def num_draft_tokens(self) -> int:
         """Draft tokens that may be fed. An end-of-sequence draft token is not: the output before it decides.
 
-        One less than the remaining tokens, so that the limit of the answer never cuts verified ones
-        (`AcceptanceRates.record` counts those as wrong).
+        One less than the remaining tokens, because the output after them gives another.
         """
         if not self.feeds_draft_tokens:
             return 0
@@ -219,7 +218,7 @@ class Sequence:
         expected = self._expected_accepted(self.draft_tokens)
         if expected < LOOKUP_BELOW:
             others = self.filter_draft(self.prompt_lookup.propose(self.tokens, limit))
-            if self._expected_accepted(others) > expected:
+            if not self.draft_tokens or self._expected_accepted(others) > expected:
                 self.draft_tokens = others
 
     def _expected_accepted(self, draft_tokens: DraftTokens) -> float:
@@ -335,7 +334,7 @@ class Sequence:
         num_draft_tokens: int,
     ) -> None:
         """Move the cursor past verified draft tokens, and propose the predictions after `count` tokens."""
-        self.count_draft_tokens(num_draft_tokens, num_verified)
+        self.count_draft_tokens(num_draft_tokens, num_verified, token_ids[:count])
         if predictions.mtp_drafts and self.finish_reason is None:
             self.draft_tokens = predictions.mtp_draft(token_ids[:count], num_verified)
         elif num_verified < num_draft_tokens or self.finish_reason is not None:
@@ -345,7 +344,7 @@ class Sequence:
             self.draft_tokens = DraftTokens(tuple(token_ids[count:]), tuple(probabilities))
             self.see_masks(probabilities)
 
-    def count_draft_tokens(self, num_fed: int, num_verified: int) -> None:
+    def count_draft_tokens(self, num_fed: int, num_verified: int, appended: abc.Sequence[int]) -> None:
         """Move the cursor past the verified draft tokens, and count them; forced ones count neither as
         proposed nor as verified.
         """
@@ -354,8 +353,7 @@ class Sequence:
         num_forced = self.draft_tokens.num_forced
         self.stats.draft_tokens += num_fed - num_forced(num_fed)
         self.stats.accepted_draft_tokens += num_verified - num_forced(num_verified)
-        if self.finish_reason is None:  # else more may have been right than were needed
-            self.acceptance_rates.record(self.draft_tokens, num_fed, num_verified)
+        self.acceptance_rates.record(self.draft_tokens, appended[: num_verified + 1])
 
     def see_masks(self, probabilities: abc.Sequence[float]) -> None:
         """Learn from the probabilities of a step's masks."""

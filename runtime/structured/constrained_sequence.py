@@ -159,7 +159,7 @@ class ConstrainedSequence(Sequence):
     ) -> None:
         """Move the cursor past the verified draft tokens, and propose the predictions after `appended`."""
         count = len(appended)
-        self.count_draft_tokens(num_draft_tokens, num_verified)
+        self.count_draft_tokens(num_draft_tokens, num_verified, appended)
         if not self.config.exact:
             confidences = enumerate(predictions.confidences)
             passed = [i < count or self.config.passes(c) for i, c in confidences]

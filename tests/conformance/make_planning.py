@@ -1,5 +1,5 @@
-"""Writes masks.json, costs.json and splits.json: the choices of the Python planner in scripted cases, and the
-costs that it learns.
+"""Writes masks.json, costs.json, rates.json and splits.json: the choices of the Python planner in scripted
+cases, the costs that it learns, and the acceptance probabilities.
 
 `PYTHONPATH=tests python tests/conformance/make_planning.py`, then read the diff: libmars must make the same
 choices, bit for bit. That they are good choices is tested by text (test_planner.py, test_exact.py).
@@ -21,7 +21,7 @@ from support.paths import CONFORMANCE
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import Cost, LearnedCost
-from mars_export.runtime.decode.speculation.drafts import StepForecast
+from mars_export.runtime.decode.speculation.drafts import AcceptanceRates, DraftTokens, StepForecast
 from mars_export.runtime.decode.speculation.planner import ExactPlanner, TauPlanner
 
 RECORD = LearnedCost.record  # tests replace it, so that they learn nothing
@@ -99,6 +99,31 @@ def cost_cases() -> list[dict[str, Any]]:
     return made
 
 
+def rate_cases() -> list[dict[str, Any]]:
+    """`steps`: draft tokens, of a lookup or not, those forced, and what the text has in their place. `table`:
+    the acceptance probabilities, first of masks' draft tokens, then of looked-up ones.
+    """
+    draw, claims, made = random.Random(46), [0.0, 0.05, 0.3, 0.6, 0.9, 0.93, 0.99, 1.0], []
+    for i in range(12):
+        rates, right, steps = AcceptanceRates(), draw.choice([0.0, 0.5, 0.9, 1.0]), []
+        for _ in range(draw.choice([0, 3, 200])):
+            count = draw.randint(0, 9)
+            confidences = draw.choices(claims, k=count)
+            forced = sorted(draw.sample(range(count), draw.choice([0, 0, count // 2])))
+            text = [1 if draw.random() < right or k in forced else 2 for k in range(count)]
+            text = text[: text.index(2) + 1 if 2 in text else draw.randint(0, count)]
+            is_lookup = draw.random() < 0.5
+            steps.append([is_lookup, confidences, forced, text])
+            source: Any = "prompt_lookup" if is_lookup else "masks"
+            draft = DraftTokens((1,) * count, tuple(confidences), source, frozenset(forced))
+            rates.record(draft, text)
+        table = [
+            [rates.probability(source, claim) for claim in claims] for source in ("masks", "prompt_lookup")
+        ]
+        made.append({"name": f"rates {i}", "steps": steps, "claims": claims, "table": table})
+    return made
+
+
 def split_cases(tables: list[list[list[float]]]) -> list[dict[str, Any]]:
     draw = random.Random(2511)
     cases = []
@@ -133,7 +158,8 @@ def split_cases(tables: list[list[list[float]]]) -> list[dict[str, Any]]:
 
 def files() -> dict[Path, str]:
     masks = mask_cases()
-    made = {"masks": masks, "costs": cost_cases(), "splits": split_cases([case["cost"] for case in masks])}
+    splits = split_cases([case["cost"] for case in masks])
+    made = {"masks": masks, "costs": cost_cases(), "rates": rate_cases(), "splits": splits}
     return {CONFORMANCE / f"{name}.json": text_of(cases) for name, cases in made.items()}
 
 

@@ -1,4 +1,4 @@
-// Automatic windows: tests/conformance/masks.json exactly, the cost table, and a loop that uses both.
+// Automatic windows: tests/conformance/masks.json, costs.json and rates.json exactly, the cost table, and a loop that uses both.
 #include <algorithm>
 
 #include <mars/errors.hpp>
@@ -64,6 +64,24 @@ TEST_CASE("every case of costs.json") {
         std::vector<double> table;
         for (const auto& [positions, seconds] : cost.cost()->points()) table.push_back(seconds);
         REQUIRE(table == each["table"].get<std::vector<double>>());
+    }
+}
+
+TEST_CASE("every case of rates.json") {
+    for (const auto& each : conformance("rates.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        mars::AcceptanceRates rates;
+        for (const auto& step : each["steps"]) {
+            const auto source = step[0].get<bool>() ? mars::Source::prompt_lookup : mars::Source::masks;
+            const auto confidences = step[1].get<std::vector<double>>();
+            rates.record({fake::Tokens(confidences.size(), 1), confidences, source, step[2].get<fake::Tokens>()},
+                         step[3].get<fake::Tokens>());
+        }
+        for (const auto source : {mars::Source::masks, mars::Source::prompt_lookup}) {
+            std::vector<double> table;
+            for (const double claim : each["claims"]) table.push_back(rates.probability(source, claim));
+            REQUIRE(table == each["table"][static_cast<std::size_t>(source)].get<std::vector<double>>());
+        }
     }
 }
 

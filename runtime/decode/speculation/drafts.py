@@ -25,8 +25,7 @@ PASS_KEEP = 0.98  # weight of an older observation after a newer one of the same
 MISSED = 0.7  # factor for a position whose last prediction did not pass
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # between confidences that are counted together
-CONFIDENCE_WEIGHT = 16.0  # verified draft tokens that a confidence itself counts for
-COUNT_KEEP = 0.99  # weight of all counts after each verifying step, so that a source is tried again
+OUTCOME_SHARE = 1 / 24  # of the way to 0 or 1 by which one outcome moves acceptance probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class MaskRates:
     """How likely the predictions of a sequence's first mask, second mask, ... are right if those before are.
 
     An observation fades with newer ones of the same mask, not with time, so that a mask that is not fed is
-    not forgotten. The mean over all masks counts as one observation of each mask.
+    not forgotten. The mean over all masks counts as the first observation of each mask, and fades as well.
     """
 
     def __init__(self, keep: float = MASK_KEEP) -> None:
@@ -98,7 +97,11 @@ class MaskRates:
     def rates(self, masks: int) -> list[float]:
         """The mean of each mask, the first `masks` of them."""
         mean = (reduce(add, self._sums, 0.0) + FIRST_RATE) / (reduce(add, self._weights, 0.0) + 1.0)
-        rates = [(s + mean) / (w + 1.0) for s, w in zip(self._sums, self._weights, strict=True)]
+        firsts = [1.0 - (1.0 - self._keep) * w for w in self._weights]
+        rates = [
+            (s + first * mean) / (w + first)
+            for s, w, first in zip(self._sums, self._weights, firsts, strict=True)
+        ]
         return rates[:masks] + [mean] * (masks - len(rates))
 
     def expected(self, masks: int) -> list[float]:
@@ -147,21 +150,23 @@ class PassRates:
 
 
 class AcceptanceRates:
-    """The acceptance probability of a draft token, if all before it are accepted: its confidence, corrected
-    by how often draft tokens of similar confidence were accepted.
+    """The acceptance probability of a draft token, if all before it are accepted: its confidence, moved by
+    each outcome of an earlier draft token of similar confidence a share of the way to 0 or 1.
 
-    Shared by the sequences of a session, so that a new sequence starts with the counts of earlier sequences.
+    The first draft token that was not fed has an outcome too, because the step gives the token of its
+    position. So draft tokens need no trials. Shared by the sequences of a session: a new one starts with what
+    is known.
     """
 
     def __init__(self) -> None:
-        # By source and class of confidence: how many draft tokens were verified, and how many were accepted.
-        self._counts: dict[tuple[Source, int], tuple[float, float]] = {}
+        # By source and class of confidence: what is left of the confidence, and the sum of the outcomes.
+        self._estimates: dict[tuple[Source, int], tuple[float, float]] = {}
 
     def probability(self, source: Source, confidence: float) -> float:
         """Between 0 and 1; NaN counts as 0."""
-        confidence = confidence if confidence > 0 else 0.0
-        tried, accepted = self._counts.get((source, bisect_right(EDGES, confidence)), (0.0, 0.0))
-        return (accepted + CONFIDENCE_WEIGHT * min(confidence, 1.0)) / (tried + CONFIDENCE_WEIGHT)
+        confidence = min(confidence, 1.0) if confidence > 0 else 0.0
+        weight, accepted = self._estimates.get((source, bisect_right(EDGES, confidence)), (1.0, 0.0))
+        return weight * confidence + accepted
 
     def probabilities(self, draft_tokens: DraftTokens) -> list[float]:
         """The acceptance probability of each draft token."""
@@ -170,21 +175,18 @@ class AcceptanceRates:
             for i, confidence in enumerate(draft_tokens.confidences)
         ]
 
-    def record(self, draft_tokens: DraftTokens, num_fed: int, num_verified: int) -> None:
-        """The first `num_verified` of `num_fed` draft tokens were accepted. Those after the next one showed
-        nothing.
-        """
-        if num_fed == draft_tokens.num_forced(num_fed):
-            return
-        counts = {key: (tried * COUNT_KEEP, ok * COUNT_KEEP) for key, (tried, ok) in self._counts.items()}
-        for i in range(min(num_verified + 1, num_fed)):
+    def record(self, draft_tokens: DraftTokens, token_ids: Sequence[int]) -> None:
+        """The text has `token_ids` in place of `draft_tokens`, fed or not; up to the first that differs."""
+        estimates = dict(self._estimates)
+        for i, (draft_token, token) in enumerate(zip(draft_tokens.token_ids, token_ids, strict=False)):
             if i in draft_tokens.forced:
                 continue
             confidence = draft_tokens.confidences[i]
             key = (draft_tokens.source, bisect_right(EDGES, confidence if confidence > 0 else 0.0))
-            tried, accepted = counts.get(key, (0.0, 0.0))
-            counts[key] = (tried + 1.0, accepted + (1.0 if i < num_verified else 0.0))
-        self._counts = counts  # replaced at once, because sequences of other threads read it
+            weight, accepted = estimates.get(key, (1.0, 0.0))
+            share = OUTCOME_SHARE if draft_token == token else 0.0
+            estimates[key] = ((1.0 - OUTCOME_SHARE) * weight, (1.0 - OUTCOME_SHARE) * accepted + share)
+        self._estimates = estimates  # replaced at once, because sequences of other threads read it
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from .drafts import StepForecast
 if TYPE_CHECKING:
     from ..sequence import Sequence
 
-TRIALS = 0.015  # share of the time for more masks than seem to pay
+TRIALS = 0.01  # share of the time for more masks than seem to pay
 
 
 class StepPlanner:

@@ -23,9 +23,8 @@ from mars_export.runtime.decode.backend import Cache, Predictions, StepInput, St
 from mars_export.runtime.decode.limits import Limits
 from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
-from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost
+from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost, built_in
 from mars_export.runtime.decode.speculation.drafts import (
-    LOOKUP_CONFIDENCE,
     MAX_LOOKUP,
     AcceptanceRates,
     DraftTokens,
@@ -174,7 +173,8 @@ def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
 
 # --- how much to propose ---
 
-COSTS = {
+Points = tuple[tuple[int, float], ...]
+COSTS: dict[str, Points] = {
     "fp32": ((1, 33.0), (2, 33.0), (4, 35.0), (8, 42.3), (15, 48.9), (32, 70.0)),
     "int4": ((1, 10.5), (2, 11.7), (4, 15.7), (8, 23.0), (16, 35.7), (32, 60.0)),
     "flat": ((1, 10.0), (32, 10.1)),
@@ -196,6 +196,11 @@ class Speaker(FakeBackend):
         super().__init__(chaotic)
         self.chance, self.sizes = chance, [0]
 
+    def mask(self, at: int, masks: int) -> tuple[int, float]:
+        """What the last of `masks` masks says, and the confidence."""
+        sure = self.chance(at - masks) ** masks
+        return (spoken(at) if DRAWS[at * 20 + masks] < 1000 * sure else 99), sure
+
     def step(self, cache: Cache, first: int, inputs: StepInput, want_logits: bool) -> StepOutput:  # noqa: ARG002
         input_ids, kv_length, output_index = inputs
         self.sizes.append(input_ids.size)
@@ -209,9 +214,8 @@ class Speaker(FakeBackend):
                 at = start + slot + 1
                 masks += token == MASK
                 raves = raves or (token != MASK and token != spoken(at - 1))
-                sure = 0.8 if masks == 0 else self.chance(at - masks) ** masks
-                right = masks == 0 or DRAWS[at * 20 + masks] < 1000 * sure
-                said.append((98, 0.3) if raves else (spoken(at) if right else 99, sure))
+                own = (spoken(at), 0.8) if masks == 0 else self.mask(at, masks)
+                said.append((98, 0.3) if raves else own)
             for j, slot in enumerate(output_index[i].tolist()):
                 token_ids[i, j], confidence[i, j] = said[slot]
         return StepOutput(token_ids, confidence)
@@ -240,27 +244,82 @@ def test_exact_is_never_much_slower_than_one_token_and_near_the_best_masks(
     assert min(seconds(predict, costs, seqs, masks=w) for w in (0, 1, 2, 4, 7)) / auto >= 0.93
 
 
-class Wrong(PromptLookup):
-    """Always finds something, never the right token."""
-
-    def propose(self, tokens: abc.Sequence[int], most: int) -> DraftTokens:  # noqa: ARG002
-        count = min(most, MAX_LOOKUP)
-        return DraftTokens((99,) * count, (LOOKUP_CONFIDENCE,) * count, "prompt_lookup")
+Right = Callable[[int, int], bool]
+"""(position, number of the draft token) -> whether a draft token there is right"""
 
 
-@pytest.mark.parametrize("costs", COSTS)
-def test_lookups_that_are_always_wrong_hardly_cost_time(costs: str) -> None:
-    """Over the answers of a session: a model without masks, which learns in the first one."""
-    cost, rates, sizes = Cost(COSTS[costs]), AcceptanceRates(), []
-    for _ in range(5):
-        config, backend = GenerationConfig(max_new_tokens=TOKENS, eos_ids=()), Speaker(lambda _: 0.0)
-        seq = Sequence(0, [spoken(0)], config, (), acceptance_rates=rates, mask_limit=0)
-        seq.prompt_lookup = Wrong(1)
-        for _ in decode(backend, [seq], 8, MASK, planner_of(cost)):
-            pass
+class Claimed(Speaker):
+    """A Speaker whose masks are right where `right` says so, and always claim the same."""
+
+    def __init__(self, right: Right, claim: float) -> None:
+        super().__init__(lambda _: 0.0)
+        self.right, self.claim = right, claim
+
+    def mask(self, at: int, masks: int) -> tuple[int, float]:
+        return (spoken(at) if self.right(at - masks, masks) else 99), self.claim
+
+
+class Lookup(PromptLookup):
+    """Always finds something, with the tokens of a Claimed."""
+
+    def __init__(self, right: Right, claim: float) -> None:
+        super().__init__(1)
+        self.source = Claimed(right, claim)
+
+    def propose(self, tokens: abc.Sequence[int], most: int) -> DraftTokens:
+        at = range(len(tokens), len(tokens) + min(most, MAX_LOOKUP))
+        found = [self.source.mask(position, position - len(tokens) + 1) for position in at]
+        return DraftTokens(*zip(*found, strict=True), "prompt_lookup")  # type: ignore[arg-type]
+
+
+def costs_by_token(source: str, right: Right, claim: float, points: Points, answers: int = 1) -> list[float]:
+    """What each token costs beside one of a step without draft tokens, in the answers of one session."""
+    cost, rates, made = Cost(points), AcceptanceRates(), []
+    for answer in range(answers):
+        moved: Right = lambda at, k, first=answer * TOKENS: right(first + at, k)  # noqa: E731
+        masks = Claimed(moved, claim)
+        most = None if source == "masks" else 0
+        config = GenerationConfig(max_new_tokens=TOKENS, eos_ids=())
+        seq = Sequence(0, [spoken(0)], config, (), acceptance_rates=rates, mask_limit=most)
+        if source == "lookup":
+            seq.prompt_lookup = Lookup(moved, claim)
+        for events in decode(masks, [seq], 8, MASK, planner_of(cost)):
+            num = sum(len(event.token_ids) for event in events)
+            size = masks.sizes[-1] if len(masks.sizes) > 2 else 1  # not the prompt's
+            made += [cost.of(size) / cost.of(1) / num] * num
         assert seq.tokens == [spoken(i) for i in range(TOKENS + 1)]
-        sizes += backend.sizes[1:]
-    assert len(sizes) * cost.of(1) / sum(map(cost.of, sizes)) >= 0.97
+    return made
+
+
+ALL_COSTS = COSTS | {name: built_in(name, "cpu").points for name in ("float32", "w8a8", "w4a8", "int8")}
+
+
+@pytest.mark.parametrize("source", ["lookup", "masks"])
+@pytest.mark.parametrize("costs", ALL_COSTS)
+@pytest.mark.parametrize("claim", [0.5, 0.9, 0.99])
+def test_draft_tokens_that_are_always_wrong_cost_at_most_two_percent(
+    source: str, costs: str, claim: float
+) -> None:
+    tokens = costs_by_token(source, lambda *_: False, claim, ALL_COSTS[costs], 4)
+    assert sum(tokens[:TOKENS]) / TOKENS <= 1.15, "they are believed at first"
+    assert sum(tokens[TOKENS:]) / len(tokens[TOKENS:]) <= 1.02
+
+
+@pytest.mark.parametrize("source", ["lookup", "masks"])
+@pytest.mark.parametrize("costs", ["fp32", "w8a8", "recurrent"])
+def test_a_source_that_changes_is_followed_within_some_tens_of_tokens(source: str, costs: str) -> None:
+    tokens = costs_by_token(source, lambda at, _: at // TOKENS % 2 == 1, 0.9, ALL_COSTS[costs], 4)
+    for first in (TOKENS, 3 * TOKENS):
+        assert sum(tokens[first + 100 : first + TOKENS]) <= 0.5 * (TOKENS - 100), "right, after it was wrong"
+    assert sum(tokens[2 * TOKENS :][:TOKENS]) <= 1.1 * TOKENS, "wrong, after it was right"
+    assert sum(tokens[2 * TOKENS :][100:TOKENS]) <= 1.025 * (TOKENS - 100)
+
+
+@pytest.mark.parametrize("costs", ALL_COSTS)
+@pytest.mark.parametrize("source", ["lookup", "masks"])
+def test_draft_tokens_that_are_half_right_cost_no_time(source: str, costs: str) -> None:
+    right = lambda at, k: DRAWS[at % TOKENS * 20 + k] < 500  # noqa: E731
+    assert sum(costs_by_token(source, right, 0.9, ALL_COSTS[costs], 4)) <= 1.02 * 4 * TOKENS
 
 
 RECORD = LearnedCost.record  # all other tests learn nothing

@@ -13,8 +13,7 @@ constexpr double pass_keep = 0.98; // weight of an older observation of the next
 constexpr double missed = 0.7;     // factor for a position that was predicted in the previous step and did not pass
 
 constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // classes of confidence
-constexpr double confidence_weight = 16.0;                                     // of the confidence itself, in verified draft tokens
-constexpr double count_keep = 0.99;                                            // factor for all counts at each verifying step
+constexpr double outcome_share = 1.0 / 24; // of the way to 0 or 1 by which one outcome moves acceptance probabilities
 
 double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
 
@@ -48,7 +47,10 @@ void MaskRates::record(const std::vector<double>& values) {
 std::vector<double> MaskRates::rates(std::int64_t masks) const {
     const double mean = (sum(sums_) + first_rate) / (sum(weights_) + 1.0);
     std::vector<double> rates(static_cast<std::size_t>(masks), mean);
-    for (std::size_t k = 0; k < std::min(rates.size(), sums_.size()); ++k) rates[k] = (sums_[k] + mean) / (weights_[k] + 1.0);
+    for (std::size_t k = 0; k < std::min(rates.size(), sums_.size()); ++k) {
+        const double first = 1.0 - (1.0 - keep_) * weights_[k];
+        rates[k] = (sums_[k] + first * mean) / (weights_[k] + first);
+    }
     return rates;
 }
 
@@ -68,8 +70,8 @@ std::vector<double> PassRates::expected(std::int64_t masks) const {
 
 double AcceptanceRates::probability(Source source, double confidence) const {
     const std::lock_guard<std::mutex> guard(lock_);
-    const auto [tried, accepted] = counts_[static_cast<std::size_t>(source)][class_of(confidence)];
-    return (accepted + confidence_weight * std::min(number(confidence), 1.0)) / (tried + confidence_weight);
+    const auto [weight, accepted] = estimates_[static_cast<std::size_t>(source)][class_of(confidence)];
+    return weight * std::min(number(confidence), 1.0) + accepted;
 }
 
 std::vector<double> AcceptanceRates::probabilities(const DraftTokens& draft_tokens) const {
@@ -80,18 +82,13 @@ std::vector<double> AcceptanceRates::probabilities(const DraftTokens& draft_toke
     return probabilities;
 }
 
-void AcceptanceRates::record(const DraftTokens& draft_tokens, std::int64_t num_fed, std::int64_t num_verified) {
-    if (num_fed == draft_tokens.num_forced(num_fed)) return;
+void AcceptanceRates::record(const DraftTokens& draft_tokens, const std::vector<std::int64_t>& token_ids) {
     const std::lock_guard<std::mutex> guard(lock_);
-    for (auto& classes : counts_) {
-        for (Count& count : classes) count = {count.tried * count_keep, count.accepted * count_keep};
-    }
-    for (std::int64_t i = 0; i < std::min(num_verified + 1, num_fed); ++i) {
-        if (draft_tokens.is_forced(i)) continue;
-        const double confidence = draft_tokens.confidences[static_cast<std::size_t>(i)];
-        Count& count = counts_[static_cast<std::size_t>(draft_tokens.source)][class_of(confidence)];
-        count.tried += 1.0;
-        count.accepted += i < num_verified ? 1.0 : 0.0;
+    for (std::size_t i = 0; i < std::min(draft_tokens.token_ids.size(), token_ids.size()); ++i) {
+        if (draft_tokens.is_forced(static_cast<std::int64_t>(i))) continue;
+        Estimate& estimate = estimates_[static_cast<std::size_t>(draft_tokens.source)][class_of(draft_tokens.confidences[i])];
+        const double share = draft_tokens.token_ids[i] == token_ids[i] ? outcome_share : 0.0;
+        estimate = {(1.0 - outcome_share) * estimate.weight, (1.0 - outcome_share) * estimate.accepted + share};
     }
 }
 

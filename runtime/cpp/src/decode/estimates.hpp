@@ -16,7 +16,7 @@ std::vector<double> expected_run(const std::vector<double>& probabilities, doubl
 /// How likely the predictions of a sequence's first mask, second mask, ... are right if those before are.
 ///
 /// An observation fades with newer ones of the same mask, not with time, so that a mask that is not fed is not forgotten.
-/// The mean over all masks counts as one observation of each mask.
+/// The mean over all masks counts as the first observation of each mask, and fades like others.
 class MaskRates {
   public:
     explicit MaskRates(double keep = 0.75) : keep_(keep) {} ///< weight of an older observation after a newer one
@@ -57,10 +57,11 @@ class PassRates {
     std::vector<bool> last_passed_; // of the last step, from the next step's first mask on
 };
 
-/// The acceptance probability of a draft token, if all before it are accepted: its confidence, corrected by how often
-/// draft tokens of similar confidence were accepted.
+/// The acceptance probability of a draft token, if all before it are accepted: its confidence, moved by each outcome of an
+/// earlier draft token of similar confidence a share of the way to 0 or 1.
 ///
-/// Shared by the sequences of a session, so that a new sequence starts with what earlier sequences have shown. Thread-safe.
+/// The first draft token that was not fed has an outcome too, because the step gives the token of its position. Shared by the
+/// sequences of a session: a new one starts with what is known. Thread-safe.
 class AcceptanceRates {
   public:
     /// 0 to 1; NaN counts as 0.
@@ -69,17 +70,16 @@ class AcceptanceRates {
     /// The acceptance probability of each draft token.
     std::vector<double> probabilities(const DraftTokens& draft_tokens) const;
 
-    /// Record that the first `num_verified` of `num_fed` draft tokens were accepted. Nothing is known about draft tokens after
-    /// the next one.
-    void record(const DraftTokens& draft_tokens, std::int64_t num_fed, std::int64_t num_verified);
+    /// The text has `token_ids` in place of `draft_tokens`, fed or not; up to the first that differs.
+    void record(const DraftTokens& draft_tokens, const std::vector<std::int64_t>& token_ids);
 
   private:
-    struct Count {
-        double tried = 0.0, accepted = 0.0;
+    struct Estimate {
+        double weight = 1.0, accepted = 0.0; // what is left of the confidence, and the sum of the outcomes
     };
 
     mutable std::mutex lock_;
-    std::array<std::array<Count, 8>, 2> counts_{}; // by source and class of confidence
+    std::array<std::array<Estimate, 8>, 2> estimates_{}; // by source and class of confidence
 };
 
 } // namespace mars

@@ -7,7 +7,7 @@ namespace mars {
 
 namespace {
 
-constexpr double trials = 0.015; // share of the time that may be spent on more masks than seem to pay
+constexpr double trials = 0.01; // share of the time that may be spent on more masks than seem to pay
 constexpr double lowest = -1e300;
 
 // Values are tokens. `speed` (tokens per second) converts seconds to tokens, so the value of a step is the tokens it is

@@ -160,7 +160,7 @@ void Sequence::append(std::int64_t token) {
 void Sequence::advance(const std::vector<std::int64_t>& token_ids, const Predictions& predictions, std::int64_t count,
                        std::int64_t num_verified, std::int64_t num_fed) {
     cursor = std::min(cursor + num_verified, num_tokens() - 1);
-    count_draft_tokens(num_fed, num_verified);
+    count_draft_tokens(num_fed, num_verified, {token_ids.begin(), token_ids.begin() + count});
     if (predictions.mtp_drafts > 0 && !finish_reason) {
         draft_tokens = predictions.mtp_draft(token_ids, count, num_verified);
         return;
@@ -175,11 +175,11 @@ void Sequence::advance(const std::vector<std::int64_t>& token_ids, const Predict
     see_masks(draft_tokens.confidences);
 }
 
-void Sequence::count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified) {
+void Sequence::count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified, std::vector<std::int64_t> appended) {
     stats.draft_tokens += num_fed - draft_tokens.num_forced(num_fed);
     stats.accepted_draft_tokens += num_verified - draft_tokens.num_forced(num_verified);
-    // At the end of a sequence, more may have been right than were needed.
-    if (!finish_reason) acceptance_rates_->record(draft_tokens, num_fed, num_verified);
+    appended.resize(std::min(appended.size(), static_cast<std::size_t>(num_verified) + 1)); // what follows are guesses, or forced
+    acceptance_rates_->record(draft_tokens, appended);
 }
 
 void Sequence::see_masks(const std::vector<double>& probabilities) {
@@ -193,7 +193,7 @@ void Sequence::consult_prompt_lookup(std::int64_t most) {
     const double expected = expected_accepted(draft_tokens);
     if (expected >= lookup_below) return;
     DraftTokens others = filter_draft(prompt_lookup_->propose(tokens, most));
-    if (expected_accepted(others) > expected) draft_tokens = std::move(others);
+    if (draft_tokens.size() == 0 || expected_accepted(others) > expected) draft_tokens = std::move(others);
 }
 
 double Sequence::expected_accepted(const DraftTokens& those) const { return expected_run(acceptance_rates_->probabilities(those)).back(); }

@@ -185,7 +185,7 @@ class Sequence {
     virtual void append(std::int64_t token);
 
     /// Count draft tokens of a step, and learn from them; forced ones do not count.
-    void count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified);
+    void count_draft_tokens(std::int64_t num_fed, std::int64_t num_verified, std::vector<std::int64_t> appended);
 
     /// Learn what masks are worth from the probabilities of a step's masks.
     void see_masks(const std::vector<double>& probabilities);

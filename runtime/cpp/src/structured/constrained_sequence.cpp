@@ -110,7 +110,14 @@ void ConstrainedSequence::propose(const Predictions& predictions, const std::vec
     // At least one token is fed again: its output is where the next prediction comes from.
     cursor = std::min(cursor + num_verified, num_tokens() - 1);
     const std::int64_t num_appended = size_of(appended), num_predictions = size_of(predictions.token_ids);
-    count(predictions, num_appended, num_verified, num_draft_tokens);
+    count_draft_tokens(num_draft_tokens, num_verified, appended);
+    if (!config().is_exact()) {
+        std::vector<bool> passed;
+        for (std::int64_t i = num_draft_tokens; i < num_predictions; ++i)
+            passed.push_back(i < num_appended ||
+                             passes(predictions.confidences[static_cast<std::size_t>(i)], config().bound(), config().metric));
+        pass_rates.record(std::max(num_appended - num_draft_tokens, std::int64_t{0}), passed);
+    }
     draft_tokens = {};
     if (finish_reason) return;
     DraftTokens guess;
@@ -132,18 +139,6 @@ void ConstrainedSequence::propose(const Predictions& predictions, const std::vec
         }
     }
     draft_tokens = grammar_state_.filter_draft(guess, config().is_exact() ? 0.0 : min_probability);
-}
-
-/// Statistics of a step. Draft tokens that the grammar forced count neither as proposed nor as verified.
-void ConstrainedSequence::count(const Predictions& predictions, std::int64_t num_appended, std::int64_t num_verified,
-                                std::int64_t num_draft_tokens) {
-    count_draft_tokens(num_draft_tokens, num_verified);
-    if (config().is_exact()) return;
-    std::vector<bool> passed;
-    for (std::int64_t i = num_draft_tokens; i < size_of(predictions.token_ids); ++i)
-        passed.push_back(i < num_appended ||
-                         passes(predictions.confidences[static_cast<std::size_t>(i)], config().bound(), config().metric));
-    pass_rates.record(std::max(num_appended - num_draft_tokens, std::int64_t{0}), passed);
 }
 
 } // namespace mars

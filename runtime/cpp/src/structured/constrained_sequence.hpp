@@ -30,7 +30,6 @@ class ConstrainedSequence : public Sequence {
     void append(std::int64_t token) override;
     void propose(const Predictions& predictions, const std::vector<std::int64_t>& appended, std::int64_t num_verified,
                  std::int64_t num_draft_tokens);
-    void count(const Predictions& predictions, std::int64_t num_appended, std::int64_t num_verified, std::int64_t num_draft_tokens);
 
     GrammarState grammar_state_;
     bool has_begun_ = false;
