@@ -80,9 +80,8 @@ def opened(path: Path, flags: int = 0) -> Iterator[BufferedReader]:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a new file beside `path`, then rename it. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    file = scratch.open("xb")
     try:
-        with file:
+        with scratch.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -244,11 +243,16 @@ def _exchange(first: Path, second: Path) -> bool:
 @contextmanager
 def _locked(directory: Path) -> Iterator[Path]:
     """Create and lock `directory`. It keeps its name until the lock is released, and is removed by then."""
-    handle = _lock(directory)
     try:
-        yield directory
-    finally:
-        os.close(handle)
+        handle = _lock(directory)
+        try:
+            yield directory
+        finally:
+            os.close(handle)
+    except BaseException:  # a signal's exception may come right after the directory was made
+        with suppress(OSError):  # not empty: of another writer, or it has the old directory
+            os.rmdir(directory)
+        raise
 
 
 def _lock(directory: Path) -> int:

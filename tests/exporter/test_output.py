@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fixtures import Named
@@ -135,9 +137,29 @@ def test_a_bundle_that_cannot_be_put_back_is_kept_and_found_later(
     assert names(tmp_path) == ["a.bundle"]
 
 
+@pytest.mark.parametrize("place", [(os, "mkdir"), (os, "open"), (fcntl, "flock"), (os.path, "samestat")])
+def test_a_signal_while_the_scratch_directory_is_made_leaves_nothing(
+    place: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = place
+    real = getattr(module, name)
+
+    def ended(*args: Any) -> None:
+        real(*args)
+        raise SystemExit(143)
+
+    tmp_path.joinpath("a").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, ended)
+        with pytest.raises(SystemExit), files.replacing(tmp_path / "a" / "a.bundle"):
+            pass
+    assert not names(tmp_path / "a")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from mars_export.runtime.bundle import files
 
 real = os.rename
@@ -174,6 +196,7 @@ def test_a_bundle_of_a_writer_killed_between_its_renames_is_found(
 WRITER = """
 import sys
 from pathlib import Path
+from typing import Any
 from mars_export.runtime.bundle.files import replacing
 
 target, name = Path(sys.argv[1]), sys.argv[2]
