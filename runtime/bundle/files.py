@@ -86,8 +86,11 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
-    finally:
+    except FileExistsError:
+        raise  # it is another's
+    except BaseException:
         scratch.unlink(missing_ok=True)
+        raise
 
 
 def verify(
