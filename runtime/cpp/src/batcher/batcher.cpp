@@ -275,7 +275,21 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     }
 
     /// Close this batcher when the process exits, in the middle of a step, too.
-    void close_at_exit();
+    void close_at_exit() {
+        static std::mutex& guard = *new std::mutex; // these two outlast every handler
+        static auto& services = *new std::vector<std::weak_ptr<Service>>;
+        // ONNX Runtime was loaded before, with the session, so this runs before its destructors.
+        static const int registered = std::atexit([] {
+            const std::lock_guard<std::mutex> lock(guard);
+            for (const std::weak_ptr<Service>& service : services)
+                if (const std::shared_ptr<Service> running = service.lock()) running->close(0.0, 10.0);
+        });
+        static_cast<void>(registered);
+        const std::lock_guard<std::mutex> lock(guard);
+        services.erase(std::remove_if(services.begin(), services.end(), [](const auto& service) { return service.expired(); }),
+                       services.end());
+        services.push_back(weak_from_this());
+    }
 
     bool close(double drain, std::optional<double> timeout) {
         const Clock::duration rest = duration_of(drain, "drain"), patience = duration_of(timeout.value_or(forever), "timeout");
@@ -294,21 +308,6 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         return true;
     }
 };
-
-void Batcher::Service::close_at_exit() {
-    static std::mutex& mutex = *new std::mutex; // these two outlast every handler
-    static auto& services = *new std::vector<std::weak_ptr<Service>>;
-    // ONNX Runtime was loaded before, with the session, so this runs before its destructors.
-    static const int registered = std::atexit([] {
-        const std::lock_guard<std::mutex> lock(mutex);
-        for (const std::weak_ptr<Service>& service : services)
-            if (const std::shared_ptr<Service> running = service.lock()) running->close(0.0, 10.0);
-    });
-    static_cast<void>(registered);
-    const std::lock_guard<std::mutex> lock(mutex);
-    services.erase(std::remove_if(services.begin(), services.end(), [](const auto& service) { return service.expired(); }), services.end());
-    services.push_back(weak_from_this());
-}
 
 Batcher::Batcher(Session session, const Limits& limits) : service_(std::make_shared<Service>(std::move(session), limits)) {
     service_->close_at_exit();
