@@ -166,8 +166,7 @@ def flat_heads(nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm) -> tup
 
     Parts are cut by Slice, because CUDA's Split copies unequal sizes from the host in every step, and a
     captured step would replay the copy. Slices of values name the axis of slots, too, or ONNX Runtime would
-    join the three in a Split. Queries and keys turn in one node where no norm is between, and values beside
-    them.
+    join the three in a Split. Queries and keys turn in one node, and values beside them.
     """
     norms, heads, kv_heads = dims.quirks.head_norms, dims.num_heads, dims.num_kv_heads
     ends = [nodes.constant(f"head_{at}", [at * dims.head_dim]) for at in (0, heads, heads + kv_heads)]
@@ -179,21 +178,40 @@ def flat_heads(nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm) -> tup
         start, end = ("slot_0_values", [0, (heads + kv_heads) * dims.head_dim]), ("far", [2**62] * 2)
         return nodes.add("Slice", packed, start, end, ("axes_1_2", [1, 2]), name="v")
 
-    def normed(x: str, which: str, count: int) -> str:
-        if norms is None or norms.whole:
-            return x if norms is None else norm(x, f"{which}_norm", f"{which}_normed")
-        split, joined = (f"heads_of_{which}", [0, 0, count, dims.head_dim]), (f"{which}_flat", [0, 0, -1])
-        x = norm(nodes.add("Reshape", x, split, name=f"{which}_heads"), f"{which}_norm", f"{which}_normed")
-        return nodes.add("Reshape", x, joined, name=f"{which}_normed_flat")
-
     def rotated(x: str, name: str, count: int) -> str:
         return rotate(nodes, dims, i, x, f"{name}_rotated", False, count)
 
-    is_turned = norms is None or norms.rotated
-    turned = rotated(packed, "qkv", heads + 2 * kv_heads) if is_turned else packed
-    q, k, v = part(turned, "q", 0), part(turned, "k", 1), values()
-    q, k = normed(q, "q", heads), normed(k, "k", kv_heads)
-    return (q, k, v) if is_turned else (rotated(q, "q", heads), rotated(k, "k", kv_heads), v)
+    if norms is not None and norms.whole:
+        q, k = (
+            norm(part(packed, "q", 0), "q_norm", "q_normed"),
+            norm(part(packed, "k", 1), "k_norm", "k_normed"),
+        )
+        return rotated(q, "q", heads), rotated(k, "k", kv_heads), values()
+    turned = packed
+    if norms is not None and not norms.rotated:
+        turned = _norms_of_heads(nodes, dims, i, turned, norm)
+    turned = rotated(turned, "qkv", heads + 2 * kv_heads)
+    if norms is not None and norms.rotated:
+        turned = _norms_of_heads(nodes, dims, i, turned, norm)
+    return part(turned, "q", 0), part(turned, "k", 1), values()
+
+
+def _norms_of_heads(nodes: Nodes, dims: Dims, i: int, packed: str, norm: Norm) -> str:
+    """The norms of queries and keys in one node whose scale has a row for each head. CUDA takes such a scale
+    [1, heads, d] with three axes only. Values are normalized, too, and not used.
+    """
+    count, scale = dims.num_heads + 2 * dims.num_kv_heads, f"layers.{i}.qk_norm.weight"
+    rows = [
+        nodes.add(
+            "Expand", f"layers.{i}.{which}_norm.weight", (f"scales_of_{which}", shape), name=f"{which}_scale"
+        )
+        for which, shape in (("q", [1, dims.num_heads, 1]), ("k", [1, 2 * dims.num_kv_heads, 1]))
+    ]
+    nodes.add("Concat", *rows, name="qk_scale", output=scale, axis=1)  # constant: computed at loading
+    by_head = nodes.add("Reshape", packed, ("heads_alone", [-1, count, dims.head_dim]), name="qkv_heads")
+    return nodes.add(
+        "Reshape", norm(by_head, "qk_norm", "qkv_normed"), "packed_shape", name="qkv_normed_flat"
+    )
 
 
 def _heads(nodes: Nodes, dims: Dims, x: str, name: str) -> str:

@@ -135,6 +135,9 @@ class Writer:
             # slots, a shape, on the CPU, and such a graph cannot be captured.
             end = nodes.add("Gather", positions, ("last", -1), name="last_position", axis=1)
             nodes.add("Add", end, ("one", 1), name="valid_length")
+            if self.quirks.head_norms is not None:
+                shape = nodes.add("Shape", "input_ids", name="step_shape")
+                nodes.add("Concat", shape, ("all_heads", [-1]), name="packed_shape", axis=0)
         if not (self.has_int8_kv or (self.is_cuda and not any(self.windows))):
             self.write_masks(start, positions, column)
         kind = ONNX_DTYPES[self.dtype]
