@@ -170,7 +170,7 @@ ray: $(STAMP)
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check '.[serve,ray]' ./kernels
 	MARS_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(BIN)/python -m pytest tests/ray
 
-# For a machine with a GPU, PyTorch and no network: pieces of at most 54 MiB in build/gpu-pack (docs/tensorrt.md).
+# For a machine with a GPU, PyTorch and no network: pieces of at most 52 MiB in build/gpu-pack (docs/tensorrt.md).
 gpu-pack: $(STAMP)
 	$(BIN)/python benchmarks/gpu_pack.py pack
 

@@ -1,9 +1,10 @@
 """Packs in pieces what a machine with a GPU, PyTorch and transformers but no network lacks.
 
-    python benchmarks/gpu_pack.py pack [--arch 90] [--size 54]     here: build/gpu-pack/c1, c2, ...
+    python benchmarks/gpu_pack.py pack [--arch 90] [--size 52]     here: build/gpu-pack/c1, c2, ...
     python benchmarks/gpu_pack.py unpack FOLDER [--into /tmp]      there: /tmp/llama, /tmp/site, ...
 
-Each parcel is a tar file in xz chunks, unpacked once all are in FOLDER: `llama` (llama.cpp's sources),
+Each parcel is a tar file in xz chunks, unpacked once all are in FOLDER: `llama` (llama.cpp, if `half_hour.py
+build --arch 90` has built it here; CUDA's libraries come with PyTorch there),
 `site` (for PYTHONPATH: ONNX Runtime with CUDA kernels of one architecture, onnxruntime-genai, small wheels),
 `base` (base weights and adapter of the default checkpoint), `programs` (libmars's, which change most often:
 `--only programs` packs them alone).
@@ -31,17 +32,7 @@ PROGRAMS = tuple(ROOT / "build" / "cpp" / "release" / "tests" / name for name in
 # Built for CUDA 13: cublas, cudart and curand come with PyTorch's wheels.
 WHEELS = ("onnxruntime-gpu==1.31.1", "onnxruntime-genai-cuda==0.18.0", "gguf", "llguidance", "jsonschema")
 WHEELS += ("referencing", "rpds-py", "jsonschema-specifications")
-LLAMA = "llama-cpp-python==0.3.36"
-LLAMA_PARTS = (
-    "CMakeLists.txt", "LICENSE", "cmake/", "common/", "ggml/", "include/", "licenses/", "scripts/", "src/",
-    "vendor/", "tools/batched-bench/", "tools/mtmd/", "tools/quantize/", "tools/server/", "tools/ui/CMake",
-    "tools/ui/ui.",
-)  # fmt: skip
-LLAMA_LEFT = ("/bench/", "/tests/", ".jpeg", ".mp3", ".mp4", ".md", "ggml-hip/", "ggml-metal/", "ggml-sycl/")
-LLAMA_LEFT += ("ggml-opencl/", "ggml-vulkan/", "ggml-hexagon/", "ggml-et/", "ggml-openvino/")
-LLAMA_TOOLS = b"".join(
-    b"add_subdirectory(%s)\n" % tool for tool in (b"batched-bench", b"quantize", b"ui", b"server", b"mtmd")
-)
+LLAMA, LLAMA_BUILT = "llama-cpp-python==0.3.36", ROOT / "build" / "gpu" / "llama" / "bin"
 CHUNK, PARCELS = 32 << 20, ("llama", "site", "base", "programs")
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": CHUNK}]
 FATBIN, CODE = struct.pack("<I", 0xBA55ED50), (1, 2)  # CODE: kinds of an entry, PTX and machine code
@@ -91,17 +82,8 @@ def fetched(name: str, python: str) -> Path:
 def members(parcel: str, arch: int, python: str) -> Iterator[tuple[str, bytes, bool]]:
     """The files of a parcel: name, content, executable."""
     if parcel == "llama":
-        with tarfile.open(fetched(LLAMA, python)) as tar:
-            for info in tar:
-                name = info.name.partition("/vendor/llama.cpp/")[2]
-                if name == "tools/CMakeLists.txt":
-                    yield name, LLAMA_TOOLS, False
-                elif (
-                    name.startswith(LLAMA_PARTS)
-                    and not any(part in name for part in LLAMA_LEFT)
-                    and (file := tar.extractfile(info))  # not a folder
-                ):
-                    yield name, file.read(), bool(info.mode & 0o100)
+        for path in sorted([*LLAMA_BUILT.glob("llama-*"), *LLAMA_BUILT.glob("lib*.so.?")]):
+            yield f"bin/{path.name}", path.read_bytes(), True
     elif parcel == "site":
         for wheel in (fetched(name, python) for name in WHEELS):
             with zipfile.ZipFile(wheel) as archive:
@@ -173,7 +155,7 @@ def main() -> None:
     packing = commands.add_parser("pack")
     packing.add_argument("--out", type=Path, default=PACK)
     packing.add_argument("--arch", type=int, default=90, help="the card's architecture: 90 is H100 and H200")
-    packing.add_argument("--size", type=int, default=54, help="MiB of a piece")
+    packing.add_argument("--size", type=int, default=52, help="MiB of a piece")
     packing.add_argument("--only", choices=PARCELS, action="append", help="this parcel; may be repeated")
     packing.add_argument("--python", default="3.12", help="Python there")
     unpacking = commands.add_parser("unpack")

@@ -1,4 +1,4 @@
-"""Makes checkpoints of real shapes with random weights, tensor by tensor, that pass for MARS ones.
+"""Makes checkpoints and bundles of real shapes with random weights that pass for MARS ones.
 
 python -m random_checkpoint SHAPE DIRECTORY      # in fp16 and of Llama's type, which every peer reads
 """
@@ -9,14 +9,21 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mars_export.exporter.checkpoint.dims import dims_from_config, expected_shapes
+from mars_export.exporter import export
+from mars_export.exporter.checkpoint.dims import Dims, dims_from_config, expected_shapes
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export_options import ExportOptions
+from mars_export.exporter.graph.weights import Placed, write_weights
 from peers import tensors_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -65,28 +72,54 @@ def config_of(shape: Shape) -> dict[str, object]:
     return fixed | asdict(shape)
 
 
+class RandomTensors:
+    """Numbers for every name of `shapes`."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> None:
+        self.shapes = shapes
+        self._pool = (np.random.default_rng(seed).standard_normal(POOL, np.float32) * 0.02).astype(BF16)
+        self._offsets = np.random.default_rng(seed + 1)
+
+    def read(self, name: str) -> np.ndarray:
+        if name.endswith("norm.weight"):
+            return np.ones(self.shapes[name], BF16)
+        return np.resize(self._pool[int(self._offsets.integers(POOL // 2)) :], self.shapes[name])
+
+
 def write_checkpoint(target: Path, shape: Shape, seed: int = 0, dtype: np.dtype = BF16) -> None:
     """Write a Hugging Face directory; an interrupted call leaves nothing at `target`."""
     config = config_of(shape) | {"torch_dtype": dtype.name}
-    shapes = dict(expected_shapes(dims_from_config(config)))
-    pool = (np.random.default_rng(seed).standard_normal(POOL, np.float32) * 0.02).astype(BF16)
-    offsets = np.random.default_rng(seed + 1)
-
-    def make(name: str) -> np.ndarray:
-        wanted = shapes[name]
-        if name.endswith("norm.weight"):
-            return np.ones(wanted, BF16)
-        return np.resize(pool[int(offsets.integers(POOL // 2)) :], wanted)
-
+    tensors = RandomTensors(dict(expected_shapes(dims_from_config(config))), seed)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        tensors_file.write(made / "model.safetensors", shapes, dtype, make)
+        tensors_file.write(made / "model.safetensors", tensors.shapes, dtype, tensors.read)
         (made / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}), encoding="utf-8")
         _write_tokenizer(made)
         os.rename(made, target)
+
+
+def write_bundle(target: Path, shape: Shape, precision: str) -> None:
+    """Write a bundle for ONNX Runtime, without a checkpoint or a self-check. Its layers are the same bytes of
+    the file, which are copied to the memory of a GPU for each layer.
+    """
+    dims = dims_from_config(config_of(shape))
+
+    def write(file: BinaryIO, tensors: RandomTensors, dims: Dims, *settings: Any) -> dict[str, Placed]:
+        placed = write_weights(file, tensors, replace(dims, num_layers=1), *settings)
+        first = [entry for name, entry in placed.items() if name.startswith("layers.0.")]
+        names = [(e, e.name.replace("0", str(i), 1)) for e in first for i in range(1, dims.num_layers)]
+        return placed | {name: replace(entry, name=name) for entry, name in names}
+
+    with tempfile.TemporaryDirectory() as scratch:
+        write_checkpoint(Path(scratch) / "tiny", SHAPES["tiny"])  # for its tokenizer
+        opened = open_checkpoint(str(Path(scratch) / "tiny"))
+        opened = replace(opened, dims=dims, tensors=RandomTensors(dict(expected_shapes(dims))))
+        options = ExportOptions(precision=precision, quantizer="round" if precision == "int4" else "auto")
+        with patch.multiple(export, write_weights=write, _self_check=lambda *_: None):
+            export.export_onnx(opened, target, options)
 
 
 def _write_tokenizer(directory: Path) -> None:

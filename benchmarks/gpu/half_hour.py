@@ -2,15 +2,14 @@
 
     python benchmarks/gpu/half_hour.py capture steps --seconds 240 [--unpacked /tmp] [--device cpu]
 
-build    llama.cpp with its CUDA kernels; this and `random` are made to run in the background
+build    llama.cpp with its CUDA kernels, also without a GPU (--arch 90): gpu_pack.py takes it along
 prepare  bundles of the default checkpoint and onnxruntime-genai's models, side by side
-random   the models of `large`
 torch    transformers with a static cache and PyTorch's captured step: 135M and 8B of random weights
 capture  the card; captured steps against eager ones, bit by bit
 steps    milliseconds by slots, rows and KV capacity, of each graph, eager and captured
 answers  the CPU's tokens in fp32, exact mode's tokens; tokens/s of assistant and chat at 1 and 8 rows
 peers    onnxruntime-genai and llama.cpp with the same weights and rows
-large    8B of random weights in fp16 and int4: steps, memory, onnxruntime-genai beside
+large    8B of random weights in fp16 and int4: steps and memory
 rtx      a TensorRT-RTX engine, portable and for this card
 tests    pytest -m gpu, and libmars's programs for a GPU
 
@@ -40,13 +39,10 @@ from gpu.models import (
     ROOT,
     ROUNDS,
     WORK,
-    MissingError,
     Row,
     build_llama,
     bundle,
     children,
-    exported,
-    genai_model,
     prepared,
     ran,
     timed,
@@ -77,6 +73,9 @@ def enter(unpacked: Path) -> None:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mars-export\nVersion: {found[1]}\n")
     if not adapter.exists() and (unpacked / "base" / adapter.name).exists():
         adapter.symlink_to(unpacked / "base" / adapter.name)
+    if (unpacked / "llama").exists() and not (WORK / "llama").exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        (WORK / "llama").symlink_to(unpacked / "llama")
     spec = find_spec("nvidia")  # CUDA's libraries in wheels, for programs that do not look there
     roots = (spec.submodule_search_locations or ()) if spec is not None else ()
     libraries = [str(folder) for root in roots for folder in Path(root).glob("*/lib")]
@@ -219,8 +218,6 @@ def tables(
     sizes, count = [(n, capacity) for capacity in capacities for n in rows], 30 if device == "cuda" else 3
 
     def part() -> Iterator[Row]:
-        if way and not (WORK / f"{name}-{precision}.bundle").exists():
-            raise MissingError("`random` has not made it yet")
         for title, make in sessions(bundle(name, precision), device):
             if title.endswith(way):
                 yield from caught(title, lambda t=title, m=make: step_table(t, m, sizes, count))
@@ -228,18 +225,14 @@ def tables(
     return [(f"{name} {precision}", part)]
 
 
-def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
+def stages(device: str, unpacked: Path, arch: str = "native") -> dict[str, list[Part]]:
     """The parts of each stage."""
     small, large, way = ("135M", "8B", "cuda captured") if device == "cuda" else ("tiny", "tiny", "eager")
     base = "base" if (WORK / "peers" / "fp16.bundle").exists() else small
     kinds, tiny = ("fp16", "fp32", "int4"), ("tiny",) if small != "tiny" else ()
     return {
-        "build": [("llama.cpp", partial(build_llama, unpacked, device))],
+        "build": [("llama.cpp", partial(build_llama, device, arch))],
         "prepare": [("base", partial(prepared, device))],
-        "random": [
-            *((f"{large} {kind}", partial(exported, large, kind)) for kind in ("fp16", "int4")),
-            ("genai", partial(genai_model, "int4", WORK / f"{large}.checkpoint")),
-        ],
         "torch": [("card", card), *((n, partial(torch_steps, n, device)) for n in (small, large))],
         "capture": [
             ("card", card),
@@ -252,10 +245,7 @@ def stages(device: str, unpacked: Path) -> dict[str, list[Part]]:
             ("llama.cpp", batched),
             *((f"genai {kind}", partial(genai, WORK / f"peers/genai-{kind}")) for kind in ("fp16", "int4")),
         ],
-        "large": [
-            *(part for kind in ("fp16", "int4") for part in tables(large, kind, device, way)),
-            ("genai", partial(genai, WORK / f"genai-{large}-int4")),
-        ],
+        "large": [part for kind in ("fp16", "int4") for part in tables(large, kind, device, way)],
         "rtx": [(target, partial(engine, target)) for target in ("portable", "host")],
         "tests": [("tests", partial(tested, unpacked))],
     }  # fmt: skip
@@ -311,6 +301,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540, help="of each stage")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--unpacked", type=Path, default=Path("/tmp"), help="where gpu_pack.py unpacked")
+    parser.add_argument(
+        "--arch", default="native", help="the card's architecture in `build`: 90 is H100 and H200"
+    )
     parser.add_argument("--entered", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if strange := set(args.stages) - set(stages(args.device, args.unpacked)):
@@ -319,7 +312,7 @@ def main() -> None:
         enter(args.unpacked)
     WORK.mkdir(parents=True, exist_ok=True)
     for name in args.stages:
-        take(name, stages(args.device, args.unpacked)[name], args.seconds)
+        take(name, stages(args.device, args.unpacked, args.arch)[name], args.seconds)
 
 
 if __name__ == "__main__":

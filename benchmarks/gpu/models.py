@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from gpu_pack import LLAMA, fetched
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "gpu"
@@ -54,31 +57,39 @@ def timed(work: Callable[[], object], count: int) -> float:
 
 def bundle(name: str, precision: str) -> Path:
     """The bundle of the default checkpoint ("base") or of random weights in a shape, exported once."""
-    from random_checkpoint import SHAPES, write_checkpoint
+    from random_checkpoint import SHAPES, write_bundle
 
-    path, source = WORK / f"{name}-{precision}.bundle", WORK / f"{name}.checkpoint"
+    path = WORK / f"{name}-{precision}.bundle"
     if name == "base":
         path = WORK / "peers" / f"{precision}.bundle"  # which peers.py finds there
     if path.exists():
         return path
-    if name != "base" and not source.exists():
-        write_checkpoint(source, SHAPES[name])
-    more = ["--no-reference", "--allow-drift", "--precision", precision]
-    more += ["--quantizer", "round"] if precision == "int4" else []  # gptq takes minutes
-    cli("onnx", *([] if name == "base" else [source]), "-o", path, *more, log=path.stem)
+    if name != "base":
+        write_bundle(path, SHAPES[name], precision)
+        return path
+    more = ["--quantizer", "round"] if precision == "int4" else []  # gptq takes minutes
+    cli("onnx", "-o", path, "--no-reference", "--allow-drift", "--precision", precision, *more, log=path.stem)
     return path
 
 
-def build_llama(unpacked: Path, device: str) -> Iterator[Row]:
-    source, out = unpacked / "llama", WORK / "llama"
-    if not source.exists() or shutil.which("cmake") is None:
-        raise MissingError(f"{source} or cmake is not here")
+def build_llama(device: str, arch: str) -> Iterator[Row]:
+    """llama.cpp, from the sources in llama-cpp-python; it runs on other machines with this card, too."""
+    source, out = WORK / "llama-source", WORK / "llama"
+    needed = ("cmake", "ninja", *(("nvcc",) if device == "cuda" else ()))
+    if absent := [name for name in needed if shutil.which(name) is None]:
+        raise MissingError(f"{', '.join(absent)} is not here")
+    if not source.exists():
+        with tarfile.open(fetched(LLAMA, "")) as tar:
+            tar.extractall(source, filter="data")
     off = [f"-D{name}=OFF" for name in ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP")]
-    off += ["-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    gpu = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if device == "cuda" else []
-    ran(["cmake", "-G", "Ninja", "-S", source, "-B", out, *off, *gpu], "llama-configure")
-    ran(["cmake", "--build", out, "-j", max(1, (os.cpu_count() or 4) - 4), "--target", *TOOLS], "llama-build")
-    yield {"built": ", ".join(TOOLS)}
+    off += ["-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DGGML_NATIVE=OFF"]
+    more = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
+    if device == "cuda":  # NO_VMM: without the driver's library, which a machine without a GPU lacks
+        more += ["-DGGML_CUDA=ON", "-DGGML_CUDA_NO_VMM=ON", f"-DCMAKE_CUDA_ARCHITECTURES={arch}"]
+    tree = next(source.glob("*/vendor/llama.cpp"))
+    ran(["cmake", "-G", "Ninja", "-S", tree, "-B", out, *off, *more], "llama-configure")
+    ran(["cmake", "--build", out, "--parallel", os.cpu_count(), "--target", *TOOLS], "llama-build")
+    yield {"built": ", ".join(TOOLS), "in": out / "bin"}
 
 
 def prepared(device: str) -> Iterator[Row]:
@@ -97,24 +108,3 @@ def prepared(device: str) -> Iterator[Row]:
         jobs |= {path.name: pool.submit(models.make, program, work) for path, program in made.items()}
         for name, job in jobs.items():
             yield {"model": name, "made": job.result() or "yes"}
-
-
-def exported(name: str, precision: str) -> Iterator[Row]:
-    yield {"bundle": bundle(name, precision).name}
-
-
-def genai_model(precision: str, source: Path) -> Iterator[Row]:
-    target = WORK / f"genai-{source.stem}-{precision}"
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", target]
-    more = [
-        "-e",
-        "cuda",
-        "-p",
-        precision,
-        "-c",
-        WORK / "genai-cache",
-        "--extra_options",
-        "enable_cuda_graph=true",
-    ]
-    ran([*command, *more], target.name)
-    yield {"model": target.name}

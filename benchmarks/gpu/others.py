@@ -122,7 +122,11 @@ def torch_steps(shape: str, device: str) -> Iterator[Row]:
 def engine(target: str) -> Iterator[Row]:
     if find_spec("tensorrt_rtx") is None:
         raise MissingError("tensorrt_rtx is not installed")
-    path, source = WORK / f"rtx-{target}.bundle", bundle("tiny", "fp16").with_name("tiny.checkpoint")
+    from random_checkpoint import SHAPES, write_checkpoint
+
+    path, source = WORK / f"rtx-{target}.bundle", WORK / "tiny.checkpoint"
+    if not source.exists():
+        write_checkpoint(source, SHAPES["tiny"])
     cli("trt", source, "-o", path, "--target", target, "--force", log=f"rtx-{target}")
     text = cli("doctor", path, "--device", "cuda", log=f"rtx-{target}-doctor")
     yield from ({"target": target, "doctor": line} for line in text.splitlines() if "variant" in line)

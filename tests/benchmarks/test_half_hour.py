@@ -13,7 +13,7 @@ import pytest
 from support.shell import call
 from support.tiny import Named
 
-from gpu import half_hour
+from gpu import half_hour, models
 
 
 def test_a_library_keeps_the_device_code_of_one_architecture() -> None:
@@ -48,12 +48,22 @@ def test_pieces_are_small_and_a_parcel_waits_for_all_of_its_chunks(
     assert "to come" in capsys.readouterr().out
 
 
+def test_a_program_is_carried_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("llama-server", "libggml.so.0.1", "notes.txt"):
+        (tmp_path / name).write_text(name)
+    for name in ("libggml.so.0", "libggml.so"):
+        (tmp_path / name).symlink_to("libggml.so.0.1")
+    monkeypatch.setattr(gpu_pack, "LLAMA_BUILT", tmp_path)
+    carried = [("bin/libggml.so.0", b"libggml.so.0.1", True), ("bin/llama-server", b"llama-server", True)]
+    assert sorted(gpu_pack.members("llama", 90, "3.12")) == carried
+
+
 def test_a_stage_goes_on_after_an_error_and_ends_with_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> Iterator[half_hour.Row]:
         yield {"rows": 1}
-        raise half_hour.MissingError("no | file")
+        raise models.MissingError("no | file")
 
     monkeypatch.setenv("OUT", str(tmp_path))
     half_hour.take("steps", [("a", broken), ("b", lambda: iter([{"rows": 8, "ms": 1.5}]))], 60)
