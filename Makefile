@@ -108,7 +108,7 @@ wheels-test: $(STAMP)
 # Arm too, in Debian's Python for it. `processors-few` is a part of it.
 MACHINES = build/machines
 PROCESSORS = Nehalem Haswell max
-ARM = cortex-a57 max
+ARM = cortex-a57 cortex-a76 max
 RUN = build/cpp/release/mars-run
 MADE = PYTHONPATH=tests $(BIN)/python tests/machines/bundles.py $(MACHINES)
 TABLE = $(BIN)/python tests/machines/table.py $(MACHINES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Iterator
 
@@ -12,7 +13,8 @@ from support.paths import BUILT_KERNELS
 from mars_export import SessionError
 from mars_export.runtime.device.ort import kernels
 
-SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "portable")
+X86 = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2")
+SETS = (*(("i8mm", "dotprod") if platform.machine() == "aarch64" else X86), "portable")
 
 
 @pytest.fixture(params=SETS)

@@ -50,7 +50,8 @@ void OrtRows::resize(std::int64_t capacity, const std::vector<std::int64_t>& len
     const std::int64_t num_rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(lengths.size()));
     const double product = static_cast<double>(num_rows) * static_cast<double>(capacity) * static_cast<double>(entry_bytes());
     const auto num_bytes = static_cast<std::int64_t>(std::min(product, 1e18));
-    const auto free = num_bytes < large ? std::nullopt : available_memory();
+    std::optional<std::int64_t> free;
+    if (num_bytes >= large) free = available_memory();
     try {
         if (free && num_bytes > *free) throw std::bad_alloc();
         widen(capacity, lengths);
