@@ -82,7 +82,9 @@ def fetched(name: str, python: str) -> Path:
 def members(parcel: str, arch: int, python: str) -> Iterator[tuple[str, bytes, bool]]:
     """The files of a parcel: name, content, executable."""
     if parcel == "llama":
-        for path in sorted([*LLAMA_BUILT.glob("llama-*"), *LLAMA_BUILT.glob("lib*.so.?")]):
+        for path in (
+            p for shape in ("llama-*", "lib*-impl.so", "lib*.so.?") for p in LLAMA_BUILT.glob(shape)
+        ):
             yield f"bin/{path.name}", path.read_bytes(), True
     elif parcel == "site":
         for wheel in (fetched(name, python) for name in WHEELS):

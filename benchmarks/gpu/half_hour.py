@@ -214,7 +214,7 @@ def tables(
     name: str, precision: str, device: str, way: str = "", rows: tuple[int, ...] = (1, 8)
 ) -> list[Part]:
     """A part for each session of a bundle whose title ends with `way`."""
-    capacities = (2048,) if way else (512, 2048, 8192)
+    capacities = (512,) if device == "cpu" else (2048,) if way else (512, 2048, 8192)
     sizes, count = [(n, capacity) for capacity in capacities for n in rows], 30 if device == "cuda" else 3
 
     def part() -> Iterator[Row]:

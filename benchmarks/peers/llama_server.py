@@ -46,8 +46,14 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
                 new += event["tokens"] if not event["stop"] else []
         return Reply(new, perf_counter() - begun, first_seconds, 1, None)
 
-    version = subprocess.run([options["server"], "--version"], capture_output=True, text=True, check=False)
-    return answer, (version.stderr or version.stdout).splitlines()[0]
+    shown = subprocess.run(
+        [options["server"], "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    ).stdout  # CUDA's lines may be before it
+    return answer, next(line for line in shown.splitlines() if line.startswith("version"))
 
 
 class Server:
