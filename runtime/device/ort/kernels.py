@@ -37,7 +37,7 @@ class Kernels:
     library: Path
 
 
-WITHOUT = "without mars-export-kernels {}: `pip install mars-export-kernels`, or export with {}"
+WITHOUT = "mars-export-kernels is {}, so {}; to do without it, export with {}"
 SLOW_KV = "its int8 KV entries are slow, and prompts are read several times slower", "--kv float"
 SLOW_WEIGHTS = "its 4-bit weights take the memory and the time of 16 bits", "--precision w8a8"
 
@@ -47,7 +47,7 @@ def used(variant: Variant, graph: Path) -> Kernels | None:
     package = installed() if variant.is_integer else None
     slow = {"w4a8": SLOW_WEIGHTS}.get(variant.precision, SLOW_KV if variant.kv_dtype == "int8" else ())
     if slow and package is None:
-        warnings.warn(f"{graph}: {WITHOUT.format(*slow)}", MarsWarning, stacklevel=3)
+        warnings.warn(f"{graph}: {WITHOUT.format(absence(), *slow)}", MarsWarning, stacklevel=3)
     return package
 
 
@@ -82,6 +82,19 @@ def installed() -> Kernels | None:
     if name == package.PORTABLE and name != wanted:
         return None
     return Kernels(package.__version__, name, package.LIBRARY)
+
+
+def absence() -> str:
+    """Why `installed` is None, as words after "is"."""
+    if os.environ.get(VARIABLE) == OFF:
+        return f"turned off by {VARIABLE}={OFF}"
+    try:
+        import mars_export_kernels as package
+    except ModuleNotFoundError:
+        return "not installed (pip install mars-export-kernels, in a clone ./kernels)"
+    if not package.LIBRARY.exists():
+        return "built without a compiler (install its wheel)"
+    return "without code for this processor"
 
 
 def _require_whole(library: Path) -> None:

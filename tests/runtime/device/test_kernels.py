@@ -53,6 +53,24 @@ def test_a_whole_package_is_used(package: Path) -> None:
     assert kernels.installed() == kernels.Kernels("0.1.0", "avx2", package / "lib.so")
 
 
+@pytest.mark.parametrize(
+    "why", ["turned off", "not installed", "built without a compiler", "without code for this"]
+)
+def test_why_the_package_is_not_used(package: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if why == "turned off":
+        monkeypatch.setenv(kernels.VARIABLE, kernels.OFF)
+    elif why == "not installed":
+        monkeypatch.setitem(sys.modules, "mars_export_kernels", None)
+    elif why == "built without a compiler":
+        (package / "lib.so").unlink()
+    else:  # a Raspberry Pi 4
+        (package / "__init__.py").write_text(CODE.replace('"avx2"', '"portable"'))
+    assert kernels.installed() is None
+    assert kernels.absence().startswith(why)
+    found = doctor._kernels()
+    assert (found.state, why in found.detail) == ("absent", True)
+
+
 @pytest.mark.parametrize("data", [LIBRARY[:500], b"", LIBRARY.replace(b"a", b"b")])
 def test_a_damaged_library_is_an_error_before_it_is_loaded(package: Path, data: bytes) -> None:
     (package / "lib.so").write_bytes(data)
