@@ -8,9 +8,11 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -18,9 +20,6 @@ import typer
 from typer.core import TyperGroup
 
 from . import __version__
-from .calibration import commands as calibration
-from .exporter import commands as exporter
-from .runtime.cli import bundles, chat, generate, grammars, serve
 from .runtime.errors import MarsError, MarsWarning
 from .runtime.terminal.console import out, print_error, print_warning
 
@@ -79,8 +78,42 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+# The commands, by panel of `--help`, and the module of each.
+PANELS = {
+    "Run": {
+        "generate": "runtime.cli.generate",
+        "chat": "runtime.cli.chat",
+        "serve": "runtime.cli.serve",
+    },
+    "Export": dict.fromkeys(("onnx", "trt"), "exporter.commands"),
+    "Measure": dict.fromkeys(("calibrate", "bench"), "calibration.commands"),
+    "Bundles": dict.fromkeys(("inspect", "doctor", "verify", "pull", "profiles"), "runtime.cli.bundles")
+    | {"grammar": "runtime.cli.grammars"},
+}
+
+
+class CommandsOnUse(Mapping[str, Any]):
+    """All commands by name. The module of a command is imported when the command is looked up."""
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for names in PANELS.values() for name in names)
+
+    def __len__(self) -> int:
+        return sum(map(len, PANELS.values()))
+
+    def __getitem__(self, name: str) -> Any:
+        for panel, modules in PANELS.items():
+            if name in modules:
+                return _commands_of(modules[name], panel)[name]
+        raise KeyError(name)
+
+
 class Commands(TyperGroup):
     """Checks the packages of a command before it parses its arguments, unless they have `--help`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = CommandsOnUse()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -99,16 +132,20 @@ app = typer.Typer(
     context_settings={"token_normalize_func": lambda name: ALIASES.get(name, name)},
 )
 TERMS = "Terms such as bundle, block, slot, tau and profile are explained in docs/glossary.md."
-PANELS: dict[str, tuple[Any, ...]] = {
-    "Run": (generate, chat, serve),
-    "Export": (exporter,),
-    "Measure": (calibration,),
-    "Bundles": (bundles, grammars),
-}
 
 
-def _add(part: typer.Typer, panel: str | None = None) -> None:
-    """Put a part's commands in a panel of `--help`; join the lines of their texts, and name the glossary."""
+@cache
+def _commands_of(module: str, panel: str) -> dict[str, Any]:
+    """The commands of a module, in a panel of `--help`."""
+    part = import_module(f".{module}", __package__).app
+    _describe(part, panel)
+    group = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    group.add_typer(part)
+    return typer.main.get_command(group).commands  # type: ignore[attr-defined,no-any-return]
+
+
+def _describe(part: typer.Typer, panel: str | None = None) -> None:
+    """Set the panel of a part's commands, join the lines of their texts, and name the glossary."""
     for command in part.registered_commands:
         command.epilog = TERMS
         command.rich_help_panel = panel
@@ -117,13 +154,7 @@ def _add(part: typer.Typer, panel: str | None = None) -> None:
     for group in part.registered_groups:
         group.rich_help_panel = panel
         if group.typer_instance is not None:
-            _add(group.typer_instance)
-
-
-for title, modules in PANELS.items():
-    for module in modules:
-        _add(module.app, title)
-        app.add_typer(module.app)
+            _describe(group.typer_instance)
 
 
 def _print_version(show: bool) -> None:
@@ -139,15 +170,15 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted, 143 SIGTERM. With --json, errors"
-    f' are also printed on standard output, as {{"error": {{"kind", "message"}}}}. {TERMS}'
+    epilog="Exit codes: 0 success, 1 error, 2 wrong option, argument or prompt, 130 interrupted, 143 SIGTERM."
+    f' With --json, errors are also printed on standard output: {{"error": {{"kind", "message"}}}}. {TERMS}'
 )
 def describe(version: Version = False) -> None:
     """Export MARS multi-token language models, run and serve them."""
 
 
 def main() -> None:
-    """Entry point. MarsError and OSError end with a message and exit code 1, not with a traceback."""
+    """Entry point. MarsError and OSError end with a message and an exit code, not with a traceback."""
     if sys.stdin is None:  # the caller closed it
         sys.stdin = io.StringIO()
     for number in (signal.SIGTERM, signal.SIGHUP):  # they clean up as Ctrl-C does; `serve` has its own
@@ -159,7 +190,7 @@ def main() -> None:
             app()
         except MarsError as error:
             print_error(error, as_json="--json" in sys.argv)
-            sys.exit(1)
+            sys.exit(error.exit_code)
         except BrokenPipeError:
             sys.stderr.close()  # the reader has ended, as in `| head`
             sys.exit(0)

@@ -160,7 +160,7 @@ class BenchReport:
         if cut := max(line.cut_short for line in self.compared):
             notes.append(f"up to {cut} answers of a setting ended because the context was full")
         if unsteady := max(line.unsteady for line in self.compared):
-            notes.append(f"up to {unsteady} answers of a setting were not the same in all rounds")
+            notes.append(f"up to {unsteady} answers of a setting differed between rounds")
         if forced := max(line.forced for line in self.compared):
             notes.append(
                 f"grammars gave up to {percent(forced)} of a setting's tokens: these count in tok/fwd, and no"

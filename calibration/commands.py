@@ -36,7 +36,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Find the fastest tau that keeps the quality of a task, with a guarantee; compare it with exact mode,
-    and store it in the bundle as a profile."""
+    and store it in the bundle as a profile. If no tau is faster than tau 1, no profile is stored."""
     from .tau.report import COLUMNS
     from .tau.run import PAGE_FILE, CalibrationRequest, run
 
@@ -54,7 +54,9 @@ def calibrate(
     if report.num_changed:
         out.print(f"answers changed: {report.num_changed}; the report shows them, worst first", markup=False)
     out.print(f"report    {request.folder / PAGE_FILE}", markup=False)
-    if report.calibration.exact.suffices:
+    if report.profile is None and state.store:
+        out.print("no profile was stored, because no tau is both safe and faster than tau 1", markup=False)
+    if report.calibration.exact.suffices or report.profile is None:
         out.print(f"try: mars-export generate {bundle} -p ... (exact mode, the default)", markup=False)
     elif state.store:
         out.print(f"try: mars-export generate {bundle} --profile {request.profile_name} -p ...", markup=False)
@@ -106,7 +108,7 @@ def _progress(folder: Path) -> Iterator[Any]:
             yield advance(bars)
     except (KeyboardInterrupt, SystemExit) as stop:
         err.print(
-            f"stopped; finished work is kept in {folder}: continue with the same command and --resume",
+            f"stopped; finished work is kept in {folder}. To continue: the same command with --resume",
             markup=False,
         )
         raise typer.Exit(getattr(stop, "code", 130)) from None
@@ -118,7 +120,7 @@ def _print_bench(report: BenchReport) -> None:
         "whole answers; speed-up with its lowest and highest round; score with its interval": (
             report.speed_table
         ),
-        "latency of a reader, ms: median and 99th percentile": report.latency_table,
+        "latency for a streaming client, ms: median and 99th percentile": report.latency_table,
         "a service with a full batch": report.load_table,
     }
     for title, (head, *lines) in tables.items():

@@ -1,4 +1,4 @@
-"""Rows decoded at one setting as a service does."""
+"""Decodes rows at one setting as a service does, with continuous batching."""
 
 from __future__ import annotations
 

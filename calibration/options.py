@@ -1,4 +1,4 @@
-"""What `calibrate` and `bench` are asked for, as their options show it."""
+"""The options of `calibrate` and `bench`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def numbers(name: str, kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...
             return tuple(kind(word) for word in comma_separated(text))
         except ValueError as error:
             kinds = "whole numbers" if kind is int else "numbers"
-            raise MarsError(f"{name} must be {kinds} separated by commas, not {text!r}") from error
+            what = f"{name} must be {kinds} separated by commas, not {text!r}"
+            raise MarsError(what, field=name) from error
 
     return parse
 
@@ -97,7 +98,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if wrong := broken(self):
-            raise CalibrationError("; ".join(wrong.values()))
+            raise CalibrationError("; ".join(wrong.values()), field=next(iter(wrong)))
         self.config(1)
 
     @property
@@ -150,7 +151,7 @@ class BenchOptions:
         problems += _refusals(lambda masks: Setting(1, masks=masks), self.masks)
         problems += broken(self).values()
         if problems:
-            raise CalibrationError("; ".join(dict.fromkeys(problems)))
+            raise CalibrationError("; ".join(dict.fromkeys(problems)), field="options")
 
     @property
     def settings(self) -> tuple[Setting, ...]:

@@ -105,7 +105,7 @@ class Encoded:
 
     @property
     def units(self) -> np.ndarray:
-        """What a step of a code stands for, [outputs, groups] fp32."""
+        """The value of one unit of a code, [outputs, groups] fp32."""
         scales: np.ndarray = self.scales.astype(np.float32)
         return scales if self.multipliers is None else scales * np.float32(self.multipliers)
 

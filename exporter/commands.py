@@ -92,8 +92,8 @@ Block = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Slots of a decode step: the block the checkpoint was tuned with; by default that of config.json"
-        " (I-DLM), else 8.",
+        help="Slots of a decode step: the block that the checkpoint was trained with. By default the one that"
+        " it records (I-DLM, examples/finetune), else 8.",
     ),
 ]
 
@@ -138,7 +138,8 @@ def onnx(
         err.print(f"precision: {precision} ({reason})")
         options = replace(options, precision=precision)
     elif device != "cpu":
-        raise ExportError("--device: only with --precision auto, which chooses the precision for that device")
+        what = "--device: only with --precision auto, which chooses the precision for that device"
+        raise ExportError(what, field="device")
     check_needs(options, ExportOptions())
     with _progress(output) as report:
         opened = checkpoint_options.open(checkpoint)
@@ -148,7 +149,7 @@ def onnx(
             options = replace(options, precision=other[0])
         asked = options
         if is_auto and choose_kv(options, opened.dims) != options.kv:
-            err.print("KV entries: int8 (a quarter of the memory; --kv float for those of the activations)")
+            err.print("KV entries: int8 (a quarter of the memory; --kv float stores the activations' type)")
             options = replace(options, kv="int8")
         _print_quantizer(options, opened)
         try:
@@ -214,7 +215,7 @@ def trt(
         str | None,
         option(
             "Weights",
-            "Of the weights: fp16 (default), bf16, fp32, int8 or int4; a bundle already has its own.",
+            "Precision of the weights: fp16 (default), bf16, fp32, int8 or int4; a bundle already has one.",
         ),
     ] = None,
     activations: Annotated[
@@ -239,8 +240,9 @@ def trt(
                 GraphOptions(), CheckpointOptions(), "fp16", "float",
             ):  # fmt: skip
                 raise ExportError(
-                    f"{source} is a bundle; options of weights, of the graph and of the checkpoint need a"
-                    " checkpoint instead"
+                    f"{source} is a bundle; options for weights, the graph and the checkpoint need a"
+                    " checkpoint instead",
+                    field="options",
                 )
             written = output or Path(source)
             outcome = add_engine(

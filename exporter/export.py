@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from ..runtime.bundle.manifest import (
 from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.bundle.variant_info import QuantizationInfo, QuantizerInfo
 from ..runtime.device.ort.library import LEVELED, check_recurrent
-from ..runtime.errors import BundleError, ExportError
+from ..runtime.errors import BundleError, ExportError, MarsWarning
 from ..runtime.machine import available
 from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
@@ -111,6 +112,13 @@ def write_bundle(
     "cuda" is for ONNX Runtime, "appended" for older TensorRT. The options must have been checked. `kept` is
     of `keeping`.
     """
+    if checkpoint.trained_block not in (None, options.block):
+        warnings.warn(
+            f"block {options.block}: the checkpoint was trained with block {checkpoint.trained_block}; leave"
+            " --block out to use that",
+            MarsWarning,
+            stacklevel=3,
+        )
     stored, quantizer = checkpoint, None
     chooser = quantizer_for(options, checkpoint)
     if chooser is not None and options.quantization is not None:  # rotated, or codes of a calibration

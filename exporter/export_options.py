@@ -1,4 +1,4 @@
-"""The options of exports and engines. `mars-export onnx` and `trt` show them as they stand here."""
+"""The options of exports and engines. `mars-export onnx` and `trt` take their options from here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_CAPACITY, DEFAULT_PREFILL, MAX_ROWS, MAX_BLOCK, MAX_TOP_K = 1024, 128, 1
 
 
 def out_of_range(options: object) -> list[str]:
-    """What is wrong with the values of options, whatever the checkpoint."""
+    """Problems of the options' values that do not depend on the checkpoint."""
     wrong = broken(options).items()
     return [f"--{name.replace('_', '-')}{text.removeprefix(name)}" for name, text in wrong]
 
@@ -53,7 +53,7 @@ class Shapes:
         return capacity, min(DEFAULT_PREFILL, capacity) if self.prefill is None else self.prefill
 
     def problems(self, min_capacity: int, context_length: int) -> list[str]:
-        """What is wrong with the sizes. `min_capacity`: the fewest KV entries of a row."""
+        """Problems of the sizes. `min_capacity`: the fewest KV entries of a row."""
         problems, (capacity, prefill) = [], self.sizes(context_length)
         if not min_capacity <= capacity <= context_length:
             problems.append(
@@ -88,11 +88,11 @@ class EngineOptions(Shapes):
 class GraphOptions:
     """How weights are stored, what the graph returns, and how it is checked.
 
-    block: Slots of a decode step: the block the checkpoint was tuned with.
+    block: Slots of a decode step: the block that the checkpoint was trained with.
 
     Weights:
-    precision: Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 or w4a8 (activations in 8
-        bits too), or auto.
+    precision: Precision of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 or w4a8 (8-bit
+        activations), or auto.
     activations: Type in which quantized weights are computed: fp32, fp16 or bf16.
     group: int4 and int8: group size, the number of inputs that share a scale.
     head: How a quantized bundle stores lm_head: float, int8 or int4.
@@ -140,7 +140,7 @@ class ExportOptions(Shapes, GraphOptions):
         memory. By default int8 where --precision auto chooses one of them and the model allows it.
 
     Python only:
-    accuracy_level: Of int4 and int8 products in ONNX Runtime, 0 exact to 4 fast.
+    accuracy_level: Accuracy of int4 and int8 products in ONNX Runtime: 0 is exact, 4 is fast.
     """
 
     asymmetric: bool = False

@@ -23,7 +23,7 @@ def choose_precision(device: str = "cpu") -> tuple[str, str]:
     if device == "cuda":
         return "fp16", "the fastest on a GPU; for a smaller bundle: --precision int4 --calibration-text FILE"
     if device != "cpu":
-        raise ExportError(f"unknown device `{device}` (known: cpu, cuda)")
+        raise ExportError(f"unknown device `{device}` (known: cpu, cuda)", field="device")
     return "w8a8", f"the fastest on a CPU, byte products here: {byte_products()}; smaller: --precision w4a8"
 
 
@@ -43,7 +43,7 @@ def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
     nothing, with what they need.
     """
     if problems := out_of_range(options):
-        raise ExportError("; ".join(problems))
+        raise ExportError("; ".join(problems), field="options")
     given = {name for name in (*OF_CODES, *OF_FIXED) if getattr(options, name) != getattr(defaults, name)}
     without_codes = options.precision not in SCHEMES
     without_groups = options.precision in INTEGER and options.head != "int4"
@@ -58,7 +58,7 @@ def check_needs(options: ExportOptions, defaults: ExportOptions) -> None:
         if names
     ]
     if problems:
-        raise ExportError("; ".join(problems))
+        raise ExportError("; ".join(problems), field="options")
 
 
 def check_options(options: ExportOptions, dims: Dims) -> None:
@@ -93,22 +93,22 @@ def check_options(options: ExportOptions, dims: Dims) -> None:
     if options.fixed:
         problems += options.problems(options.block, context_length)
     if problems:
-        raise ExportError("; ".join(problems))
+        raise ExportError("; ".join(problems), field="options")
 
 
 def _problems_of_int8_kv(options: ExportOptions, dims: Dims) -> Iterator[str]:
     if options.precision not in INTEGER:
         yield f"--kv int8 is for --precision {' and '.join(INTEGER)}, not {options.precision}"
     if options.is_appended or options.fixed:
-        yield "--kv int8 has --kv-layout in-place, without --fixed"
+        yield "--kv int8 needs --kv-layout in-place and excludes --fixed"
     if dims.quirks.attention_cap:
-        yield "--kv int8 does not cap attention scores, as this checkpoint does"
+        yield "--kv int8 does not support capped attention scores, which this checkpoint has"
     if dims.head_dim % 4 or dims.head_dim > MAX_INT8_HEAD:
         yield f"--kv int8 needs heads of a multiple of 4, at most {MAX_INT8_HEAD}, not {dims.head_dim}"
 
 
 def _mtp_problems(options: ExportOptions) -> list[str]:
-    """What a checkpoint with an MTP layer cannot be exported with."""
+    """Problems of the options with an MTP layer."""
     problems = []
     if not 2 <= options.block <= MAX_MTP_BLOCK:
         problems.append(

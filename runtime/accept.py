@@ -31,7 +31,7 @@ def accept(
     eos_ids: Collection[int],
     limit: int,
 ) -> int:
-    """How many predictions to accept, from the left: the first, then each one whose confidence passes `tau`.
+    """The number of predictions to accept, from the left: the first, then each whose confidence passes `tau`.
 
     Nothing after an end-of-sequence token, and at most `limit`. `token_ids` and `confidences` have equal
     length, in position order.
@@ -43,7 +43,7 @@ def accept(
 def verify(
     token_ids: Sequence[int], draft_tokens: Sequence[int], eos_ids: Collection[int], limit: int
 ) -> int:
-    """How many of the model's own next tokens to accept, from the left: the first, then each one whose
+    """The number of the model's own next tokens to accept, from the left: the first, then each one whose
     preceding draft token was right.
 
     `token_ids[j]` is what the model predicts after `draft_tokens[:j]`. Nothing after an end-of-sequence

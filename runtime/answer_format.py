@@ -1,4 +1,4 @@
-"""The format that a request asks of its answer: schema, regex, choice, tools, separators, grammar.
+"""The format that a request requires of its answer: schema, regex, choice, tools, separators, grammar.
 
 Values are checked here, and bounded where compiling them would take minutes or gigabytes.
 """

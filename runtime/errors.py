@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 
 class MarsError(Exception):
-    """A problem that a user of mars-export can fix. The command line prints the message and exits with 1.
+    """A problem that a user of mars-export can fix. The command line prints the message and exits.
 
-    `code` is one of the codes that docs/serving.md lists; `field` is the setting at fault, or "prompt".
+    `code` is one of the codes that docs/serving.md lists; `field` is the wrong setting, "options" if it may
+    be one of several, or "prompt".
     """
 
     code = "failed"
@@ -18,6 +19,11 @@ class MarsError(Exception):
     def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
         super().__init__(message)
         self.code, self.field = code or self.code, field
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that ends with this error."""
+        return 1 if self.field is None else 2
 
 
 class CheckpointError(MarsError):

@@ -115,18 +115,20 @@ def own(name: str) -> Score:
     module, _, function = name.partition(":")
     if not module or not function.isidentifier():
         raise CalibrationError(
-            f"unknown score {name!r} (known: {', '.join(SCORES)}, or your own as module:function)"
+            f"unknown score {name!r} (known: {', '.join(SCORES)}, or your own as module:function)",
+            field="score",
         )
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
         call = getattr(importlib.import_module(module), function)
     except Exception as error:  # a module of the user's can fail in any way
-        raise CalibrationError(f"score {name}: {type(error).__name__}: {error}") from error
+        what = f"score {name}: {type(error).__name__}: {error}"
+        raise CalibrationError(what, field="score") from error
     finally:
         sys.path.remove(here)
     if not callable(call):
-        raise CalibrationError(f"score {name}: {function} is not a function")
+        raise CalibrationError(f"score {name}: {function} is not a function", field="score")
 
     def judge(output: Output, expected: Output) -> float:
         try:

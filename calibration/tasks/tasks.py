@@ -179,7 +179,7 @@ def _task(row: Any, number: int, default: Score) -> TaskRow:
         problems.append(str(error))
     texts = [source] if isinstance(source, str) else [message["content"] for message in source]
     if re.search("[\ud800-\udfff]", "".join([*texts, answer if isinstance(answer, str) else ""])):
-        problems.append("half of a surrogate pair is not text")
+        problems.append("a lone surrogate is not text")
     if problems:
         raise CalibrationError("; ".join(problems))
     return TaskRow(source, score, answer, limit, number, form=shape)

@@ -201,7 +201,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     num_exact = len(exact)
     exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, one_token_rows, qualities, 1.0, options.confidence)
-    short = f"half of the answers have {int(median(answers))} tokens or fewer: tau cannot help there"
+    short = f"half of the answers have {int(median(answers))} tokens or fewer, which tau cannot speed up"
     reasons = [f"{short}. tau stays 1"] if median(answers) <= SHORT_ANSWER else []
     metrics = () if reasons else options.metrics
     trials = [trial for m in metrics for trial in _sequence(calibrator, plan, references, qualities, m)]

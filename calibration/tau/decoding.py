@@ -30,8 +30,8 @@ class Outcome:
         return Output(self.text, self.token_ids)
 
     def num_shared(self, config: GenerationConfig) -> int:
-        """How many first steps at a safer tau `config` takes, too: up to one that ended with a prediction
-        which `config` accepts. Not for rows with a grammar."""
+        """The number of leading steps that `config` shares with a safer tau: up to a step that ended at a
+        prediction which `config` accepts. Not for rows with a grammar."""
         ends = (i for i, (_, end) in enumerate(self.steps) if end is not None and config.passes(end))
         return next(ends, len(self.steps))
 

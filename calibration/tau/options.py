@@ -77,13 +77,13 @@ class CalibrationOptions:
         unknown = [m for m in self.metrics if m not in METRICS]
         if unknown or not self.metrics or len(set(self.metrics)) < len(self.metrics):
             names = ", ".join(self.metrics) or "none"
-            problems.append(f"metrics must be different ones of {', '.join(METRICS)}, not {names}")
+            problems.append(f"metrics must be distinct values of {', '.join(METRICS)}, not {names}")
         elif self.taus and len(self.metrics) > 1:
             problems.append("taus can be given for one metric only")
         elif self.taus and self._are_disordered():
             problems.append("taus must be numbers that allow more than one token a step, from safe to fast")
         if problems:
-            raise CalibrationError("; ".join(problems))
+            raise CalibrationError("; ".join(problems), field="options")
 
     def _are_disordered(self) -> bool:
         falling = [-t for t in self.taus] if self.metrics[0] == "entropy" else list(self.taus)

@@ -1,4 +1,4 @@
-"""Finds the faster of some settings, and compares exact mode with the choice."""
+"""Times settings in interleaved rounds, chooses the fastest, and compares exact mode with the choice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def num_rows(all_rows: int, batch: int) -> int:
 
 
 def safest_tie(predicted: Mapping[str, float]) -> str:
-    """Of settings from safe to risky with these speeds, the first that the fastest has no lead over."""
+    """The first setting, from safe to risky, over which the fastest has no lead."""
     return next(name for name, speed in predicted.items() if max(predicted.values()) <= speed * TIE)
 
 

@@ -25,13 +25,20 @@ MAX_TEXT = 600  # characters of an answer on a page
 
 @dataclass(frozen=True, slots=True)
 class CalibrationReport:
-    """The contents of a report. `machine` describes the machine, `load` what else was running on it."""
+    """The contents of a report.
+
+    graph: the calibrated variant
+    machine: the machine
+    profile: of the chosen tau; None if tau stays 1
+    load: load average before the calibration; None if it is unknown
+    """
 
     task: str
     bundle: str
     machine: str
     calibration: Calibration
-    profile: Profile
+    graph: str
+    profile: Profile | None
     load: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,10 +69,9 @@ class CalibrationReport:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """The conditions of the result, as name and value."""
-        result, profile = self.calibration, self.profile
-        options = result.options
+        result, options = self.calibration, self.calibration.options
         left_out = f"; {len(result.too_long)} left out, too long" if result.too_long else ""
-        graph, same = profile.variant_sha256[:12], f"{result.exact.same} of {result.exact.num_rows} rows"
+        same = f"{result.exact.same} of {result.exact.num_rows} rows"
         bound = f"mean drop below {points(options.max_drop)} with {percent(options.confidence)} confidence"
         if not options.guarantee:
             bound = f"mean drop of these rows below {points(options.max_drop)}, without a guarantee"
@@ -74,7 +80,7 @@ class CalibrationReport:
             ("rows", f"{result.num_rows}, judged by {result.judges}{left_out}"),
             ("prompts, answers", f"{_span(result.prompt_range)} and {_span(result.answer_range)} tokens"),
             ("bound", bound),
-            ("bundle", f"{self.bundle}, variant {profile.variant}, {profile.precision}, graph {graph}"),
+            ("bundle", f"{self.bundle}, {self.graph}"),
             ("machine", f"{self.machine}, batch {options.batch}"),
             ("exact-mode check", f"{same} decoded in exact mode gave the one-token answer"),
         ]

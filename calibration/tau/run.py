@@ -23,7 +23,7 @@ from ..options import StateOptions
 from ..rounds import Progress
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import data_hash
-from .calibrate import Calibration, Calibrator, calibrate
+from .calibrate import Calibration, Calibrator, Candidate, calibrate
 from .options import CalibrationOptions, setting
 from .report import CalibrationReport, markdown
 
@@ -103,8 +103,8 @@ def conditions(request: CalibrationRequest, session: Session, plan: Plan) -> dic
 
 
 def run(request: CalibrationRequest, progress: Progress | None = None) -> CalibrationReport:
-    """Calibrate, write the report's folder, and store the profile. After an interruption the folder keeps the
-    decoded rows.
+    """Calibrate, write the report's folder, and store the profile, if a tau was chosen. After an interruption
+    the folder keeps the decoded rows.
 
     Raises CalibrationError for an unsuitable task, option or state, before anything is decoded.
     """
@@ -134,22 +134,30 @@ def run(request: CalibrationRequest, progress: Progress | None = None) -> Calibr
         bundle=request.bundle.name,
         machine=request.machine,
         calibration=result,
-        profile=_profile(request, session, result, plan),
+        graph=_graph(session),
+        profile=None if result.chosen is None else _profile(request, session, result, result.chosen, plan),
         load=busy,
     )
     text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
     (request.folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
     (request.folder / PAGE_FILE).write_text(markdown(report), encoding="utf-8")
-    if request.store:
+    if request.store and report.profile is not None:
         profiles.store(request.bundle, report.profile)
     return report
 
 
-def _profile(request: CalibrationRequest, session: Session, result: Calibration, plan: Plan) -> Profile:
-    """The choice as a profile of the bundle; tau 1 if no other could be shown."""
+def _graph(session: Session) -> str:
+    """The variant that was calibrated, with the hash of its graph."""
+    variant = session.variant
+    return f"variant {variant.name}, {variant.precision}, graph {identity(session)['graph'][:12]}"
+
+
+def _profile(
+    request: CalibrationRequest, session: Session, result: Calibration, choice: Candidate, plan: Plan
+) -> Profile:
+    """The choice as a profile of the bundle."""
     manifest, variant = session.bundle.manifest, session.variant
-    choice, options = result.chosen, result.options
-    point, exact = choice.measured if choice else result.one_token, result.exact
+    options, point, exact = result.options, choice.measured, result.exact
     evidence = {
         "task": request.task_name,
         "data_sha256": data_hash(plan.tasks),
@@ -157,8 +165,8 @@ def _profile(request: CalibrationRequest, session: Session, result: Calibration,
         "judged_by": result.judges,
         "max_drop": options.max_drop,
         "confidence": options.confidence if options.guarantee else None,
-        "drop": choice.drop if choice else 0.0,
-        "drop_bound": choice.drop_bound if choice else 0.0,
+        "drop": choice.drop,
+        "drop_bound": choice.drop_bound,
         "quality": point.quality,
         "quality_one_token": result.one_token.quality,
         "tokens_per_forward": point.tokens_per_forward,

@@ -25,7 +25,7 @@ class Keys {
             line.erase(std::find_if_not(line.rbegin(), line.rend(), is_blank).base(), line.end());
             if (line.empty() || line.front() == '#') continue;
             if (!std::all_of(line.begin(), line.end(), [](unsigned char c) { return c > ' ' && c < 127; }))
-                throw std::runtime_error(path + ": a key has spaces or characters that no header can carry");
+                throw std::runtime_error(path + ": a key has spaces or characters that a header cannot carry");
             keys_.push_back(line);
         }
         if (keys_.empty()) throw std::runtime_error(path + ": no key in it; write one a line");

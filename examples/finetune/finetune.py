@@ -247,9 +247,9 @@ def main(arguments: list[str] | None = None) -> None:
     ours = score(model, tests, mask_id, 0 if args.one_token else args.block - 1) if tests else {}
     cells = [(name, f"{of_base[name]:.2f}", f"{value:.2f}") for name, value in ours.items()]
     print_table((f"{len(tests)} held-out answers", "base", "fine-tuned"), cells, of_numbers=True)
-    save(model, base, args.out)
+    save(model, base, args.out, None if args.one_token else args.block)
     say(f"{run.state['step']} steps in {run.state['seconds']:.0f} s; next:")
-    say(f"mars-export onnx {args.out} -o {args.out.name}.bundle --block {args.block}")
+    say(f"mars-export onnx {args.out} -o {args.out.name}.bundle")
 
 
 if __name__ == "__main__":

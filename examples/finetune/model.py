@@ -96,8 +96,10 @@ def with_lora(model: Any, base: Base, mask_id: int, rank: int) -> Any:
     return made
 
 
-def save(model: Any, base: Base, out: Path) -> None:
-    """An adapter directory; a whole model after full training, or if the embedding has a new row."""
+def save(model: Any, base: Base, out: Path, block: int | None) -> None:
+    """An adapter directory; a whole model after full training, or if the embedding has a new row. The export
+    reads the block from tokenizer_config.json."""
+    base.tokenizer.init_kwargs["mars_block"] = block
     base.tokenizer.save_pretrained(out)
     if isinstance(model, PeftModel) and model.config.vocab_size != base.rows:
         model = model.merge_and_unload()

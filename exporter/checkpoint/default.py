@@ -78,7 +78,7 @@ def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
 
 
 def _conversion_path(digest: str, kind: str = "") -> Path:
-    """Where a conversion is kept. Raises CheckpointError if the user has no cache directory."""
+    """The path of a conversion in the cache. Raises CheckpointError if the user has no cache directory."""
     directory = cache_dir()
     if directory is None:
         raise CheckpointError(f"there is no home directory to keep the base model in; set {CACHE_VARIABLE}")

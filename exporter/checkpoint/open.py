@@ -80,8 +80,8 @@ class Checkpoint:
     """A checkpoint whose tensors are ready to stream.
 
     `source` and `revision` name its origin, for the bundle's manifest. `model` and `adapter` are the
-    directories that were read. `trained_masks`: masks of a block in training; None if unknown, 0 for a model
-    without masks.
+    directories that were read. `trained_masks`: masks of a block in training, if a step may have one more at
+    most; None if unknown, 0 for a model without masks. `trained_block`: the block that it records.
     """
 
     source: str
@@ -93,13 +93,14 @@ class Checkpoint:
     adapter: Path | None = None
     long_context: bool = False
     trained_masks: int | None = None
+    trained_block: int | None = None
 
     @property
     def block(self) -> int:
         """The block of an export by default: with an MTP layer, the next token and its draft tokens."""
         if self.dims.mtp:
             return 1 + self.dims.mtp.drafts
-        return self.trained_masks + 1 if self.trained_masks else DEFAULT_BLOCK
+        return self.trained_block or DEFAULT_BLOCK
 
     @property
     def masks(self) -> int | None:
@@ -196,7 +197,19 @@ def open_checkpoint(
         adapter=None if directory == model else directory,
         long_context=long_context,
         trained_masks=trained if masks else 0,
+        trained_block=(trained + 1 if trained else _recorded_block(directory, model)) if masks else None,
     )
+
+
+def _recorded_block(*directories: Path) -> int | None:
+    """The `mars_block` of the first tokenizer_config.json that has one. examples/finetune writes it."""
+    for path in (directory / "tokenizer_config.json" for directory in directories):
+        block = read_json(path).get("mars_block") if path.is_file() else None
+        if block is not None and not is_integer(block, 1):
+            raise CheckpointError(f"{path}: `mars_block` must be an integer of 1 or more, not {shown(block)}")
+        if block is not None:
+            return block
+    return None
 
 
 def _warn_of_other_loops(location: str) -> None:
@@ -288,5 +301,5 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{name}: no such directory here, and the hub gave an error ({type(error).__name__}: {detail})"
+            f"{name}: no such directory, and the hub returned an error ({type(error).__name__}: {detail})"
         ) from error

@@ -40,7 +40,7 @@ class Tensors(Protocol):
 
 
 Entry = tuple[Path, np.dtype, tuple[int, ...], int]
-"""Where a tensor is stored: file, type, shape, and offset in bytes."""
+"""The location of a stored tensor: file, type, shape, and offset in bytes."""
 
 
 class StoredTensors:

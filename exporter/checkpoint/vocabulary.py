@@ -68,7 +68,7 @@ def read_vocabulary(
     if masks:
         name, mask_id = _find_mask(where, tokenizer, loaded.mask_token, config, mask_token)
     elif mask_token is not None:
-        raise CheckpointError(f"{where}: no step feeds a mask token here; leave --mask-token out")
+        raise CheckpointError(f"{where}: --mask-token has no effect without masks; leave it out")
     if mask_id is not None and not 0 <= mask_id < vocab_size:
         raise CheckpointError(
             f"{where}: the mask token `{name}` has id {mask_id}, outside the embedding of {vocab_size} rows;"

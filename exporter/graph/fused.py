@@ -1,4 +1,4 @@
-"""A decoder layer before and after its attention, as functions of the model that are called by one node each.
+"""The parts of a decoder layer before and after its attention, as model functions that one node each calls.
 
 ONNX Runtime replaces such a node by the function's nodes, unless the session has the operator of
 mars-export-kernels, which has the function's name. The products in it are calls of QuantizedMatMul, for

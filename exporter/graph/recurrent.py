@@ -1,4 +1,4 @@
-"""Writes the recurrent layers of a hybrid: gated delta nets, whose saved states lag.
+"""Writes the recurrent layers of a hybrid: gated delta nets with states saved a step late.
 
 A state cannot forget a token, so a step never saves one that has a token which may still be rejected. Between
 two steps a row has the state before the last step's first output, and `inputs`: what the layer computed of
@@ -8,8 +8,8 @@ the tokens just before that state, which the convolution reads, and of those fro
    those that are known now, and saves it;
 2. runs the other slots from there. It saves their `inputs`, and drops the state that they give.
 
-Where a row has fewer tokens in a part than another, its rates and log-decays are 0, which leaves the state as
-it is, bit for bit.
+If a row has fewer tokens in a part than another row, its rates and log-decays are 0, which leaves its state
+unchanged, bit for bit.
 
 Shapes in comments: b rows, s slots, o outputs, e numbers of an entry, w tokens that the convolution reads
 before its own. A place is a slot relative to the row's `kv_length`; those below 0 are in `inputs`.

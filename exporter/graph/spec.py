@@ -1,4 +1,4 @@
-"""What a step graph is: its settings, its inputs and its outputs."""
+"""The settings, inputs and outputs of a step graph."""
 
 from __future__ import annotations
 

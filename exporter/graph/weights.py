@@ -143,8 +143,8 @@ def weight_recipes(
 
 
 def _mtp(dims: Dims, precision: str, quantization: Quantization | None) -> Iterator[WeightRecipe]:
-    """What an MTP layer has besides the weights of any layer: its input, the norms, and the rows of lm_head
-    for the shortlist.
+    """The weights that only an MTP layer has: its input, the norms, and the rows of lm_head for the
+    shortlist.
     """
     assert dims.mtp is not None
     form, prefix, plus = dims.mtp, f"layers.{dims.num_layers}.mtp", dims.quirks.norm_offset
@@ -167,7 +167,7 @@ def _mtp(dims: Dims, precision: str, quantization: Quantization | None) -> Itera
 
 
 def _recurrent(i: int) -> Iterator[WeightRecipe]:
-    """What a recurrent layer has besides Linear maps. Its norm is stored as it is in every family."""
+    """The weights of a recurrent layer, except Linear maps. Its norm is stored as it is in every family."""
     parts = {"convolution": names.CONVOLUTION, "recurrent_norm": names.RECURRENT_NORM}
     sources = {f"{name}.weight": names.weight(i, part) for name, part in parts.items()}
     prefix = names.layer(i)

@@ -67,7 +67,7 @@ class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
             app(self.args.arguments, prog_name="optimum-cli export mars")
         except MarsError as error:
             print_error(error)
-            sys.exit(1)
+            sys.exit(error.exit_code)
 
 
 REGISTER_COMMANDS = [(MarsExportCommand, ExportCommand)]

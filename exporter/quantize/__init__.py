@@ -1,1 +1,1 @@
-"""Codes chosen with a calibration text, layer by layer, so that what the layers compute changes least."""
+"""Chooses codes with a calibration text, layer by layer, so that the layers' outputs change least."""

@@ -77,14 +77,17 @@ def choose_quantizer(
     Raises ExportError for options that do not fit together.
     """
     if name not in QUANTIZERS:
-        raise ExportError(f"--quantizer must be one of {', '.join(QUANTIZERS)}, not {name}")
+        what = f"--quantizer must be one of {', '.join(QUANTIZERS)}, not {name}"
+        raise ExportError(what, field="quantizer")
     if storage is None:
         if name != "auto" or text is not None:
-            raise ExportError(f"--quantizer and --calibration-text are for --precision {', '.join(SCHEMES)}")
+            what = f"--quantizer and --calibration-text are for --precision {', '.join(SCHEMES)}"
+            raise ExportError(what, field="quantizer")
         return None
     if name == "round":
         if text is not None:
-            raise ExportError("--quantizer round reads no text; leave out --calibration-text or --quantizer")
+            what = "--quantizer round reads no text; leave out --calibration-text or --quantizer"
+            raise ExportError(what, field="quantizer")
         return Quantizer("round")
     is_default = checkpoint.source == default.NAME and not storage.is_integer
     if text is None and is_default and (name == "gptq" or storage.scheme == "int4"):
@@ -96,7 +99,8 @@ def choose_quantizer(
         return Quantizer("gptq", None, "codes: gptq, on a built-in text (faster: --quantizer round)")
     if name == "gptq":
         raise ExportError(
-            f"--quantizer gptq needs a text to calibrate with: {HOW}; or choose --quantizer round"
+            f"--quantizer gptq needs a text to calibrate with: {HOW}; or choose --quantizer round",
+            field="quantizer",
         )
     if storage.scheme == "int4":
         return Quantizer(

@@ -1,4 +1,4 @@
-"""Rotates a model's hidden states so that 8 bits keep more of them. What the model computes stays the same.
+"""Rotates a model's hidden states so that 8-bit codes lose less. What the model computes stays the same.
 
 A few channels of a hidden state are much larger than the others, so that one scale for a token leaves few
 codes to the others. A rotation spreads them over all channels (QuaRot, arXiv 2404.00456). It is folded into

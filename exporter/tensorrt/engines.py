@@ -194,10 +194,12 @@ def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: i
     if block is not None and block != manifest.block:
         raise ExportError(
             f"{bundle.path} is a bundle of block {manifest.block}, not {block}; leave --block out or give"
-            f" the checkpoint"
+            f" the checkpoint",
+            field="block",
         )
     if precision is not None and precision not in PRECISIONS:
-        raise ExportError(f"--precision must be one of {', '.join(PRECISIONS)}, not {precision}")
+        what = f"--precision must be one of {', '.join(PRECISIONS)}, not {precision}"
+        raise ExportError(what, field="precision")
     name = FLOATS.get(precision or "", precision)
     graphs = [v for v in manifest.variants if v.backend == "onnx" and not v.is_fixed]
     found = {v.kv_layout: v for v in reversed(graphs) if name in (None, v.precision)}

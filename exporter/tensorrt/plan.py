@@ -109,7 +109,8 @@ class EnginePlan:
 def make_plan(options: EngineOptions, block: int, context_length: int) -> EnginePlan:
     """Plan an engine. Raises ExportError for unknown or contradictory options or a host without a GPU."""
     if options.target not in (HOST, *TARGETS):
-        raise ExportError(f"unknown target `{options.target}` (known: {HOST}, {', '.join(TARGETS)})")
+        what = f"unknown target `{options.target}` (known: {HOST}, {', '.join(TARGETS)})"
+        raise ExportError(what, field="target")
     target = _host() if options.target == HOST else TARGETS[options.target]
     reason = _reason(target) or (None if options.build else "--no-build was given")
     capacity, prefill = _sizes(options, block, context_length)
@@ -146,7 +147,7 @@ def _reason(target: Target) -> str | None:
     if target.backend == RTX:
         return None
     gpu, capabilities = find_gpu(), ", ".join(target.compute_capabilities)
-    needs = f"full TensorRT builds on the GPU it is for ({capabilities})"
+    needs = f"full TensorRT builds only on the target GPU ({capabilities})"
     if isinstance(gpu, str):
         return f"{needs}, and {gpu}"
     if gpu.capability not in target.compute_capabilities:
@@ -175,7 +176,7 @@ def _sizes(options: EngineOptions, block: int, context_length: int) -> tuple[int
     if not problems and capacity % unit:
         problems.append(f"--capacity must be a multiple of {unit} with --batch above 1, not {capacity}")
     if problems:
-        raise ExportError("; ".join(problems))
+        raise ExportError("; ".join(problems), field="options")
     return capacity, prefill
 
 

@@ -1,4 +1,4 @@
-"""Where the library with the operators of w8a8 layers is, and what it runs on here."""
+"""Finds the library with the operators of w8a8 layers, and the instruction set that it uses here."""
 
 from ctypes import CDLL, c_char_p
 from pathlib import Path

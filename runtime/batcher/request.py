@@ -189,9 +189,7 @@ class Request(Answer):
         """Pass the items to `sink`, those so far at once. It is called in any thread, and returns at once."""
         with self._lock:
             if self._sink is not None:
-                raise SessionError(
-                    "another reader has the events of this request; each is delivered once: read `completion`"
-                )
+                raise SessionError("the events of this request already have a reader; use `completion`")
             self._sink = sink
             if self.has_started:
                 self._send(None)

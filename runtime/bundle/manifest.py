@@ -30,10 +30,10 @@ INTEGER = ("w8a8", "w4a8")  # precisions whose products are of integers
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", *INTEGER)
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NAME_WORDS = "a name of letters, digits, dots, dashes and underscores, 64 at most,"
+NAME_WORDS = "a name of at most 64 letters, digits, dots, dashes and underscores"
 GRAMMAR_FILE = re.compile(r"grammar-[0-9a-f]{16}\.dfa")
 GRAMMAR_KINDS = ("schema", "tools", "regex", "choice")
-VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
+VERSION = re.compile(r"([0-9]{1,9})(?:\.|$)")
 
 Name = Annotated[str, matching(NAME, NAME_WORDS)]
 Count = Annotated[int | None, integer(1, high=2**53)]
@@ -57,7 +57,7 @@ class RecurrentInfo:
     width: Annotated[int, integer(0, high=2**12)]
 
     def shapes(self, outputs: int) -> dict[str, tuple[int, ...]]:
-        """What a row keeps between steps of at most `outputs` outputs, by name suffix of the tensor."""
+        """Shapes of a row's tensors between steps of at most `outputs` outputs, by name suffix."""
         shapes = {
             "inputs": (self.width + outputs, self.inputs),
             "state": (self.heads, self.key_dim, self.value_dim),
@@ -235,7 +235,7 @@ class Variant:
         if not {"token_ids", "confidence"} <= set(self.outputs) <= set(OUTPUTS):
             yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
-            yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
+            yield "outputs", "topk_ids and topk_logprobs must both be listed, or neither"
         is_plain = self.is_integer and (self.backend, self.kv_layout) == ("onnx", "in-place")
         if self.kv_dtype == "int8" and not is_plain:
             yield "kv_dtype", "int8 is for w8a8 and w4a8 graphs of ONNX Runtime in the in-place layout"
@@ -380,7 +380,7 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
         yield f"{where}: {used[path]} uses `{path[:80]}`, which `files` does not list"
     for profile in manifest.profiles:
         if profile.variant not in variants:
-            yield f"{where}: profile `{profile.name}` is for variant `{profile.variant}`, which is not there"
+            yield f"{where}: profile `{profile.name}` is for variant `{profile.variant}`, which is missing"
     model, tokens = manifest.model, manifest.tokens
     if model.num_heads % model.num_kv_heads:
         yield f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
@@ -395,4 +395,4 @@ def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
     if tokens.mask in tokens.eos:
         yield f"{where}.tokens: the mask token cannot end a sequence"
     if not masks and manifest.masks != 0:
-        yield f"{where}.tokens.mask: null needs masks 0"
+        yield f"{where}.tokens.mask: null is valid only with masks 0"

@@ -43,7 +43,7 @@ class Bundle:
             if variant.name == name:
                 return variant
         known = ", ".join(v.name for v in self.manifest.variants)
-        raise BundleError(f"{self.path}: no variant `{name}` (there are: {known})")
+        raise BundleError(f"{self.path}: no variant `{name}` (there are: {known})", field="variant")
 
 
 def open_bundle(
@@ -82,13 +82,13 @@ def open_bundle(
 def _too_large(manifest: Manifest, num_bytes: int) -> Iterator[str]:
     """Sizes beyond those of any export; docs/security.md explains each limit."""
     if num_bytes > SAFE_MANIFEST:
-        yield f"the manifest has {num_bytes} bytes, {SAFE_MANIFEST} are taken"
+        yield f"the manifest has {num_bytes} bytes, {SAFE_MANIFEST} are allowed"
     if len(manifest.files) > SAFE_FILES:
-        yield f"there are {len(manifest.files)} files, {SAFE_FILES} are taken"
+        yield f"there are {len(manifest.files)} files, {SAFE_FILES} are allowed"
     parsed = manifest.graphs | ({manifest.text.tokenizer} if manifest.text is not None else set())
     for entry in manifest.files:
         if entry.path in parsed and entry.size > SAFE_PARSED:
-            yield f"{entry.path} has {entry.size} bytes, {SAFE_PARSED} are taken"
+            yield f"{entry.path} has {entry.size} bytes, {SAFE_PARSED} are allowed"
 
 
 def _no_bundle(path: str, directory: Path) -> str:

@@ -38,18 +38,18 @@ def find(bundle: Bundle, variant: Variant, name: str) -> Profile:
 def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[str]:
     """Why a profile does not apply to `variant` of this bundle; empty if it applies."""
     if profile.variant != variant.name:
-        return [f"it was calibrated on variant {profile.variant}, {variant.name} is running"]
+        return [f"it was calibrated on variant {profile.variant}, but {variant.name} is running"]
     reasons = []
     if profile.variant_sha256 != sha256_of(manifest, variant.file):
         reasons.append(f"the graph {variant.file} is not the one it was calibrated on")
     if profile.weights_sha256 is not None and profile.weights_sha256 != sha256_of(manifest, variant.weights):
         reasons.append("the weights are not those it was calibrated on")
     if profile.precision is not None and profile.precision != variant.precision:
-        reasons.append(f"it was calibrated in {profile.precision}, {variant.precision} is running")
+        reasons.append(f"it was calibrated in {profile.precision}, but {variant.precision} is running")
     if profile.accuracy_level != variant.accuracy_level:
         reasons.append(
             f"it was calibrated at accuracy level {profile.accuracy_level},"
-            f" {variant.accuracy_level} is running"
+            f" but {variant.accuracy_level} is running"
         )
     return reasons
 

@@ -26,7 +26,7 @@ class ThinkingMarks:
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.open or not self.close:
-            yield "", "two texts are expected that are not empty"
+            yield "", "two non-empty strings are expected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ChatTurns:
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if START not in self.between or not self.after:
-            yield "", "no conversation can begin or end"
+            yield "", "a text at the start and one after the last message are needed"
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         """The prompt of `messages` ({role, content}), or None if the table does not cover them."""

@@ -27,7 +27,6 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
     """Show the contents of a bundle."""
     from ..bundle.manifest import NOT_BATCH_INVARIANT
     from ..bundle.open import open_bundle
-    from ..device.states import state_bytes
     from ..machine import byte_products
 
     manifest = open_bundle(bundle, safe=safe).manifest
@@ -56,7 +55,9 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
         of = f", of {model.mtp_shortlist:,} tokens" if model.mtp_shortlist else ""
         say(f"draft     MTP layer: {model.mtp_drafts} draft tokens a step{of}")
     if (net := model.recurrent) is not None:
-        size = f"{state_bytes(net) / 1e6:.1f} MB of states a row"
+        from ..device.states import state_bytes
+
+        size = f"{state_bytes(net) / 1e6:.1f} MB of states per row"
         say(f"recurrent {len(net.layers)} of {model.num_layers} layers, {size}, on a CPU only")
     rows = []
     for v in manifest.variants:
@@ -73,7 +74,7 @@ def inspect(bundle: BundleArgument, safe: Safe = True, as_json: Json = False) ->
     for v in manifest.variants:
         if v.quantization is not None and not v.is_fixed and not v.is_engine:
             q = v.quantization
-            grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
+            grain = f"groups of {q.group_size}" if q.group_size else "one scale per channel"
             say(
                 f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
                 f" lm_head {q.head}, embedding {q.embedding}{_codes_of(q.quantizer)}"
@@ -217,9 +218,9 @@ def pull(
     from . import pull as pulled
 
     if pulled.is_release_file(source) and revision is not None:
-        raise MarsError("--revision is for repositories; a release file has --sha256")
+        raise MarsError("--revision is for repositories; use --sha256 for a release file", field="revision")
     if not pulled.is_release_file(source) and sha256 is not None:
-        raise MarsError("--sha256 is for release files; a repository has --revision")
+        raise MarsError("--sha256 is for release files; use --revision for a repository", field="sha256")
     target = output or Path(pulled.default_name(source))
     manifest = pulled.pull(source, target, revision=revision, sha256=sha256)
     if as_json:

@@ -183,7 +183,7 @@ def chat(
         try:
             if was_interrupted:
                 with uninterrupted():
-                    err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+                    err.print("\n(Ctrl-D or /quit to leave)", style="dim")
                 was_interrupted = False
             for line in iter(lambda: read(False), None) if as_json else questions(read):
                 if line.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):

@@ -13,14 +13,13 @@ import typer
 from ..errors import MarsError
 from ..terminal.console import err, out, print_error, print_json, progress_bars, visible
 from ..terminal.options import BundleArgument, Count, Json, takes_options
-from ..text.toolcalls import ToolCall
 from .options import AnswerOptions, SessionOptions, Settings
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
     from ..session.answer import Completion, Stream
     from ..session.session import Session
-    from ..text.toolcalls import ToolStream
+    from ..text.toolcalls import ToolCall, ToolStream
 
 
 def show(stream: Stream, *, runs: bool, quiet: bool, reader: ToolStream | None = None) -> Completion:
@@ -28,24 +27,27 @@ def show(stream: Stream, *, runs: bool, quiet: bool, reader: ToolStream | None =
 
     With a `reader`, each call has its own line.
     """
-    bars, task, odd = progress_bars(), None, False
-    page = Page(reader)
+    bars, page, odd = None, Page(reader), False
+    task: Any = None
     try:
         for event in stream:
             if not event.token_ids and event.finish_reason is None:
-                if task is None:
+                if bars is None:
+                    bars = progress_bars()
                     task = bars.add_task("prompt", total=stream.stats.prompt_tokens, note="")
                     bars.start()
                 bars.update(task, completed=stream.prefilled)
                 continue
-            bars.stop()  # before any text: a live bar would capture standard output
+            if bars is not None:
+                bars.stop()  # before any text: a live bar would capture standard output
             if not quiet:
                 page.add(event.text, "black on cyan" if runs and odd else None)
             odd = not odd
     except KeyboardInterrupt:
         stream.cancel()
     finally:
-        bars.stop()
+        if bars is not None:
+            bars.stop()
     if not quiet:
         page.end()
     return stream.completion
@@ -73,10 +75,9 @@ class Page:
 
     def _show(self, items: list[str | ToolCall], style: str | None) -> None:
         for item in items:
-            is_call = isinstance(item, ToolCall)
-            if self._is_begun and (is_call or self._is_call):
+            was_call, self._is_call = self._is_call, not isinstance(item, str)
+            if self._is_begun and (was_call or self._is_call):
                 out.print()
-            self._is_call = is_call
             if isinstance(item, str):
                 self._print(item, style)
                 continue
@@ -166,7 +167,7 @@ class AskOptions:
     def text(self) -> str:
         """The prompt. Raises MarsError."""
         if self.prompt is not None and self.file is not None:
-            raise MarsError("use either --prompt or --file, not both")
+            raise MarsError("use either --prompt or --file, not both", field="prompt")
         try:
             if self.file is not None:
                 return self.file.read_text(encoding="utf-8")
@@ -176,11 +177,12 @@ class AskOptions:
                 err.print("Reading the prompt from standard input; Ctrl-D ends it.", style="dim")
             if not (text := sys.stdin.buffer.read().decode("utf-8")):
                 raise MarsError(
-                    "standard input is empty; give the prompt with -p TEXT or -f FILE, or pipe it in"
+                    "standard input is empty; give the prompt with -p TEXT or -f FILE, or pipe it in",
+                    field="prompt",
                 )
             return text
         except UnicodeDecodeError as error:
-            raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
+            raise MarsError(f"the prompt is not UTF-8 text ({error})", field="prompt") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ def generate(
         words = quote(" ".join(context.args))
         raise typer.BadParameter(f"give the prompt with -p: mars-export generate {bundle} -p {words}")
     if ask.number > 1 and not settings.get("temperature"):
-        raise MarsError(f"--n {ask.number}: greedy answers are all equal; add --temp")
+        raise MarsError(f"--n {ask.number}: greedy answers are all equal; add --temp", field="number")
     text, cache_block = ask.text, once.cache_block
     session = model.open(bundle)
     config = answers.config(session, settings | {"max_new_tokens": max_new_tokens})

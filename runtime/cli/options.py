@@ -1,4 +1,4 @@
-"""Options that several commands share, as dataclasses, and the decorator that reads them."""
+"""Options that several commands share, as dataclasses."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def serve(
             metavar="FILE",
             callback=read_config,
             is_eager=True,
-            help="TOML file of these options: port = 80, bundles = [...]. The command line comes first, then"
-            " variables, then the file.",
+            help="TOML file of these options: port = 80, bundles = [...]. The command line overrides"
+            " environment variables, which override the file.",
         ),
     ] = None,
     context: typer.Context,
@@ -187,7 +187,7 @@ def _names(bundles: list[Path], served: tuple[str, ...]) -> dict[str, Path]:
     """The bundles by model name: --served-model-name, or the directory's name without .bundle."""
     if served and len(served) != len(bundles):
         raise typer.BadParameter(
-            f"one name for each bundle is expected: {len(bundles)}, not {len(served)}",
+            f"one name per bundle is expected: {len(bundles)}, not {len(served)}",
             param_hint="--served-model-name",
         )
     names: dict[str, Path] = {}
@@ -195,7 +195,8 @@ def _names(bundles: list[Path], served: tuple[str, ...]) -> dict[str, Path]:
     for path, name in zip(bundles, served or folders, strict=True):
         if name in names:
             raise MarsError(
-                f"{path} and {names[name]} have the same name, {name}; use --served-model-name for each"
+                f"{path} and {names[name]} have the same name, {name}; use --served-model-name for each",
+                field="served_model_name",
             )
         names[name] = path
     return names

@@ -1,4 +1,4 @@
-"""How many sequences fit in the KV memory of a service."""
+"""Computes how many sequences fit in the KV memory of a service."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class KvBudget:
             need, given = (n * self.entry_bytes / 1e6 for n in (self.entries(seq), self.row_entries))
             raise SessionError(
                 f"a prompt of {seq.stats.prompt_tokens} tokens with max_new_tokens"
-                f" {seq.config.max_new_tokens} may take {need:.2f} MB of KV memory, this service"
-                f" gives {given:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
+                f" {seq.config.max_new_tokens} may need {need:.2f} MB of KV memory, but this service"
+                f" allows {given:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
             )
 
     def entries(self, seq: Sequence) -> int:

@@ -143,8 +143,8 @@ class GenerationConfig:
             problems.append((names[0], f"{' and '.join(names)} exclude each other: give one of them"))
         if self.exact is True and self.tau is not None:
             problem = (
-                "exact and tau exclude each other: exact gives the one-token text whatever is"
-                f" proposed, tau {self.tau!r} accepts what is likely; give one of them"
+                f"exact and tau exclude each other: exact verifies every token, tau {self.tau!r} accepts"
+                " likely tokens without verification; give one of them"
             )
             problems.append(("tau", problem))
         if problems:

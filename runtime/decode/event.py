@@ -1,4 +1,4 @@
-"""What a step adds to an answer."""
+"""Events: the tokens and the text that a step adds to an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of a service: how much runs at once, and how much one request may ask for."""
+"""The limits of a service, on running work and on single requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Maximum = Annotated[int | None, integer(1, "1 or more")]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much runs at once, and how much one request may ask for; None is no limit.
+    """Limits on running work and on single requests; None means no limit.
 
     Limits:
     max_rows: Requests that run at once.
@@ -55,12 +55,12 @@ class Limits:
     cache_block: Count = 1
 
     def __post_init__(self) -> None:
-        problems = list(broken(self).values())
+        problems = broken(self)
         for name in ("max_rows", "max_waiting"):
             if not problems and getattr(self, name) > MAX_PLACES:
-                problems.append(f"{name} must be at most {MAX_PLACES}, not {getattr(self, name)!r}")
+                problems[name] = f"{name} must be at most {MAX_PLACES}, not {getattr(self, name)!r}"
         if problems:
-            raise SessionError("; ".join(problems))
+            raise SessionError("; ".join(problems.values()), field=next(iter(problems)))
 
     @property
     def max_of_client(self) -> int:
@@ -81,7 +81,7 @@ class Limits:
             ("eos_ids", "eos_ids", len(config.eos_ids or ()), self.max_stops),
         ]
         problems = {
-            field: f"{asked} {name} are asked for, this service allows at most {limit}; ask for fewer"
+            field: f"{asked} {name} are requested, this service allows at most {limit}; request fewer"
             for field, name, asked, limit in requests
             if limit is not None and asked > limit
         }

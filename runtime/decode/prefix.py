@@ -368,7 +368,7 @@ def _longest(keys: list[bytes], key: bytes) -> tuple[int, bytes]:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many ids two keys have in common at their beginning."""
+    """The number of leading ids that two keys share."""
     if one[:4] != other[:4]:  # the usual end of a search that finds nothing
         return 0
     size = min(len(one), len(other))

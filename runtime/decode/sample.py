@@ -255,7 +255,7 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
 
 
 def _find(logits: np.ndarray, ids: np.ndarray, weights: np.ndarray, sum_before: float) -> tuple[int, float]:
-    """Of `ids`, sorted from the likeliest on, the first with which the sum of the weights is greater than
+    """The first of `ids`, sorted from the likeliest on, with which the sum of the weights is greater than
     `sum_before`, or else the last one; and that sum. `ids` rise.
     """
     skipped = 0.0

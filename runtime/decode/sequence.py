@@ -82,9 +82,8 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stats = stats or Stats()
         self.stats.prompt_tokens = len(prompt)
-        self.pass_rates = PassRates()
+        self.pass_rates, self.mask_rates = PassRates(), MaskRates()
         self.acceptance_rates = acceptance_rates or AcceptanceRates()
-        self.mask_rates = MaskRates()
         self.draft_tokens = NONE
         self.prompt_lookup = PromptLookup(config.prompt_lookup) if config.prompt_lookup else None
 

@@ -19,7 +19,7 @@ INSTALL = (
     "pip install 'cuda-bindings<13' for a driver of CUDA 12, 'cuda-bindings>=13' for one of CUDA 13,"
     " 'mars-export[jetson]' on a Jetson"
 )
-NO_DRIVER = "no NVIDIA GPU with a working driver is here (check with nvidia-smi)"
+NO_DRIVER = "no NVIDIA GPU with a working driver was found (check with nvidia-smi)"
 
 
 @dataclass(frozen=True, slots=True)

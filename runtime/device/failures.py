@@ -1,4 +1,4 @@
-"""Why steps fail: CUDA errors that end the process, and lack of memory."""
+"""Failures of steps: CUDA errors that end the process, and lack of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LASTING = {
     "cudaErrorTensorMemoryLeak": 721,
     "cudaErrorExternalDevice": 911,
 }
-RESTART = "; nothing computes on the GPU in this process any more: start it again"
+RESTART = "; this process cannot use the GPU any more: restart it"
 # ONNX Runtime: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..."
 _NUMBER = re.compile(r"\bCUDA (?:failure|error) (\d{3})\b")
 

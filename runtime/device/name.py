@@ -24,16 +24,18 @@ class DeviceName:
         """Raises SessionError for an unknown device, an invalid number, and a number of the CPU."""
         kind, colon, number = text.partition(":")
         if kind not in DEVICES:
-            raise SessionError(f"unknown device `{text[:60]}` (known: {', '.join(DEVICES)})")
+            what = f"unknown device `{text[:60]}` (known: {', '.join(DEVICES)})"
+            raise SessionError(what, field="device")
         if not colon:
             return cls(kind)
         if not (number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS):
             raise SessionError(
                 f"device `{text[:60]}`: the part after the colon must be a GPU number, counted from"
-                " 0, as in cuda:1"
+                " 0, as in cuda:1",
+                field="device",
             )
         if kind == "cpu":
-            raise SessionError(f"device `{text[:60]}`: the CPU has no number; give cpu")
+            raise SessionError(f"device `{text[:60]}`: the CPU has no number; give cpu", field="device")
         return cls(kind, int(number))
 
     @property

@@ -1,4 +1,4 @@
-"""What recurrent layers keep of rows, in host memory."""
+"""The states of recurrent layers, in host memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FAR = np.iinfo(np.int64).max  # the length of states that a step has not finishe
 
 
 def state_bytes(info: RecurrentInfo, kept: int = MAX_OUTPUTS) -> int:
-    """What the recurrent layers keep of a row, with the inputs of `kept` tokens from the state on."""
+    """The bytes of a row's states, with the inputs of `kept` tokens from the state on."""
     return 4 * sum(prod(shape) for shape in info.shapes(kept).values())
 
 
 class StateRows:
-    """What recurrent layers keep of some rows.
+    """The states and inputs that recurrent layers keep for some rows.
 
     buffers: by name suffix, [rows, ...]. lengths: the tokens that each row's states have. Raises SessionError
     if memory is short.

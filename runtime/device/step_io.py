@@ -1,4 +1,4 @@
-"""Step inputs and results on a GPU, packed so that each way takes one copy."""
+"""Step inputs and results on a GPU, packed so that each direction takes one copy."""
 
 from __future__ import annotations
 

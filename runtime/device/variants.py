@@ -74,7 +74,8 @@ def pick(
     if (reason := why_not(choice, device, host)) is not None:
         raise SessionError(f"{bundle.path}: variant {choice.name} does not run in this session: {reason}")
     if choice.is_engine and accuracy_level is not None:
-        raise SessionError(f"variant {choice.name} is an engine: an accuracy level is for ONNX Runtime")
+        what = f"variant {choice.name} is an engine: an accuracy level is for ONNX Runtime"
+        raise SessionError(what, field="accuracy_level")
     return choice if accuracy_level is None else replace(choice, accuracy_level=accuracy_level)
 
 
@@ -104,8 +105,8 @@ def load(
 def _check_safe(bundle: Bundle, variant: Variant) -> None:
     if variant.is_engine:
         raise SessionError(
-            f"{bundle.path}: variant {variant.name} is a TensorRT engine, which is machine code in"
-            f" effect: safe mode runs ONNX graphs only; {SAFE_REMEDY}"
+            f"{bundle.path}: variant {variant.name} is a TensorRT engine, which can run any code:"
+            f" safe mode runs ONNX graphs only; {SAFE_REMEDY}"
         )
     sizes, free = sum(entry.size for entry in bundle.manifest.files), machine.available()
     if free is not None and sizes > free:

@@ -60,7 +60,8 @@ def parse_keys(keys: Iterable[str], where: str) -> tuple[str, ...]:
     """Distinct keys that a header can carry. Raises MarsError."""
     unique = tuple(dict.fromkeys(keys))
     if not unique:
-        raise MarsError(f"{where}: no key in it; write one per line")
+        raise MarsError(f"{where}: no key in it; write one per line", field="keys")
     if wrong := [i for i, key in enumerate(unique, 1) if not re.fullmatch("[!-~]+", key)]:
-        raise MarsError(f"{where}: keys {wrong[:5]} have spaces or characters that no header can carry")
+        what = f"{where}: keys {wrong[:5]} have spaces or characters that a header cannot carry"
+        raise MarsError(what, field="keys")
     return unique

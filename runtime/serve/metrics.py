@@ -61,8 +61,8 @@ class AcceptanceMonitor:
                     self._averages[name, profile.name] = _Average(profile, expected, PRIOR * expected, PRIOR)
 
     def ratios(self) -> Iterator[tuple[str, str, float]]:
-        """Of each model and profile: the gain of its answers over one token a forward, divided by that of the
-        calibration.
+        """For each model and profile: the gain of its answers over one token a forward, divided by the
+        calibration's gain.
         """
         for (model, profile), average in self._averages.items():
             yield model, profile, average.ratio
@@ -84,7 +84,7 @@ class AcceptanceMonitor:
             LOG.warning(
                 "%s: profile %s gives %.2f tokens per forward, its calibration gave %.2f. Likely causes:"
                 " another chat template or system prompt, other prompts than the calibration's, longer"
-                " contexts (YaRN). Calibrate again with prompts of today",
+                " contexts (YaRN). Calibrate again with current prompts",
                 *key,
                 1 + average.ratio * average.expected,
                 1 + average.expected,

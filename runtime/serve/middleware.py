@@ -130,7 +130,7 @@ class Middleware:
         if self._hosts is not None and host and re.sub(r":\d*$", "", host) not in self._hosts:
             raise ApiError(
                 403,
-                f"this server does not answer as {host[:100]!r}; call it by the address that it listens on",
+                f"requests for host {host[:100]!r} are refused; use the address that the server listens on",
                 code="wrong_host",
             )
         if origin is None:
@@ -140,7 +140,7 @@ class Middleware:
                 return
         raise ApiError(
             403,
-            f"pages of {origin[:100]!r} may not call this server; --cors-origin allows it",
+            f"pages of {origin[:100]!r} may not call this server; allow them with --cors-origin",
             code="wrong_origin",
         )
 

@@ -1,4 +1,4 @@
-"""The served bundles by the names that clients use: which are loaded, and which is closed for another."""
+"""The served bundles by the names that clients use: loaded on use, and closed to make room for others."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class ServeOptions:
     max_model_bytes: Annotated[int | None, num_bytes()] = None
 
     def __post_init__(self) -> None:
-        wrong = list(broken(self).values())
+        problems = broken(self)
         if any(not key for key in self.keys):
-            wrong.append("an API key is empty")
-        if wrong:
-            raise SessionError("; ".join(wrong))
+            problems["keys"] = "an API key is empty"
+        if problems:
+            raise SessionError("; ".join(problems.values()), field=next(iter(problems)))

@@ -262,4 +262,4 @@ def _reload(keys: Callable[[], int] | None) -> None:
         else:
             LOG.info("%d API keys", keys())
     except MarsError as error:
-        LOG.error("the API keys stay as they were: %s", error)
+        LOG.error("the API keys are unchanged: %s", error)

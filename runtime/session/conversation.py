@@ -204,8 +204,8 @@ class Conversation:
         if not num_turns:
             return f"the question and the system message have {length} tokens, {holds}; shorten them"
         return (
-            f"the conversation has {length} tokens with this question, {holds}; take turns back (undo), start"
-            " over (reset), or open it with drop_oldest=True (--drop-oldest), which lets the oldest turns go"
+            f"the conversation has {length} tokens with this question, {holds}; remove turns (undo), start"
+            " over (reset), or open it with drop_oldest=True (--drop-oldest), which drops the oldest turns"
         )
 
 

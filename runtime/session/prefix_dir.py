@@ -59,7 +59,8 @@ class PrefixDir:
         self._pending: dict[str, PrefixEntry | None] = {}  # by file; None removes it
         self._writer = ThreadPoolExecutor(1, "mars-prefixes")
         if store.budget == 0:
-            raise SessionError(f"the prefix directory {path} needs a prefix cache: cache_bytes is 0")
+            what = f"the prefix directory {path} needs a prefix cache: cache_bytes is 0"
+            raise SessionError(what, field="cache_bytes")
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             files = self._files()

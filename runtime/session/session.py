@@ -115,10 +115,10 @@ class Session:
         another device.
         """
         if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
+            raise SessionError(f"threads must be None or 1 or more, not {threads!r}", field="threads")
         for field, value in (("cache_bytes", cache_bytes or 0), ("prefix_bytes", prefix_bytes)):
             if value < 0:
-                raise SessionError(f"{field} must be 0 or more, not {value}")
+                raise SessionError(f"{field} must be 0 or more, not {value}", field=field)
         bundle = open_bundle(path, full=verify, safe=safe)
         gpu = GpuOptions(stream, priority, strict)
         choice = pick(bundle, device, variant, accuracy_level, safe=safe)
@@ -290,11 +290,13 @@ class Session:
                 field=name,
             )
         if "metric" in settings and "tau" not in settings:
-            raise SessionError("metric is the confidence that tau is compared with; give tau", field="metric")
+            raise SessionError(
+                "metric is the confidence that tau is compared with; give tau too", field="metric"
+            )
         has_tau = profile is not None or "tau" in settings or settings.get("exact") is False
         if settings.get("prompt_lookup") and has_tau:
             raise SessionError(
-                "prompt_lookup proposes tokens that exact mode verifies; a tau would not use them: give one",
+                "prompt_lookup works in exact mode only, not with a tau: give one of them",
                 field="prompt_lookup",
             )
         config = GenerationConfig(**settings)
@@ -356,8 +358,7 @@ class Session:
         manifest, planner = self.bundle.manifest, StepPlanner(self._learned_cost)
         if manifest.model.recurrent is not None and limits.cache_block > 1:
             raise SessionError(
-                "a model with recurrent layers has cursor commit only: its states have a token as soon as it"
-                " is known; leave out cache_block"
+                "a model with recurrent layers supports cursor commit only; leave out cache_block"
             )
         return Schedule(self.backend, manifest.block, manifest.mask_id, limits, planner, budget)
 
@@ -377,10 +378,8 @@ class Session:
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
         for each in configs:
             self.check(each)
-        return [
-            self.new_sequence(i, prompt, c)
-            for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
-        ]
+        pairs = enumerate(zip(prompts, configs, strict=True))
+        return [self.new_sequence(i, prompt, each) for i, (prompt, each) in pairs]
 
     def _answers(
         self, seqs: abc.Sequence[Sequence], num_rows: int, cache_block: int = 1

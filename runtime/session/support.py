@@ -20,8 +20,8 @@ def check_support(config: GenerationConfig, manifest: Manifest, outputs: Collect
 
     if manifest.tokens.mask is None and not (config.exact or config.one_token):
         lacks(
-            "a tau accepts predictions of masks, and this bundle was exported without masks: leave tau"
-            " out, which is exact mode; an MTP layer or prompt_lookup gives several tokens a step there",
+            "a tau needs masks, and this bundle was exported without masks: leave tau out to use exact mode"
+            " (there, an MTP layer or prompt_lookup gives several tokens a step)",
             "tau",
         )
     if config.metric != "probability" and config.metric not in outputs:

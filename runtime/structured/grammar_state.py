@@ -1,4 +1,4 @@
-"""A sequence's grammar: which token may come next, which one must, and how the state is made."""
+"""A sequence's grammar: the tokens that it allows and forces, and how its state is created."""
 
 from __future__ import annotations
 

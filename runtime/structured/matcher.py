@@ -1,4 +1,4 @@
-"""Which tokens may follow in a grammar, which one must, and which one is likely."""
+"""The tokens that a grammar allows next, the token that it forces, and the likely one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TokenMatcher:
         return is_allowed
 
     def likely(self) -> tuple[int, float] | None:
-        """Of the tokenizations of forced text: the most frequent first token, and its share."""
+        """The most frequent first token of the tokenizations of forced text, and its share."""
         data = bytes(self._state.compute_ff_bytes())
         self._check()
         if not data or len(data) > 16 * MAX_SETTLED:

@@ -122,7 +122,8 @@ def compile_into(path: str | Path, name: str, config: GenerationConfig) -> Store
     or if the bundle has no tokenizer; BundleError if the bundle cannot be written.
     """
     if config.schema is not None and config.tools is not None:
-        raise SessionError("schema and tools exclude each other in a stored grammar: give one of them")
+        what = "schema and tools exclude each other in a stored grammar: give one of them"
+        raise SessionError(what, field="schema")
     manifest = open_bundle(path).manifest
     if manifest.text is None:
         raise SessionError(f"{path}: a grammar needs a tokenizer, this bundle has none")
@@ -148,11 +149,16 @@ def compile_into(path: str | Path, name: str, config: GenerationConfig) -> Store
 def compile_grammar(config: GenerationConfig, dialect: Dialect, separators: Separators) -> Automaton:
     """The automaton of the answers that `config` allows. Raises SessionError."""
     if not config.is_structured:
-        raise SessionError("no grammar to compile: give a schema, tools, a regex or choices")
+        raise SessionError("no grammar to compile: give a schema, tools, a regex or choices", field="schema")
     try:
         return build(_expression(config, dialect, separators))
     except RecursionError as error:
-        raise SessionError("the grammar is nested too deeply; make it flatter") from error
+        raise SessionError(
+            "the grammar is nested too deeply; make it flatter", field=config.structure
+        ) from error
+    except SessionError as error:
+        error.field = config.structure
+        raise
 
 
 def _expression(config: GenerationConfig, dialect: Dialect, separators: Separators) -> Expression:

@@ -134,7 +134,7 @@ def file_text(name: str) -> str | None:
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "SIZE": bytes_of, "auto|full|N": masks_of, "FILE": file_text,
 }  # fmt: skip
-"""How the text of an option is read, by the metavar of its rule."""
+"""Parsers of option values, by the metavar of their rule."""
 PYTHON_ONLY = "Python only"  # a panel whose fields are no options
 
 

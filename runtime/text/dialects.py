@@ -1,4 +1,4 @@
-"""How models write tool calls, and tools, calls and results as text for templates that do not take them."""
+"""The formats of tool calls, and the text of tools, calls and results for templates without tools."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Dialect:
 
     @property
     def begin(self) -> str:
-        """What a grammar asks for before the JSON."""
+        """The text that a grammar requires before the JSON."""
         return self.open + self.gap if self.open and self.writes_open else ""
 
     @property
     def end(self) -> str:
-        """What a grammar asks for after the JSON."""
+        """The text that a grammar requires after the JSON."""
         return self.gap + self.close if self.close else ""
 
     @property

@@ -84,24 +84,26 @@ class Prompts:
         if is_ids and len(content) <= max_tokens:
             wrong = [p for p in content if type(p) is bool or not isinstance(p, Integral)]
             if wrong:
-                raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
+                raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}", field="prompt")
         ids: Sequence[Any] = content if is_ids else self._text.encode(content, max_tokens, tools, template)  # type: ignore
         if not ids:
-            raise SessionError("the prompt is empty; it needs at least one token")
+            raise SessionError("the prompt is empty; it needs at least one token", field="prompt")
         if len(ids) > max_tokens:
             is_all = max_tokens == context
-            room = f"this bundle's context holds {context}" if is_all else f"{max_tokens} are taken here"
+            room = f"this bundle's context holds {context}" if is_all else f"{max_tokens} are allowed here"
             raise SessionError(
                 f"the prompt has {len(ids)} tokens, {room}; shorten the prompt",
                 code="context_length_exceeded",
                 field="prompt",
             )
         if outside := [i for i in ids if not 0 <= i < vocabulary]:
-            raise SessionError(f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}")
+            what = f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}"
+            raise SessionError(what, field="prompt")
         if (mask := self._bundle.manifest.tokens.mask) in ids:
             raise SessionError(
                 f"the prompt holds the mask token {mask}, which marks a token that is not generated yet;"
-                " remove it"
+                " remove it",
+                field="prompt",
             )
         return [int(i) for i in ids]
 

@@ -27,7 +27,7 @@ class TextStream:
         self._tokenizer = text.tokenizer
         if len(stop) > MAX_STOPS or any(len(s) > MAX_STOP for s in stop):
             raise SessionError(
-                f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters are taken,"
+                f"at most {MAX_STOPS} stop strings of at most {MAX_STOP} characters are allowed,"
                 f" not {len(stop)} of up to {max(map(len, stop))}; use fewer or shorter ones",
                 field="stop",
             )

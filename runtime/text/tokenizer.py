@@ -161,7 +161,7 @@ class Text:
         """
         if self._template is None and self._turns is None:
             what = (
-                "safe mode runs no chat template, and this bundle has no table in its place"
+                "safe mode runs no chat template, and this bundle has no table to use instead"
                 if self._advice
                 else "this bundle has no chat template"
             )
@@ -235,8 +235,7 @@ class Text:
                 return text
         if template is None:
             raise SessionError(
-                "the bundle's chat table does not know such a conversation; pass it as one text"
-                + self._advice
+                "the bundle's chat table does not cover this conversation; pass it as one text" + self._advice
             )
         try:
             return template.render(messages, **{**self._tokens, **values})
@@ -251,14 +250,14 @@ class Text:
         ]:
             raise SessionError(
                 f"unknown role {', '.join(unknown[:5])} (known: {', '.join(known)});"
-                " write the conversation as one text if the model was tuned with others"
+                " write the conversation as one text if the model was trained with others"
             )
 
     def _check(self, length: int, tokens: int | None) -> None:
         own = self._max_characters
         limit = own if tokens is None else min(character_limit(tokens), own or sys.maxsize)
         if limit is not None and length > limit:
-            words = "this bundle's context takes" if limit == own else "what is taken here is"
+            words = "this bundle's context holds" if limit == own else "this request may have"
             raise SessionError(
                 f"the prompt has {length} characters, {words} at most {limit}; shorten it",
                 code="context_length_exceeded",
@@ -294,7 +293,7 @@ def _joined(number: int, message: Message) -> Message:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise SessionError(
-                f"message {number}, part {i}: only text is understood, {{type: text, text: ...}},"
+                f"message {number}, part {i}: only text parts are supported, {{type: text, text: ...}},"
                 f" not {str(kind)[:40]!r}"
             )
     return {**message, "content": "".join(part["text"] for part in parts)}

@@ -97,7 +97,7 @@ def test_a_manifest_s_long_names_are_cut_in_messages(path: Path) -> None:
     manifest["profiles"] = [setting | {"variant": "x" * 90_000, "variant_sha256": "0"}] * 30
     (path / "manifest.json").write_text(json.dumps(manifest))
     rehash(path)
-    with pytest.raises(BundleError, match="is for variant `xxx.*which is not there") as told:
+    with pytest.raises(BundleError, match="is for variant `xxx.*which is missing") as told:
         open_bundle(path)
     assert len(str(told.value)) < 25_000
 

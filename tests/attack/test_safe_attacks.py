@@ -53,7 +53,7 @@ def test_a_template_does_not_run_where_a_table_stands_for_it(
     session = Session.open(path, threads=1, cache_bytes=0, safe=True)
     assert session.encode(TALK) == prompt
     assert session.generate(TALK, GenerationConfig(max_new_tokens=2)).text is not None
-    with pytest.raises(SessionError, match=r"does not know such a conversation.*without safe mode"):
+    with pytest.raises(SessionError, match=r"does not cover this conversation.*without safe mode"):
         session.encode([{"role": "user", "content": "x", "name": "y"}])
 
 
@@ -108,10 +108,10 @@ def test_an_engine_is_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("limit", "value", "message"),
     [
-        ("SAFE_MANIFEST", 100, r"the manifest has \d+ bytes, 100 are taken"),
-        ("SAFE_FILES", 2, "there are 4 files, 2 are taken"),
-        ("SAFE_PARSED", 1000, r"model.onnx has \d+ bytes, 1000 are taken"),
-        ("SAFE_PARSED", 1000, r"tokenizer.json has \d+ bytes, 1000 are taken"),
+        ("SAFE_MANIFEST", 100, r"the manifest has \d+ bytes, 100 are allowed"),
+        ("SAFE_FILES", 2, "there are 4 files, 2 are allowed"),
+        ("SAFE_PARSED", 1000, r"model.onnx has \d+ bytes, 1000 are allowed"),
+        ("SAFE_PARSED", 1000, r"tokenizer.json has \d+ bytes, 1000 are allowed"),
     ],
 )
 def test_what_is_larger_than_it_need_be(

@@ -39,7 +39,7 @@ def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
     ]  # neither has that role: a user's turn, with the bundle's words
     assert text.render(tool) == '<The results are:\n{"result": "hi"}>'
     assert tiny.text(TOKENIZER, None, chat=turns).render(HELLO) == "<hi>"
-    with pytest.raises(SessionError, match="table does not know such a conversation"):
+    with pytest.raises(SessionError, match="table does not cover this conversation"):
         tiny.text(TOKENIZER, None, chat=turns).render([{"role": "system", "content": "hi"}])
 
 

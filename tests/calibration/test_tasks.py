@@ -61,7 +61,7 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         (GOOD | {"score": "regex", "answer": "("}, "not a regular expression"),
         (GOOD | {"score": "os:system"}, "must be named with --score"),
         (GOOD | {"score": ["exact_match"]}, "unknown score"),
-        (GOOD | {"answer": "\ud800"}, "half of a surrogate pair"),
+        (GOOD | {"answer": "\ud800"}, "a lone surrogate is not text"),
         (GOOD | {"note": 1}, "unknown field 'note'"),
         ("[" * 100_000, "line 2: nested too deep"),
         ('{"max_new_tokens": ' + "9" * 5000 + "}", "line 2: it has a number"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mars_export.exporter.check import selfcheck
 from mars_export.exporter.commands import app
 from mars_export.runtime.bundle.manifest import Manifest, ParityReport, TextDrift
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.errors import CheckpointError, ExportError
+from mars_export.runtime.errors import CheckpointError, ExportError, MarsWarning
 
 
 def run(*words: str) -> Any:
@@ -44,6 +45,20 @@ def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) 
     alone = exported(checkpoints("llama"), tmp_path / "b", "--no-reference").variants[0].drift
     assert asked is not None and (asked.reference_library or "").startswith("transformers ")
     assert alone is not None and alone.reference_library is None
+
+
+def test_the_recorded_block_is_the_default_and_another_is_a_warning(
+    checkpoints: Named, tmp_path: Path
+) -> None:
+    checkpoint = Path(shutil.copytree(checkpoints("llama"), tmp_path / "c"))
+    tiny.change_config(checkpoint, "tokenizer_config.json", mars_block=6)
+    words = ("onnx", str(checkpoint), "--no-reference", "-o")
+    assert run(*words, str(tmp_path / "a"))["manifest"]["block"] == 6
+    with pytest.warns(MarsWarning, match="block 4: the checkpoint was trained with block 6"):
+        assert run(*words, str(tmp_path / "b"), "--block", "4")["manifest"]["block"] == 4
+    tiny.change_config(checkpoint, "tokenizer_config.json", mars_block="6")
+    with pytest.raises(CheckpointError, match="`mars_block` must be an integer of 1 or more, not '6'"):
+        run(*words, str(tmp_path / "d"))
 
 
 def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from support.paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mars_export import GenerationConfig, Session
+from mars_export.exporter.checkpoint.open import open_checkpoint
 
 EXAMPLE = ROOT / "examples" / "finetune"
 NAMES = ("llama", "qwen3", "gemma3", "phi3", "smollm3")
@@ -150,6 +151,7 @@ def test_training_makes_a_checkpoint_that_guesses_ahead(
     program.finetune.main(f"{words} {how}".split())
     printed = capsys.readouterr().out
     assert "mask token <|mask|> (id 268): a new token" in printed
+    assert open_checkpoint(str(out)).block == BLOCK
     export(out, tmp_path / "bundle", block=BLOCK)
     session = Session.open(tmp_path / "bundle", threads=1, cache_bytes=0)
     tokenizer = AutoTokenizer.from_pretrained(out)

@@ -47,7 +47,7 @@ def test_chat_says_when_it_forgets(plain: Path) -> None:
     lines = f"{'the man ' * 60}\n" * 6
     options = ("--max-new-tokens", "4", "--json")
     full = run("chat", plain, *options, stdin=lines)
-    assert "take turns back (undo)" in " ".join(full.stderr.split())
+    assert "remove turns (undo)" in " ".join(full.stderr.split())
     done = run("chat", plain, *options, "--drop-oldest", stdin=lines)
     assert len(done.stdout.splitlines()) == 6
     assert "turn(s) are forgotten" in done.stderr

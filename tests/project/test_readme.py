@@ -22,7 +22,7 @@ from mars_export import cli
 DEFAULT = "mars-export onnx -o mars.bundle"  # with the default checkpoint
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-TABLE = INSTALL.partition("## What to install where")[2].partition("\n## ")[0]
+TABLE = INSTALL.partition("## Extras by machine")[2].partition("\n## ")[0]
 
 
 def blocks(language: str) -> list[str]:

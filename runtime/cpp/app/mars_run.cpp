@@ -22,12 +22,12 @@ volatile std::sig_atomic_t interrupted = 0;
 void interrupt(int) { interrupted = 1; }
 
 std::string prompt_text(const Options& options) {
-    if (options.prompt && options.file) throw mars::Error("give the prompt with --prompt or with --file, not both");
+    if (options.prompt && options.file) throw UsageError("give the prompt with --prompt or with --file, not both");
     if (options.prompt && *options.prompt != "-") return *options.prompt;
     if (options.file) {
         std::ifstream file(*options.file, std::ios::binary);
         std::ostringstream text;
-        if (!file || !(text << file.rdbuf())) throw mars::Error(options.file->string() + ": not a readable file, or empty");
+        if (!file || !(text << file.rdbuf())) throw UsageError(options.file->string() + ": not a readable file, or empty");
         return text.str();
     }
     if (isatty(STDIN_FILENO) != 0) std::cerr << "Reading the prompt from standard input; end it with Ctrl-D.\n";
@@ -39,7 +39,7 @@ mars::Prompt prompt_of(const Options& options) {
     if (options.token_ids) {
         std::istringstream words(text);
         std::vector<std::int64_t> ids{std::istream_iterator<std::int64_t>(words), {}};
-        if (!words.eof()) throw mars::Error("--token-ids: the prompt must be whole numbers separated by blanks");
+        if (!words.eof()) throw UsageError("--token-ids: the prompt must be whole numbers separated by blanks");
         return ids;
     }
     if (options.raw) return text;
@@ -160,6 +160,9 @@ int main(int argc, char** argv) {
     } catch (const std::bad_alloc&) {
         std::cerr << "error: not enough memory; shorten the prompt, or free memory\n";
         return 1;
+    } catch (const mars::Error& error) {
+        std::cerr << "error: " << error.what() << "\n";
+        return *error.field == '\0' ? 1 : 2;
     } catch (const std::exception& error) {
         std::cerr << "error: " << error.what() << "\n";
         return 1;

@@ -177,13 +177,13 @@ Options parse_options(int argc, char** argv) {
     const bool has_metric = names.count("--metric") > 0;
     if (options.exact && config.tau) {
         std::ostringstream text;
-        text << "--exact gives the one-token text whatever is likely, --tau " << *config.tau << " accepts what is likely; give one of them";
-        throw mars::Error(text.str());
+        text << "--exact verifies every token, --tau " << *config.tau << " accepts likely tokens without verification; give one of them";
+        throw UsageError(text.str());
     }
     if (has_metric && !config.tau)
-        throw mars::Error("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
+        throw UsageError("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
     if (options.profile && (options.exact || config.tau || has_metric || options.has_masks))
-        throw mars::Error("a profile sets tau, metric and masks; give either --profile or these options");
+        throw UsageError("a profile sets tau, metric and masks; give either --profile or these options");
     if (options.bundle.empty() && !options.help && !options.version) throw UsageError("a BUNDLE is missing");
     return options;
 }

@@ -174,11 +174,11 @@ TEST_CASE("limits of one request") {
     const auto refusal = [&](const fake::Tokens& prompt, mars::GenerationConfig config) {
         return message_of([&] { batcher.submit(prompt, config); });
     };
-    CHECK(refusal(fake::Tokens(6, 1), config_of({}, 7)).find("the prompt has 6 tokens, 5 are taken here") == 0);
-    CHECK(refusal({1}, config_of({}, 8)) == "8 max_new_tokens are asked for, this service allows at most 7; ask for fewer");
+    CHECK(refusal(fake::Tokens(6, 1), config_of({}, 7)).find("the prompt has 6 tokens, 5 are allowed here") == 0);
+    CHECK(refusal({1}, config_of({}, 8)) == "8 max_new_tokens are requested, this service allows at most 7; request fewer");
     mars::GenerationConfig config = config_of({}, 7);
     config.eos_ids = fake::Tokens{1, 2};
-    CHECK(refusal({1}, config) == "2 eos_ids are asked for, this service allows at most 1; ask for fewer");
+    CHECK(refusal({1}, config) == "2 eos_ids are requested, this service allows at most 1; request fewer");
     CHECK(refusal({}, config_of({}, 7)).find("the prompt is empty") == 0);
     CHECK(refusal({99}, config_of({}, 7)).find("token ids outside the vocabulary") == 0);
     CHECK(refusal({1}, config_of(-1.0, 7)).find("tau must be") == 0);
@@ -187,7 +187,7 @@ TEST_CASE("limits of one request") {
     mars::Batcher small(opened.session, limits);
     CHECK(message_of([&] {
               small.submit(fake::Tokens{1}, config_of({}, 7));
-          }).find("a prompt of 1 tokens with max_new_tokens 7 may take") == 0);
+          }).find("a prompt of 1 tokens with max_new_tokens 7 may need") == 0);
 }
 
 TEST_CASE("invalid limits are refused") {

@@ -11,6 +11,7 @@
 #include <mars/errors.hpp>
 
 #include "bundle/bundle.hpp"
+#include "conformance.hpp"
 #include "manifest.hpp"
 
 namespace {
@@ -59,7 +60,7 @@ TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal_with("/variants/0/outputs/1", "feelings"), "outputs: token_ids and confidence are needed"));
     const std::vector<std::string> half{"token_ids", "confidence", "topk_ids"},
         both{"token_ids", "confidence", "topk_ids", "topk_logprobs"};
-    CHECK(says(refusal_with("/variants/0/outputs", half), "outputs: topk_ids and topk_logprobs are there together or not at all"));
+    CHECK(says(refusal_with("/variants/0/outputs", half), "outputs: topk_ids and topk_logprobs must both be listed, or neither"));
     CHECK_FALSE(says(refusal_with("/variants/0/outputs", both), "outputs"));
     Json engine = valid();
     engine["variants"][0]["outputs"] = both;
@@ -68,13 +69,25 @@ TEST_CASE("errors name each invalid field") {
     CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
     CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));
     CHECK(says(refusal_with("/profiles/0/tau", nullptr), "profiles[0].tau: a finite number is expected"));
-    CHECK(says(refusal_with("/tokens/mask", nullptr), "tokens.mask: null needs masks 0"));
+    CHECK(says(refusal_with("/tokens/mask", nullptr), "tokens.mask: null is valid only with masks 0"));
     CHECK(says(refusal_with("/masks", 4097), "masks: an integer of 0 to 4096"));
     CHECK(says(refusal_with("/text", "words"), "manifest.json.text: an object is expected"));
     for (const char* path : {"../model.onnx", "/etc/passwd", "a/b", ".hidden", "", "a\\b", "C:x", "model.onnx\n"})
         CHECK_MESSAGE(!refusal_with("/files/0/path", path).empty(), path);
     Json empty = {{"format_version", "1.0"}};
     CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
+}
+
+TEST_CASE("libmars and Python refuse the same manifests") {
+    const Json file = conformance("manifests.json");
+    const auto refusal_of = [&](const Json& change) {
+        Json manifest = file.at("manifest");
+        manifest[Json::json_pointer(change.at(0).get<std::string>())] = change.at(1);
+        return refusal(manifest.dump());
+    };
+    CHECK(refusal(file.at("manifest").dump()).empty());
+    for (const Json& change : file.at("wrong")) CHECK_MESSAGE(!refusal_of(change).empty(), change.dump());
+    for (const Json& change : file.at("good")) CHECK_MESSAGE(refusal_of(change).empty(), change.dump());
 }
 
 TEST_CASE("recurrent layers have no KV entries, and some layer has them") {

@@ -149,8 +149,8 @@ TEST_CASE("exact is the default, a tau turns it off, and both together are refus
     CHECK(config.one_token());
     config.exact = true;
     CHECK_THROWS_WITH_AS(config.check(),
-                         "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau 1 accepts what is "
-                         "likely; give one of them",
+                         "exact and tau exclude each other: exact verifies every token, tau 1 accepts "
+                         "likely tokens without verification; give one of them",
                          mars::SessionError);
     config = {};
     config.prompt_lookup = 2;

@@ -30,12 +30,12 @@ TEST_CASE("properties of the device") {
     stub::state().num_devices = 0;
     CHECK(look_around().no_gpu == "no NVIDIA GPU is visible");
     stub::state().num_devices = -1;
-    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver was found (check with nvidia-smi)");
     stub::state().driver = 12020;
     CHECK(look_around().no_gpu ==
           "the CUDA runtime here is 12.6, this driver is for CUDA 12.2: update the driver, or use libraries of its CUDA");
     stub::state().driver = 0;
-    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver was found (check with nvidia-smi)");
 }
 
 TEST_CASE("the thread's current GPU does not matter and is restored") {

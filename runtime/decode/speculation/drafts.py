@@ -145,7 +145,7 @@ class PassRates:
 
     @property
     def certainty(self) -> float:
-        """How often the prediction of the next token passed. Masks are hardly better."""
+        """The share of next-token predictions that passed. Masks are hardly better."""
         return (self._passed + 1.0) / (self._tried + 1.0)
 
 

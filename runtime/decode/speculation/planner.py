@@ -1,4 +1,4 @@
-"""The plan of the next step that gives the most tokens per second, by estimates and step costs.
+"""Plans the next step for the most tokens per second, by estimates and step costs.
 
 In exact mode a step is split into draft tokens and masks. The choice maximizes the expected tokens of this
 step plus the value of its masks' draft tokens in the next step, less the time of the slots at the speed that

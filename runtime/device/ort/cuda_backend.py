@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: steps of few shapes, in memory that stays where it is, replayed as CUDA graphs."""
+"""ONNX Runtime on a GPU: steps of a few shapes, at fixed addresses, replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ class CudaBackend:
         except SessionError as error:
             if NO_CAPTURE not in str(error):
                 raise
-            warnings.warn(f"{error}; steps are not captured, and take longer", MarsWarning, stacklevel=2)
+            warnings.warn(
+                f"{error}; steps are not captured as CUDA graphs, and are slower", MarsWarning, stacklevel=2
+            )
             options[library.GRAPHS] = "0"
             session = self._session(graph, provider, options, entries)
         self._captures = options[library.GRAPHS] != "0"

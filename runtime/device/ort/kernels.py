@@ -76,7 +76,7 @@ def installed() -> Kernels | None:
     if wanted and name != wanted:
         raise SessionError(
             f"{VARIABLE}={wanted} is not an instruction set of this processor, whose fastest is {name}; unset"
-            f" it, or set it to {OFF} to do without the package"
+            f" it, or set it to {OFF} to disable the package"
         )
     # The portable code is slower than ONNX Runtime's own products; it is for tests.
     if name == package.PORTABLE and name != wanted:

@@ -147,9 +147,9 @@ def split_options(options: Mapping[str, str], device: DeviceName) -> tuple[dict[
         f"{k!r}: {v!r}" for k, v in options.items() if not (isinstance(k, str) and isinstance(v, str))
     ]
     if problems:
-        raise SessionError(f"options are pairs of texts, not {', '.join(problems)}")
+        raise SessionError(f"options must map strings to strings, not {', '.join(problems)}")
     if LEVEL in options:
-        raise SessionError(f"{LEVEL} is not an option: the variant has it, and accuracy_level sets it")
+        raise SessionError(f"{LEVEL} is not an option; use accuracy_level")
     entries = {key: value for key, value in options.items() if "." in key}
     provider_options = {key: value for key, value in options.items() if "." not in key}
     if provider_options and device.kind == "cpu":
@@ -161,7 +161,7 @@ def split_options(options: Mapping[str, str], device: DeviceName) -> tuple[dict[
         number = provider_options.setdefault("device_id", str(device.number))
         if number != str(device.number):
             raise SessionError(
-                f"the device has number {device.number} and device_id is {number[:60]}; give only the device"
+                f"the device has number {device.number}, but device_id is {number[:60]}; give only the device"
             )
     return entries, provider_options
 

@@ -57,7 +57,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         if problems := broken(self):
-            raise SessionError("; ".join(problems.values()))
+            raise SessionError("; ".join(problems.values()), field=next(iter(problems)))
 
 
 def read_fleet(arguments: Mapping[str, Any]) -> Fleet:

@@ -38,7 +38,7 @@ def read_turns(name: str, value: Any) -> list[dict[str, Any]]:
         role = one_of("user", "assistant")(f"{name}[{i}].role", fields.get("role"))
         messages += _turn(f"{name}[{i}].content", role, fields.get("content"))
     if messages[-1]["role"] == "assistant":
-        reason = "ends with an assistant message, which is not continued; end with a user message"
+        reason = "must end with a user message; continuing an assistant message is not supported"
         raise unsupported_value(name, f"{name} {reason}")
     return messages
 
@@ -101,7 +101,7 @@ def _tool_choice(name: str, value: Any) -> Several:
 
 
 def _thinking(name: str, value: Any) -> bool:
-    """How long a model thinks is its own decision: `budget_tokens` has no effect."""
+    """`budget_tokens` has no effect: the model decides how long it thinks."""
     kind: str = one_of("enabled", "adaptive", "disabled")(f"{name}.type", a_dict(name, value).get("type"))
     return kind != "disabled"
 

@@ -142,7 +142,7 @@ def _chat_logprobs(name: str, value: Any) -> int | None:
 
 
 def _text_logprobs(name: str, value: Any) -> Several:
-    """Of the chosen tokens; from 2 on, also of the most likely ones, for which the bundle needs logits."""
+    """For the chosen tokens; from 2 on, also for the most likely ones, which needs a bundle with logits."""
     num = integer(0, MAX_TOP_LOGPROBS)(name, value)
     return Several(logprobs=0, top_logprobs=num if num > 1 else None)
 

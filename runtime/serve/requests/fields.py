@@ -165,7 +165,7 @@ def _message(where: str, message: object) -> dict[str, Any]:
     for name in CONTINUED:
         if fields.get(name, False) is not False:
             raise unsupported_value(
-                where.partition("[")[0], f"{where}.{name}: an answer does not continue a message; remove it"
+                where.partition("[")[0], f"{where}.{name}: continuing a message is not supported; remove it"
             )
     # An assistant message may have only calls, a refusal or reasoning.
     content = fields.get("content", "" if role == "assistant" else None)

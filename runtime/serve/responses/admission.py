@@ -57,7 +57,9 @@ async def submit_all(
         batcher, session = model.running(), model.session
         _check_places(batcher.limits, api_request)
         if profile is not None and api_request.profile is not None:
-            raise ApiError(400, "the model's name has a profile; give no other one", param="profile")
+            raise ApiError(
+                400, "the model's name already selects a profile; remove this one", param="profile"
+            )
         profile = profile or api_request.profile
         # In a thread, because checking a large schema would block the event loop.
         configs, tools = await asyncio.to_thread(_configs, model, api_request, profile)
@@ -89,8 +91,8 @@ def _check_places(limits: Limits, api_request: ApiRequest) -> None:
     if number > places:
         raise ApiError(
             400,
-            f"{number} answers are asked for, and this server runs and queues at most {places} for a client;"
-            " ask for fewer",
+            f"{number} answers are requested, and this server accepts at most {places} per client;"
+            " request fewer",
             param="n" if api_request.n > 1 else api_request.names["prompts"],
             code="limit_exceeded",
         )

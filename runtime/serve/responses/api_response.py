@@ -223,12 +223,19 @@ class ApiResponse:
         """
         if event.finish_reason == "cancelled":
             raise ApiError(
-                503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
+                503,
+                "the server is shutting down; try again later",
+                code="closing",
+                headers={"retry-after": "5"},
             )
         if not any(request.stats.tokens for request in self._serializer.admitted.requests):
             self._outcome = "expired"
             seconds = self._service.options.request_timeout
-            raise ApiError(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
+            raise ApiError(
+                504,
+                f"no answer within {seconds:g} s; request fewer tokens, or try again later",
+                code="timeout",
+            )
 
     def _record(self) -> None:
         """Count and log the answer."""

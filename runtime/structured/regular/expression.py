@@ -1,5 +1,5 @@
-"""Expressions of regular languages, and reading them from patterns by Python's parser, which refuses what
-dialects do not share, by name.
+"""Regular expressions as trees, read from patterns with Python's parser. Features that dialects do not share
+are refused by name.
 """
 
 from __future__ import annotations

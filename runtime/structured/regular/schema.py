@@ -219,7 +219,7 @@ def _cases(digit: int) -> list[str]:
 def _integers(schema: Mapping[str, Any], where: str) -> Expression:
     minimum, maximum = (_bound(schema, name, where, -MAX_BOUND, MAX_BOUND) for name in ("minimum", "maximum"))
     if minimum is not None and maximum is not None and minimum > maximum:
-        raise _beyond(where, f"integers from {minimum} to {maximum}: there are none")
+        raise _beyond(where, f"integers from {minimum} to {maximum} do not exist")
     # As in llguidance, -0 is an integer if both bounds are open, or if it is between them.
     has_minus_zero = (minimum is None) == (maximum is None) and (minimum or -1) < 0 <= (
         1 if maximum is None else maximum

@@ -13,10 +13,10 @@ from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
 def test_what_one_request_may_ask_for(session: Session) -> None:
     limits = Limits(max_prompt_tokens=10, max_new_tokens=20, max_stops=2)
     with Batcher(session, limits) as batcher:
-        with pytest.raises(SessionError, match="the prompt has 11 tokens, 10 are taken here; shorten"):
+        with pytest.raises(SessionError, match="the prompt has 11 tokens, 10 are allowed here; shorten"):
             batcher.submit([1] * 11, SHORT)
         with pytest.raises(
-            SessionError, match="21 max_new_tokens are asked for, .* at most 20; ask for fewer"
+            SessionError, match="21 max_new_tokens are requested, .* at most 20; request fewer"
         ):
             batcher.submit([1], GenerationConfig(max_new_tokens=21))
         many = GenerationConfig(max_new_tokens=1, stop=("a", "b", "c"), eos_ids=(1, 2, 3))
@@ -31,7 +31,7 @@ def test_a_request_that_never_fits_is_refused(session: Session) -> None:
     entry = session.kv_budget(1, None).entry_bytes
     with Batcher(session, Limits(kv_bytes=200 * entry)) as batcher:
         with pytest.raises(
-            SessionError, match=r"100 tokens with max_new_tokens 256 may take .* MB .* \(kv_bytes\); shorten"
+            SessionError, match=r"100 tokens with max_new_tokens 256 may need .* MB .* \(kv_bytes\); shorten"
         ):
             batcher.submit([1] * 100)
         assert goes_on(batcher)

@@ -100,10 +100,10 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
         == f"{tie.capitalize()} is {lead:.2f}x as fast as exact mode, which gives the one-token text."
     )
     assert not calibration.exact.suffices
-    assert made.profile.evidence["needed"] is True
+    assert made.profile is not None and made.profile.evidence["needed"] is True
 
 
-def test_nothing_faster_leaves_tau_at_one(
+def test_nothing_faster_leaves_tau_at_one_and_stores_no_profile(
     request_for: Callable[..., CalibrationRequest], bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -116,7 +116,8 @@ def test_nothing_faster_leaves_tau_at_one(
     assert made.calibration.chosen is None
     assert "no setting that passed was faster than one-token mode" in str(made.calibration.choice)
     assert "No setting that passed was shown to be faster" in made.headline
-    assert Session.open(bundle, threads=1).profile("words").one_token
+    assert made.profile is None
+    assert open_bundle(bundle).manifest.profiles == ()
 
 
 def test_too_few_rows_are_an_error_before_anything_is_decoded(
@@ -139,7 +140,7 @@ def test_without_a_guarantee_the_mean_drop_of_the_rows_decides(
     assert all(t.p_value > 0.05 for t in made.calibration.tested)
     assert made.calibration.notes[0].startswith("--no-guarantee: the mean drop of these rows decided")
     assert "on these rows" in made.headline and "confidence" not in made.headline
-    assert made.profile.evidence["confidence"] is None
+    assert made.profile is not None and made.profile.evidence["confidence"] is None
     assert ("bound", "mean drop of these rows below 2 points, without a guarantee") in made.facts
 
 
@@ -149,7 +150,7 @@ def test_short_answers_cannot_be_helped(
     (tmp_path / "words.jsonl").write_text(rows(max_new_tokens=3))
     made = run(request_for())
     assert made.calibration.chosen is None
-    assert "tau cannot help" in made.calibration.notes[0]
+    assert "which tau cannot speed up" in made.calibration.notes[0]
 
 
 def test_three_metrics_share_the_error(request_for: Callable[..., CalibrationRequest]) -> None:

@@ -6,15 +6,23 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from support.calibrations import WORDS, rows, shell
+import pytest
+from support.calibrations import WORDS, by_order, laps_of, rows, shell
 
 from mars_export import CalibrationError, MarsError
+from mars_export.calibration.tau import race
 from mars_export.calibration.tau.run import CalibrationRequest
 from mars_export.runtime.bundle.open import open_bundle
 
 
-def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Path, tmp_path: Path) -> None:
+def test_the_commands(
+    request_for: Callable[..., CalibrationRequest],
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task, out = request_for().task, tmp_path / "out"
+    monkeypatch.setattr(race, "race", by_order)
     common = (
         "calibrate",
         bundle,
@@ -52,6 +60,10 @@ def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Pa
     assert shell("profiles", "remove", bundle, "words").exit_code == 0
     assert "no profiles" in shell("profiles", "list", bundle).stdout
     assert isinstance(shell("profiles", "remove", bundle, "words").exception, MarsError)
+    monkeypatch.setattr(race, "race", lambda *a: laps_of({name: [1.0] * 3 for name in a[2]}))
+    done = shell(*common, "--resume")
+    assert "no profile was stored, because no tau" in done.output
+    assert "no profiles" in shell("profiles", "list", bundle).stdout
 
 
 def test_a_bad_task_file_is_refused_before_anything_is_decoded(bundle: Path, tmp_path: Path) -> None:

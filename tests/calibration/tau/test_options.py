@@ -15,9 +15,9 @@ from mars_export.calibration.tau.options import CalibrationOptions
     [
         ({"max_drop": 0}, "max_drop must be between 0 and 1"),
         ({"confidence": 1.0}, "confidence must be"),
-        ({"metrics": ("luck",)}, "metrics must be different ones"),
-        ({"metrics": ("margin", "margin")}, "metrics must be different ones"),
-        ({"metrics": ()}, "metrics must be different ones"),
+        ({"metrics": ("luck",)}, "metrics must be distinct values"),
+        ({"metrics": ("margin", "margin")}, "metrics must be distinct values"),
+        ({"metrics": ()}, "metrics must be distinct values"),
         ({"metrics": ("margin", "entropy"), "taus": (0.9,)}, "one metric only"),
         ({"taus": (0.8, 0.9)}, "from safe to fast"),
         ({"taus": (1.0, 0.9)}, "from safe to fast"),

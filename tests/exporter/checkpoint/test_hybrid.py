@@ -303,7 +303,7 @@ def test_a_manifest_with_other_states_than_the_graphs_is_refused(
 
 def test_inspect_names_recurrent_layers(opened: Open) -> None:
     assert (
-        "recurrent 3 of 4 layers, 0.1 MB of states a row" in succeed("inspect", opened().bundle.path).stdout
+        "recurrent 3 of 4 layers, 0.1 MB of states per row" in succeed("inspect", opened().bundle.path).stdout
     )
 
 

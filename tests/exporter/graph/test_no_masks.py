@@ -100,7 +100,7 @@ def test_doctor_and_inspect_run_on_it(bundle: Path) -> None:
 
 
 def test_words_that_exclude_each_other(checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match="no step feeds a mask token here; leave --mask-token out"):
+    with pytest.raises(CheckpointError, match="--mask-token has no effect without masks; leave it out"):
         open_checkpoint(str(checkpoint), masks=False, mask_token="7")
     with pytest.raises(CheckpointError, match="not tuned with masks needs --no-masks"):
         open_checkpoint(str(checkpoint))
@@ -111,7 +111,7 @@ def test_a_null_mask_needs_masks_0() -> None:
     assert GOOD.masks is None
     for masks in (None, 1):
         text = changed("tokens.mask", None)
-        with pytest.raises(BundleError, match="tokens.mask: null needs masks 0"):
+        with pytest.raises(BundleError, match="tokens.mask: null is valid only with masks 0"):
             parse_manifest(json.dumps({**json.loads(text), "masks": masks}))
     for masks in (-1, 4097, "0"):
         with pytest.raises(BundleError, match="masks: an integer of 0 to 4096 is expected"):

@@ -105,7 +105,7 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
         "4",
     )
     assert done.returncode == 0, done.stderr
-    assert "No engine was built: full TensorRT builds on the GPU it is for (sm87)" in done.stderr
+    assert "No engine was built: full TensorRT builds only on the target GPU (sm87)" in done.stderr
     manifest = open_bundle(tmp_path / "b", full=True).manifest
     assert [(v.name, v.kv_layout) for v in manifest.variants] == [
         ("model", "in-place"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.fields import with_field
 from support.manifests import ENGINE, GOOD, changed
+from support.paths import CONFORMANCE
 
 from mars_export import BundleError
 from mars_export.runtime.bundle.files import FileEntry
@@ -125,7 +128,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "variants.0.outputs",
         ["token_ids", "confidence", "topk_ids"],
-        r"variants\[0\].outputs: topk_ids and topk_logprobs are there together or not at all",
+        r"variants\[0\].outputs: topk_ids and topk_logprobs must both be listed, or neither",
     ),
     ("variants.0.outputs", ["token_ids", "confidence", 3], r"variants\[0\].outputs\[2\]: a non-empty string"),
     ("variants.0.outputs", "token_ids", r"variants\[0\].outputs: a list is expected"),
@@ -145,7 +148,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("profiles", {}, "profiles: a list is expected"),
     ("profiles.0.tau", None, r"profiles\[0\].tau: a finite number"),
     ("profiles.0.metric", "luck", r"profiles\[0\].metric: one of"),
-    ("profiles.0.variant", "gone", "profile `math` is for variant `gone`, which is not there"),
+    ("profiles.0.variant", "gone", "profile `math` is for variant `gone`, which is missing"),
     ("profiles.0.evidence", 3, r"profiles\[0\].evidence: an object is expected"),
     ("model.num_kv_heads", 3, "model: 4 heads cannot share 3 key/value heads"),
 ]
@@ -155,6 +158,18 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_a_wrong_field_is_named(path: str, value: Any, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         parse_manifest(changed(path, value))
+
+
+def test_python_and_libmars_refuse_the_same_manifests() -> None:
+    """`manifest_test.cpp` reads the same file. A null field is missing."""
+    file = json.loads((CONFORMANCE / "manifests.json").read_text(encoding="utf-8"))
+    text = json.dumps(file["manifest"])
+    accepted = []
+    for path, value in [["/novelty", None], *file["good"], *file["wrong"]]:
+        with suppress(BundleError):
+            parse_manifest(with_field(text, path[1:].replace("/", "."), value))
+            accepted.append([path, value])
+    assert accepted == [["/novelty", None], *file["good"]]
 
 
 WITH_ENGINE = replace(
@@ -174,7 +189,7 @@ WITH_ENGINE = replace(
 )
 HALF_TOP_K = ["token_ids", "confidence", "topk_logprobs"]
 WRONG_ENGINES: list[tuple[str, Any, str]] = [
-    ("outputs", HALF_TOP_K, "outputs: topk_ids and topk_logprobs are there together or not at all"),
+    ("outputs", HALF_TOP_K, "outputs: topk_ids and topk_logprobs must both be listed, or neither"),
     ("engine", 3, r"variants\[2\].engine: an object is expected"),
     ("engine.tf32", 1, "engine.tf32: true or false is expected"),
     ("engine.version", None, r"engine.version: a non-empty string"),

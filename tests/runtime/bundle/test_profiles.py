@@ -64,8 +64,8 @@ def test_storing_again_replaces_it_and_keeps_the_others(path: Path) -> None:
     [
         ({"variant_sha256": "0" * 64}, r"the graph model.onnx is not the one"),
         ({"weights_sha256": "0" * 64}, "the weights are not those"),
-        ({"accuracy_level": 4}, "calibrated at accuracy level 4, None is running"),
-        ({"precision": "int4"}, "calibrated in int4, float32 is running"),
+        ({"accuracy_level": 4}, "calibrated at accuracy level 4, but None is running"),
+        ({"precision": "int4"}, "calibrated in int4, but float32 is running"),
     ],
 )
 def test_a_stale_profile_is_refused_with_the_command_that_renews_it(
@@ -87,7 +87,7 @@ def test_a_profile_of_another_variant_is_stale(path: Path) -> None:
     twin = replace(manifest.variants[0], name="twin")
     bundle = Bundle(path, replace(manifest, variants=(*manifest.variants, twin), profiles=(profile(path),)))
     assert profiles.find(bundle, manifest.variants[0], "sums").tau == 0.9
-    with pytest.raises(SessionError, match="calibrated on variant model, twin is running"):
+    with pytest.raises(SessionError, match="calibrated on variant model, but twin is running"):
         profiles.find(bundle, twin, "sums")
     both = Bundle(
         path, replace(bundle.manifest, profiles=(profile(path), profile(path, variant="twin", tau=0.7)))

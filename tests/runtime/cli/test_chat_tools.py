@@ -174,8 +174,8 @@ def test_the_model_is_told_of_the_tools_while_it_talks(bundles: Named) -> None:
 def test_tools_that_cannot_be_are_refused_before_the_talk(bundles: Named, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text('{"name": "stop"}')
     done = run("chat", bundles("qwen2"), "--tools", tmp_path / "tools.json", stdin="hi\n")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "tools must be a list of functions" in " ".join(done.stderr.split())
     (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
     done = run("chat", bundles("qwen2"), "--tools", tmp_path / "tools.json", "--choice", "a", stdin="hi\n")
-    assert (done.returncode, "choice and tools exclude each other" in done.stderr) == (1, True)
+    assert (done.returncode, "choice and tools exclude each other" in done.stderr) == (2, True)

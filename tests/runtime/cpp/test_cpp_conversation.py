@@ -145,9 +145,9 @@ def test_talks_are_the_same_turn_by_turn(both: Both) -> None:
 def test_the_contexts_end(both: Both) -> None:
     pair = talks(both, "the", context=96)
     say(pair, "the", max_new_tokens=12)
-    with pytest.raises(SessionError, match="take turns back") as wanted:
+    with pytest.raises(SessionError, match="remove turns") as wanted:
         pair[0].send("the error is on the net " * 3)
-    with pytest.raises(MarsStatusError, match="the conversation has .* take turns back") as made:
+    with pytest.raises(MarsStatusError, match="the conversation has .* remove turns") as made:
         pair[1].send("the error is on the net " * 3)
     assert str(made.value).split(";")[0] == str(wanted.value).split(";")[0]
     assert pair[1].messages == [dict(m) for m in pair[0].messages], "it is as it was"

@@ -58,7 +58,7 @@ def test_the_devices_number_is_its_device_id() -> None:
     second = DeviceName("cuda", 1)
     assert split_options({}, second) == ({}, {"device_id": "1"})
     assert split_options({"device_id": "1"}, second) == ({}, {"device_id": "1"})
-    with pytest.raises(SessionError, match=r"number 1 and device_id is 2; give only the device"):
+    with pytest.raises(SessionError, match=r"number 1, but device_id is 2; give only the device"):
         split_options({"device_id": "2"}, second)
 
 
@@ -66,9 +66,9 @@ def test_the_devices_number_is_its_device_id() -> None:
     ("options", "words"),
     [
         ({"device_id": "1"}, "the CPU has no option device_id"),
-        ({LEVEL: "0"}, "accuracy_level sets it"),
-        ({SPINNING: 0}, f"pairs of texts, not '{SPINNING}': 0"),
-        ({1: "0"}, "pairs of texts, not 1: '0'"),
+        ({LEVEL: "0"}, "use accuracy_level"),
+        ({SPINNING: 0}, f"options must map strings to strings, not '{SPINNING}': 0"),
+        ({1: "0"}, "options must map strings to strings, not 1: '0'"),
     ],
 )
 def test_refusals(options: dict[Any, Any], words: str, bundles: Named) -> None:

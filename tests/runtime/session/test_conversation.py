@@ -204,7 +204,7 @@ def test_a_turn_that_fails_never_was(opened: Open) -> None:
 
 def test_the_end_of_the_context_is_said(opened: Open) -> None:
     talk = opened(context=128).conversation("be the man")
-    with pytest.raises(SessionError, match=r"the conversation has \d+ tokens .* holds 128; take turns back"):
+    with pytest.raises(SessionError, match=r"the conversation has \d+ tokens .* holds 128; remove turns"):
         [said(talk, f"question {i}") for i in range(30)]
     assert len(talk.turns) > 1, "what was said is still there"
     talk.undo(len(talk.turns))

@@ -163,7 +163,9 @@ def test_other_content_parts_are_refused_by_place(part: object, kind: str) -> No
         {"role": "system", "content": "x"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, part]},
     ]
-    with pytest.raises(SessionError, match=f"message 1, part 1: only text is understood, .* not '{kind}'"):
+    with pytest.raises(
+        SessionError, match=f"message 1, part 1: only text parts are supported, .* not '{kind}'"
+    ):
         TEXT.render(messages)
 
 

@@ -14,7 +14,7 @@
 
 namespace mars {
 
-/// How much runs at once, and how much one request may use; no value means no limit.
+/// Limits on running work and on single requests; no value means no limit.
 struct MARS_API Limits {
     std::optional<std::int64_t> max_rows;                          ///< sequences that run at once; 8, or fewer if an engine has fewer
     std::int64_t max_waiting = 64;                                 ///< requests that may wait, not counting the next ones for free rows

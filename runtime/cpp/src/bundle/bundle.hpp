@@ -21,7 +21,7 @@ struct RecurrentInfo {
     std::vector<std::int64_t> layers;
     std::int64_t heads = 0, key_dim = 0, value_dim = 0, inputs = 0, width = 0;
 
-    /// What a row keeps between steps of at most `outputs` outputs, by name suffix of the tensor.
+    /// Shapes of the tensors that a row keeps between steps of at most `outputs` outputs, by name suffix.
     std::map<std::string, std::vector<std::int64_t>> shapes(std::int64_t outputs) const {
         std::map<std::string, std::vector<std::int64_t>> shapes;
         for (const std::int64_t i : layers) {

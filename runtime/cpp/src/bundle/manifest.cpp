@@ -51,12 +51,18 @@ ModelInfo read_model(Fields fields) {
     // Upper bounds, because a reader allocates memory from these numbers.
     const std::int64_t one = 1;
     ModelInfo model;
+    fields.text("type");
+    fields.integer("hidden_size", 1, one << 20);
+    const std::int64_t num_heads = fields.integer("num_heads", 1, one << 16);
     model.vocab_size = fields.integer("vocab_size", 1, one << 24);
     model.num_layers = fields.integer("num_layers", 1, one << 12);
     model.num_kv_heads = fields.integer("num_kv_heads", 1, one << 16);
     model.head_dim = fields.integer("head_dim", 1, one << 16);
     model.context_length = fields.integer("context_length", 1, one << 31);
+    if (num_heads % model.num_kv_heads != 0)
+        fields.wrong("", std::to_string(num_heads) + " heads cannot share " + std::to_string(model.num_kv_heads) + " key/value heads");
     if (fields.has("mtp_drafts")) model.mtp_drafts = fields.integer("mtp_drafts", 0, 64);
+    fields.optional_integer("mtp_shortlist", 0, one << 24);
     if (fields.has("recurrent")) model.recurrent = read_recurrent(fields.object("recurrent"));
     return model;
 }
@@ -65,7 +71,7 @@ ThinkingInfo read_thinking(Fields fields) {
     ThinkingInfo info{fields.text("open"), fields.text("close"), std::nullopt, std::nullopt};
     if (fields.has("on")) info.on = fields.named_texts("on");
     if (fields.has("off")) info.off = fields.named_texts("off");
-    if (info.open.empty() || info.close.empty()) fields.wrong("", "two texts are expected that are not empty");
+    if (info.open.empty() || info.close.empty()) fields.wrong("", "two non-empty strings are expected");
     return info;
 }
 
@@ -111,7 +117,7 @@ Variant read_variant(Fields& fields) {
         fields.wrong("outputs", "token_ids and confidence are needed, and known are token_ids, confidence, margin, entropy, topk_ids, "
                                 "topk_logprobs, logits");
     else if (has("topk_ids") != has("topk_logprobs"))
-        fields.wrong("outputs", "topk_ids and topk_logprobs are there together or not at all");
+        fields.wrong("outputs", "topk_ids and topk_logprobs must both be listed, or neither");
     variant.name = fields.text("name");
     variant.backend = fields.text("backend", {"onnx", "tensorrt", "tensorrt_rtx"});
     variant.file = fields.text("file");
@@ -148,6 +154,8 @@ Profile read_profile(Fields& fields) {
 
 Manifest read_manifest(Fields& top) {
     Manifest manifest;
+    top.text("producer");
+    top.text("source");
     manifest.model = read_model(top.object("model"));
     Fields tokens = top.object("tokens");
     const std::int64_t last = manifest.model.vocab_size - 1;
@@ -157,7 +165,8 @@ Manifest read_manifest(Fields& top) {
     for (Fields& fields : top.objects("variants", most_variants)) manifest.variants.push_back(read_variant(fields));
     for (Fields& fields : top.objects("files", most_files))
         manifest.files.push_back({fields.text("path"), fields.integer("size"), fields.text("sha256")});
-    for (Fields& fields : top.objects("profiles", most_profiles)) manifest.profiles.push_back(read_profile(fields));
+    if (top.has("profiles"))
+        for (Fields& fields : top.objects("profiles", most_profiles)) manifest.profiles.push_back(read_profile(fields));
     if (top.has("grammars"))
         for (Fields& fields : top.objects("grammars", most_grammars))
             manifest.grammars.push_back({fields.text("name"), fields.text("file")});
@@ -175,18 +184,27 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
     const auto require = [&](const std::string& file, const std::string& user) {
         if (listed.count(file) == 0) problems.push_back(where + ": " + user + " uses " + quoted(file) + ", which `files` does not list");
     };
+    std::set<std::string> variants, grammars;
     for (const Variant& variant : manifest.variants) {
+        if (!variants.insert(variant.name).second) problems.push_back(where + ".variants: " + quoted(variant.name) + " is listed twice");
         require(variant.file, "variant " + variant.name);
         if (variant.weights) require(*variant.weights, "variant " + variant.name);
         if (variant.engine) require(variant.engine->graph, "variant " + variant.name);
     }
     if (manifest.text) require(manifest.text->tokenizer, "text");
-    for (const StoredGrammar& grammar : manifest.grammars) require(grammar.file, "grammar " + grammar.name);
+    for (const StoredGrammar& grammar : manifest.grammars) {
+        if (!grammars.insert(grammar.name).second) problems.push_back(where + ".grammars: " + quoted(grammar.name) + " is listed twice");
+        require(grammar.file, "grammar " + grammar.name);
+    }
+    for (const Profile& profile : manifest.profiles)
+        if (variants.count(profile.variant) == 0)
+            problems.push_back(where + ": profile " + quoted(profile.name) + " is for variant " + quoted(profile.variant) +
+                               ", which is missing");
     if (manifest.model.kv_layers().empty())
         problems.push_back(where + ".model.recurrent: every layer is recurrent: some must have KV entries");
     if (manifest.variants.empty()) problems.push_back(where + ".variants: empty: nothing to run");
     const auto& [mask, eos, pad] = manifest.tokens;
-    if (!mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null needs masks 0");
+    if (!mask && manifest.masks != 0) problems.push_back(where + ".tokens.mask: null is valid only with masks 0");
     if (mask && std::count(eos.begin(), eos.end(), *mask) > 0) problems.push_back(where + ".tokens: the mask token cannot end a sequence");
     return problems;
 }

@@ -24,7 +24,7 @@ constexpr std::int64_t safe_graph = 64000000, safe_tokenizer = 64000000; // byte
 void check_sizes(const Manifest& manifest, std::size_t num_bytes, const std::string& where) {
     std::string problems;
     const auto note = [&](const std::string& what, auto has, auto most) {
-        if (has > most) problems += "\n  " + what + ": " + std::to_string(has) + ", " + std::to_string(most) + " are taken";
+        if (has > most) problems += "\n  " + what + ": " + std::to_string(has) + ", " + std::to_string(most) + " are allowed";
     };
     note("bytes of the manifest", num_bytes, safe_manifest);
     note("files", manifest.files.size(), safe_files);

@@ -21,17 +21,18 @@ std::string shown(const std::optional<std::int64_t>& level) { return level ? std
 
 /// Why a profile is not valid for `variant`; empty for a valid one.
 std::vector<std::string> staleness(const Manifest& manifest, const Variant& variant, const Profile& profile) {
-    if (profile.variant != variant.name) return {"it was calibrated on variant " + profile.variant + ", " + variant.name + " is running"};
+    if (profile.variant != variant.name)
+        return {"it was calibrated on variant " + profile.variant + ", but " + variant.name + " is running"};
     std::vector<std::string> reasons;
     if (profile.variant_sha256 != sha256_of(manifest, variant.file))
         reasons.push_back("the graph " + variant.file + " is not the one it was calibrated on");
     if (profile.weights_sha256 && profile.weights_sha256 != sha256_of(manifest, variant.weights))
         reasons.push_back("the weights are not those it was calibrated on");
     if (profile.precision && *profile.precision != variant.precision)
-        reasons.push_back("it was calibrated in " + *profile.precision + ", " + variant.precision + " is running");
+        reasons.push_back("it was calibrated in " + *profile.precision + ", but " + variant.precision + " is running");
     if (profile.accuracy_level != variant.accuracy_level)
-        reasons.push_back("it was calibrated at accuracy level " + shown(profile.accuracy_level) + ", " + shown(variant.accuracy_level) +
-                          " is running");
+        reasons.push_back("it was calibrated at accuracy level " + shown(profile.accuracy_level) + ", but " +
+                          shown(variant.accuracy_level) + " is running");
     return reasons;
 }
 

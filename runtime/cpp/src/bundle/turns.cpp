@@ -34,7 +34,8 @@ ChatTurns ChatTurns::from_json(std::string_view chat_json, std::string_view wher
     chat.after_ = fields.named_texts("after");
     chat.trimmed_ = fields.texts("trimmed");
     chat.reserved_ = fields.texts("reserved");
-    if (chat.between_.count(start) == 0 || chat.after_.empty()) fields.wrong("", "no conversation can begin or end");
+    if (chat.between_.count(start) == 0 || chat.after_.empty())
+        fields.wrong("", "a text at the start and one after the last message are needed");
     if (!problems.empty()) fail(problems, "chat template", "export the bundle again");
     return chat;
 }

@@ -29,8 +29,8 @@ std::optional<std::int64_t> KvBudget::max_entries() const {
 void KvBudget::check(const Sequence& seq) const {
     if (!num_bytes || entries(seq) <= row_entries()) return;
     throw SessionError("a prompt of " + std::to_string(seq.stats.prompt_tokens) + " tokens with max_new_tokens " +
-                       std::to_string(seq.config().max_new_tokens) + " may take " + megabytes(entries(seq) * entry_bytes) +
-                       " of KV memory, this service gives " + megabytes(row_entries() * entry_bytes) +
+                       std::to_string(seq.config().max_new_tokens) + " may need " + megabytes(entries(seq) * entry_bytes) +
+                       " of KV memory, but this service allows " + megabytes(row_entries() * entry_bytes) +
                        " (kv_bytes); shorten the prompt or max_new_tokens");
 }
 

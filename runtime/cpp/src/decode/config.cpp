@@ -68,12 +68,10 @@ void GenerationConfig::check() const {
     check("min_p", std::isfinite(min_p) && min_p >= 0 && min_p <= 1, "a number of 0 to 1", min_p);
     check("repetition_penalty", std::isfinite(repetition_penalty) && repetition_penalty > 0, "a number above 0", repetition_penalty);
     if (exact.value_or(false) && tau)
-        wrong << (wrong.tellp() > 0 ? "; " : "")
-              << "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau " << *tau
-              << " accepts what is likely; give one of them";
+        wrong << (wrong.tellp() > 0 ? "; " : "") << "exact and tau exclude each other: exact verifies every token, tau " << *tau
+              << " accepts likely tokens without verification; give one of them";
     if (wrong.tellp() == 0 && prompt_lookup > 0 && !is_exact())
-        throw SessionError("prompt_lookup proposes tokens that exact mode verifies; a tau would not use them: give one", "invalid_value",
-                           "prompt_lookup");
+        throw SessionError("prompt_lookup works in exact mode only, not with a tau: give one of them", "invalid_value", "prompt_lookup");
     if (wrong.tellp() > 0) throw SessionError(wrong.str(), "invalid_value", first);
 }
 

@@ -43,8 +43,8 @@ void Limits::check(const GenerationConfig& config) const {
     const auto at_most = [&](const char* field, const char* name, std::int64_t asked, const std::optional<std::int64_t>& most) {
         if (!most || asked <= *most) return;
         if (wrong.empty()) first = field;
-        add(wrong, std::to_string(asked) + " " + name + " are asked for, this service allows at most " + std::to_string(*most) +
-                       "; ask for fewer");
+        add(wrong, std::to_string(asked) + " " + name + " are requested, this service allows at most " + std::to_string(*most) +
+                       "; request fewer");
     };
     at_most("max_new_tokens", "max_new_tokens", config.max_new_tokens, max_new_tokens);
     at_most("stop", "stop strings", static_cast<std::int64_t>(config.stop.size()), max_stops);

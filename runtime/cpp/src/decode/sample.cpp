@@ -30,7 +30,7 @@ double sum_of(std::vector<Weighted>::const_iterator begin, std::vector<Weighted>
     return std::accumulate(begin, end, 0.0, [](double sum, const Weighted& each) { return sum + each.weight; });
 }
 
-/// Of `tokens`, sorted from the likeliest on, equal ones by id, the first with which the sum of the weights is greater than
+/// The first of `tokens`, sorted from the likeliest on, equal ones by id, with which the sum of the weights is greater than
 /// `sum_before`, or else the last one; and that sum. Takes linear time.
 std::pair<std::int64_t, double> find(std::vector<Weighted>& tokens, double sum_before, double near) {
     auto begin = tokens.begin(), end = tokens.end();

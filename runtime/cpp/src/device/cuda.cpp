@@ -106,7 +106,7 @@ void check(const char* call, int error) {
         throw SessionError("the CUDA runtime here is " + version(ours) + ", this driver is for CUDA " + version(driver) +
                            ": update the driver, or use libraries of its CUDA");
     if (error == insufficient_driver || error == no_device)
-        throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+        throw SessionError("no NVIDIA GPU with a working driver was found (check with nvidia-smi)");
     cudart().last_error(); // clear it: TensorRT and ONNX Runtime must not see it after a launch of their own
     const std::string name = cudart().error_name(error);
     const std::string what = std::string("CUDA: ") + call + " failed: " + cudart().error_text(error) + " (" + name + ")";

@@ -5,7 +5,7 @@
 
 namespace mars {
 
-constexpr const char* lost_advice = "; nothing computes on the GPU in this process any more: start it again";
+constexpr const char* lost_advice = "; this process cannot use the GPU any more: restart it";
 
 /// Whether an error message of a library contains one of these, by name or number.
 bool is_lasting(const std::string& words);

@@ -115,8 +115,8 @@ struct Conversation::State {
         const std::string holds = std::to_string(length) + " tokens" + (has_turns ? " with this question" : "") +
                                   ", this bundle's context holds " + std::to_string(capacity());
         if (!has_turns) return "the question and the system message have " + holds + "; shorten them";
-        return "the conversation has " + holds +
-               "; take turns back (undo), start over (reset), or open it with drop_oldest, which lets the" + " oldest turns go";
+        return "the conversation has " + holds + "; remove turns (undo), start over (reset), or open it with drop_oldest, which lets the" +
+               " oldest turns go";
     }
 };
 

@@ -205,12 +205,12 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std
         measure(utf8::length(*prompt.text()), wanted);
         ids = text->encode(*prompt.text());
     }
-    if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
+    if (ids.empty()) throw SessionError("the prompt is empty; it needs at least one token", "invalid_value", "prompt");
     const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
     if (static_cast<std::int64_t>(ids.size()) > most)
         throw SessionError(
             "the prompt has " + std::to_string(ids.size()) + " tokens, " +
-                (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+                (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are allowed here") +
                 "; shorten the prompt",
             too_long, "prompt");
     const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
@@ -231,7 +231,7 @@ void Opened::measure(std::int64_t characters, std::optional<std::int64_t> wanted
     const std::int64_t taken = std::max(always_taken, characters_per_token * most);
     if (characters > taken)
         throw SessionError("the prompt has " + std::to_string(characters) + " characters, " +
-                               (most == context ? "this bundle's context takes" : "what is taken here is") + " at most " +
+                               (most == context ? "this bundle's context holds" : "this request may have") + " at most " +
                                std::to_string(taken) + "; shorten it",
                            too_long, "prompt");
 }
@@ -239,8 +239,8 @@ void Opened::measure(std::int64_t characters, std::optional<std::int64_t> wanted
 void Opened::check(const GenerationConfig& config) const {
     config.check();
     if (!bundle.manifest.tokens.mask && !config.is_exact() && !config.one_token())
-        throw SessionError("a tau accepts predictions of masks, and this bundle was exported without masks: leave tau out, which is exact "
-                           "mode; an MTP layer or prompt_lookup gives several tokens a step there",
+        throw SessionError("a tau needs masks, and this bundle was exported without masks: leave tau out to use exact mode "
+                           "(there, an MTP layer or prompt_lookup gives several tokens a step)",
                            unsupported, "tau");
     if (config.metric != Metric::probability && !is_one_of(to_string(config.metric), backend->outputs()))
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics", unsupported,

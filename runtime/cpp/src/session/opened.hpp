@@ -62,8 +62,7 @@ struct Opened {
     /// A decoding loop of its own, for one thread. It must not outlive this.
     Schedule schedule(const Limits& limits, const std::optional<KvBudget>& budget = std::nullopt) const {
         if (bundle.manifest.model.recurrent && limits.cache_block > 1)
-            throw SessionError("a model with recurrent layers has cursor commit only: its states have a token as soon as it is known; "
-                               "leave out cache_block");
+            throw SessionError("a model with recurrent layers supports cursor commit only; leave out cache_block");
         return Schedule(*backend, bundle.manifest.block, bundle.manifest.mask_id(), limits, StepPlanner(*learned_cost), budget);
     }
     GrammarState new_grammar_state(const GenerationConfig& config) const;

@@ -47,7 +47,7 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop, std::opt
     }
     if (stop_.size() > max_stop_strings || characters > longest_stop)
         throw SessionError("at most " + std::to_string(max_stop_strings) + " stop strings of at most " + std::to_string(longest_stop) +
-                               " characters are taken, not " + std::to_string(stop_.size()) + " of up to " + std::to_string(characters) +
+                               " characters are allowed, not " + std::to_string(stop_.size()) + " of up to " + std::to_string(characters) +
                                "; give fewer or shorter ones",
                            "invalid_value", "stop");
 }

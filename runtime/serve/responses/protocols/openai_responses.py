@@ -76,7 +76,7 @@ class ResponsesSerializer(Serializer):
 
     @property
     def _place(self) -> Json:
-        """Where the open text is."""
+        """The position of the open text."""
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
     def _add(self, item: Json) -> None:

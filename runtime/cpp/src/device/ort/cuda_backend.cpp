@@ -79,7 +79,8 @@ void CudaBackend::open(const Bundle& bundle, const Variant& variant, OrtParts& o
         open_graph(graph_, file, cuda_provider, options, settings, variant);
     } catch (const Ort::Exception& error) {
         if (std::string(error.what()).find(no_capture) == std::string::npos) throw;
-        note(settings.on_log, LogLevel::warning, file.string() + ": " + first_line(error) + "; steps are not captured, and take longer");
+        note(settings.on_log, LogLevel::warning,
+             file.string() + ": " + first_line(error) + "; steps are not captured as CUDA graphs, and are slower");
         options.of_provider[graphs] = "0";
         open_graph(graph_, file, cuda_provider, options, settings, variant);
     }

@@ -1,4 +1,4 @@
-// runtime/device/ort/cuda_backend.py: ONNX Runtime on a GPU: steps of few shapes, in memory that stays where it is, replayed as CUDA graphs.
+// runtime/device/ort/cuda_backend.py: ONNX Runtime on a GPU: steps of a few shapes, at fixed addresses, replayed as CUDA graphs.
 #pragma once
 
 #include <array>

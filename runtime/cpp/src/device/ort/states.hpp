@@ -24,7 +24,7 @@ struct SavedStates {
     std::int64_t length = 0;
 };
 
-/// What recurrent layers keep of some rows.
+/// The states and inputs that recurrent layers keep for some rows.
 class StateRows {
   public:
     static constexpr std::int64_t max_outputs = 64; // of a step: inputs of that many tokens are kept
