@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -81,14 +80,18 @@ def build_llama(device: str, arch: str) -> Iterator[Row]:
     if not source.exists():
         with tarfile.open(fetched(LLAMA, "")) as tar:
             tar.extractall(source, filter="data")
-    off = [f"-D{name}=OFF" for name in ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP")]
-    off += ["-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DGGML_NATIVE=OFF"]
+    off = [
+        f"-DLLAMA_{name}=OFF"
+        for name in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_UI", "OPENSSL")
+    ]
+    off += [f"-D{name}=OFF" for name in ("LLAMA_USE_PREBUILT_UI", "GGML_NATIVE", "GGML_OPENMP")]
     more = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
     if device == "cuda":  # NO_VMM: without the driver's library, which a machine without a GPU lacks
-        more += ["-DGGML_CUDA=ON", "-DGGML_CUDA_NO_VMM=ON", f"-DCMAKE_CUDA_ARCHITECTURES={arch}"]
+        code = arch if arch == "native" else f"{arch}-real"
+        more += ["-DGGML_CUDA=ON", "-DGGML_CUDA_NO_VMM=ON", f"-DCMAKE_CUDA_ARCHITECTURES={code}"]
     tree = next(source.glob("*/vendor/llama.cpp"))
     ran(["cmake", "-G", "Ninja", "-S", tree, "-B", out, *off, *more], "llama-configure")
-    ran(["cmake", "--build", out, "--parallel", os.cpu_count(), "--target", *TOOLS], "llama-build")
+    ran(["ninja", "-C", out, *TOOLS], "llama-build")
     yield {"built": ", ".join(TOOLS), "in": out / "bin"}
 
 
