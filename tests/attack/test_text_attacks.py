@@ -83,7 +83,7 @@ def test_a_request_is_checked_before_a_step_runs(sessions: Sessions, monkeypatch
     monkeypatch.setattr(opened.backend, "step", lambda *_: pytest.fail("a step ran"))
     prompt, stops = "a" * 8_000_000, GenerationConfig(stop=("x",) * 50_000)
     for ask in (session.generate, session.stream, session.conversation().send):
-        with pytest.raises(SessionError, match="characters, this bundle's context takes at most"):
+        with pytest.raises(SessionError, match="characters, this bundle's context holds at most"):
             ask(prompt)
         with pytest.raises(SessionError, match="at most 16 stop strings"):
             ask("hi", stops)

@@ -103,7 +103,7 @@ TEST_CASE("a prompt is measured before it is tokenized, in characters") {
         }
         const bool is_short = prompt.text() != nullptr && *prompt.text() == wide;
         CHECK(mars::begins_with(said, is_short ? "the prompt has 35000 tokens"
-                                               : "the prompt has 70000 characters, this bundle's context takes at most 65536"));
+                                               : "the prompt has 70000 characters, this bundle's context holds at most 65536"));
         CHECK(code == "context_length_exceeded");
         CHECK(field == "prompt");
     }

@@ -106,8 +106,8 @@ class MARS_API Batcher {
     Batcher(const Batcher&) = delete;
     Batcher& operator=(const Batcher&) = delete;
 
-    /// How a request is queued. `wait`: seconds to wait for room; no value: until its deadline. `client`: whose turn
-    /// and share of places it takes; requests without a client take turns as one client without a limited share.
+    /// How a request is queued. `wait`: seconds to wait for room; no value: until its deadline. `client`: the client that
+    /// it counts for, in turns and in the share of places; requests without one take turns as one client without a share.
     /// `on_event` receives each event instead of `next`, usually in the batcher's thread between two steps, so every
     /// row waits for it. An exception it throws ends its request.
     struct Entry {

@@ -26,8 +26,7 @@ class MARS_API BundleError : public Error {
 
 /// The bundle is fine but cannot run here, or the request cannot be served.
 ///
-/// Thrown by a call that answers, this class itself means that the request is wrong; its subclasses mean that it is
-/// not.
+/// If a call that answers throws this class itself, the request is invalid. Subclasses mean that the request is valid.
 class MARS_API SessionError : public Error {
   public:
     explicit SessionError(const std::string& message, const char* kind = "invalid_value", const char* at_fault = "")

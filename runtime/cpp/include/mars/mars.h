@@ -321,7 +321,7 @@ typedef struct mars_request mars_request;
 #define MARS_NO_LIMIT 0
 #define MARS_FOREVER (-1.0) /* instead of seconds */
 
-/* How much runs at once, and how much one request may use; MARS_NO_LIMIT for no limit. */
+/* Limits on running work and on single requests; MARS_NO_LIMIT for no limit. */
 typedef struct mars_limits {
     size_t struct_size;
     int64_t max_rows;          /* sequences in one forward; 0: 8, or fewer if an engine has fewer */

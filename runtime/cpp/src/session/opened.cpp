@@ -47,8 +47,7 @@ std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
 void check_safe(const Bundle& bundle, const Variant& variant) {
     if (variant.is_engine())
         throw SessionError(bundle.path.string() + ": variant " + variant.name +
-                           " is a TensorRT engine, which is machine code in effect: safe mode runs ONNX graphs only; " +
-                           std::string(safe_remedy));
+                           " is a TensorRT engine, which can run any code: safe mode runs ONNX graphs only; " + std::string(safe_remedy));
     double num_bytes = 0.0;
     for (const FileEntry& entry : bundle.manifest.files) num_bytes += static_cast<double>(entry.size);
     const std::optional<std::int64_t> free = available_memory();
