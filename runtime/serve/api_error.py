@@ -1,4 +1,4 @@
-"""Error responses: a status, and a body in the form of OpenAI's API, which Anthropic's clients read, too."""
+"""Error responses: a status, and a body in the form of OpenAI's API, to which `/v1/messages` adds a type."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CODES = {
 
 
 class ApiError(Exception):
-    """A request that gets an error response. `param` is the wrong field."""
+    """A request that gets an error response. `param` is the wrong field, `details` are of the protocol."""
 
     def __init__(
         self,
@@ -48,9 +48,10 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param = status, param
+        self.status, self.param, self.details = status, param, details
         self.code = code or ("invalid_value" if status == 400 else None)
         self.headers = dict(headers or {})
 
@@ -67,7 +68,8 @@ class ApiError(Exception):
         text = str(self)
         if len(text) > MAX_CHARACTERS:
             text = text[:MAX_CHARACTERS] + "..."
-        return {"error": {"message": text, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": text, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error if self.details is None else {**error, "details": self.details}}
 
 
 def overloaded(message: str, retry_after: float, status: int = 429) -> ApiError:

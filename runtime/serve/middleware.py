@@ -66,7 +66,9 @@ class Middleware:
 
         async def refuse(refusal: ApiError) -> None:
             if status == 0:
-                body = encoded(refusal.body)
+                # Clients of Anthropic's API read errors by this type.
+                typed = {"type": "error"} if scope["path"].startswith("/v1/messages") else {}
+                body = encoded(typed | refusal.body)
                 response = Response(body, refusal.status, refusal.headers, "application/json")
                 await response(scope, receive, sending)
 

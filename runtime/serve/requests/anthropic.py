@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from ..api_error import ApiError
 from .completions import SHARED, no_effect, refusing, text_format
 from .fields import (
     Field,
@@ -106,6 +107,13 @@ def _thinking(name: str, value: Any) -> bool:
     return kind != "disabled"
 
 
+def _thread(name: str, _value: Any) -> NoReturn:
+    """With these details, the tool runners of Anthropic's packages send whole conversations instead."""
+    details = {"error_code": "thread_unsupported_request", "unsupported": [name]}
+    message = f"{name} is not supported, because nothing is stored; send the whole conversation"
+    raise ApiError(400, message, param=name, code="unsupported_parameter", details=details)
+
+
 _output_config = inner({"format": Field(text_format, "schema"), **no_effect("effort")})
 
 MESSAGES: Table = {
@@ -118,6 +126,10 @@ MESSAGES: Table = {
     "tool_choice": Field(_tool_choice),
     "output_config": Field(_output_config),
     "thinking": Field(_thinking),
-    **no_effect("cache_control", "context_management", "inference_geo", "speed", "user_profile_id"),
-    **refusing(container=(), mcp_servers=([],)),
-}
+    "thread": Field(_thread),
+    **no_effect(
+        "cache_control", "context_management", "inference_geo", "speed", "user_profile_id", "diagnostics",
+        "billing_policy", "fallbacks", "fallback_credit_token",
+    ),
+    **refusing(container=(), mcp_servers=([],), compaction=()),
+}  # fmt: skip

@@ -161,11 +161,6 @@ class ApiRequest:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def is_typed(self) -> bool:
-        """Whether the events of a stream have a type."""
-        return self.kind not in ("chat", "text")
-
-    @property
     def has_seed(self) -> bool:
         return "seed" in self.settings
 

@@ -23,8 +23,10 @@ from .fields import (
     read_fields_in,
     read_messages,
     setting,
+    shown,
     text,
     unsupported,
+    unsupported_value,
     wrong,
 )
 
@@ -74,7 +76,7 @@ def _named_schema(name: str, value: Any) -> dict[str, Any]:
 
 NAMED_SCHEMA: Table = {"schema": Field(_schema), **no_effect("name", "description", "strict")}
 FORMAT: Table = {"type": Field(text), "json_schema": Field(_named_schema), **NAMED_SCHEMA}
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 SHARED: Table = {
     "model": Field(text),
@@ -112,11 +114,19 @@ def text_format(name: str, form: Any) -> Any:
     raise wrong(name, forms, form)
 
 
+def function_tool(where: str, value: Any) -> dict[str, Any]:
+    tool: dict[str, Any] = a_dict(where, value)
+    if tool.get("type", "function") != "function":
+        reason = f"is {shown(tool['type'])}, and only function tools are supported; remove this tool"
+        raise unsupported_value(where.partition("[")[0], f"{where}.type {reason}")
+    return tool
+
+
 def _tools(name: str, value: Any) -> list[Any]:
     """Functions, whose null fields count as absent."""
     tools = []
     for i, tool in enumerate(a_list(name, value)):
-        function = a_dict(f"{name}[{i}].function", a_dict(f"{name}[{i}]", tool).get("function"))
+        function = a_dict(f"{name}[{i}].function", function_tool(f"{name}[{i}]", tool).get("function"))
         tools.append({**tool, "function": {key: part for key, part in function.items() if part is not None}})
     return tools
 
@@ -170,7 +180,10 @@ COMPLETIONS: Table = {
     "stream_options": Field(_stream_options),
     "response_format": Field(text_format, "schema"),
     "return_steps": Field(flag),
-    **no_effect("store", "prompt_cache_key", "prompt_cache_retention", "timings_per_token"),
+    **no_effect(
+        "store", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "timings_per_token",
+        "verbosity",
+    ),
     **refusing(
         best_of=(1,), echo=(False,), suffix=("",), use_beam_search=(False,), add_special_tokens=(),
     ),
@@ -188,7 +201,7 @@ CHAT: Table = {
     "reasoning_effort": Field(reasoning_effort, "thinking"),
     **refusing(
         modalities=(["text"],), functions=(), function_call=(), audio=(), prediction=(),
-        verbosity=(), web_search_options=(), add_generation_prompt=(True,),
+        web_search_options=(), moderation=(), add_generation_prompt=(True,),
         continue_final_message=(False,),
     ),
 }  # fmt: skip

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from .completions import SHARED, no_effect, reasoning_effort, refusing, settings, text_format, tool_choice
+from .completions import (
+    SHARED,
+    function_tool,
+    no_effect,
+    reasoning_effort,
+    refusing,
+    settings,
+    text_format,
+    tool_choice,
+)
 from .fields import (
     Field,
     Several,
     Table,
-    a_dict,
     a_list,
     flag,
     inner,
@@ -62,6 +70,9 @@ def _add_item(messages: list[dict[str, Any]], where: str, item: Any) -> None:
     elif kind == "function_call_output" and _has_texts(fields, "call_id"):
         content = joined_text(f"{where}.output", fields.get("output"), TEXTS)
         messages.append({"role": "tool", "tool_call_id": fields["call_id"], "content": content})
+    elif kind == "item_reference":
+        reason = "refers to a stored item, and nothing is stored; send the item (some clients: store: false)"
+        raise unsupported_value(where.partition("[")[0], f"{where} {reason}")
     else:
         forms = (
             "a message {role, content}, a function_call {call_id, name, arguments}, a function_call_output"
@@ -78,10 +89,9 @@ def _tools(name: str, value: Any) -> list[Any]:
     """Functions in the form of a chat: {"type": "function", "function": {...}}."""
     tools = []
     for i, tool in enumerate(a_list(name, value)):
-        if a_dict(f"{name}[{i}]", tool).get("type") != "function":
-            raise unsupported_value(name, f"{name}[{i}].type must be function, not {shown(tool.get('type'))}")
+        fields = function_tool(f"{name}[{i}]", tool)
         function = {
-            key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None
+            key: fields[key] for key in ("name", "description", "parameters") if fields.get(key) is not None
         }
         tools.append({"type": "function", "function": function})
     return tools
@@ -114,10 +124,10 @@ RESPONSES: Table = {
     **settings("top_logprobs"),
     **no_effect(
         "store", "stream_options", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-        "prompt_cache_options",
+        "prompt_cache_options", "access_programs", "background_options",
     ),
     **refusing(
         previous_response_id=(), conversation=(), background=(False,), truncation=("disabled",),
-        prompt=(), context_management=(), moderation=(),
+        prompt=(), context_management=(), moderation=(), image=(),
     ),
 }  # fmt: skip

@@ -148,7 +148,7 @@ class ApiResponse:
         async def write(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        serializer, is_typed = self._serializer, self._serializer.api_request.is_typed
+        serializer = self._serializer
         self._service.streams[serializer.id] = serializer, self._client
         self._cleanup.callback(self._service.streams.pop, serializer.id)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -160,10 +160,10 @@ class ApiResponse:
                 if data and self._items.empty():  # else it is sent with the next delta
                     await write(data)
                     data = b""
-            await write(data if is_typed else data + DONE)
+            await write(data + DONE if serializer.api_request.kind in ("chat", "text") else data)
         except ApiError as refusal:
             if refusal.status != 499:
-                await write(data + failure(refusal, is_typed=is_typed))
+                await write(data + _data(serializer.failure(refusal.body)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta] | None]:
@@ -253,11 +253,6 @@ class ApiResponse:
             "first_ms": round(1000 * first.stats.time_to_first_token, 1), "ms": round(1000 * seconds, 1),
         }  # fmt: skip
         LOG.info("answer", extra={"fields": fields})
-
-
-def failure(refusal: ApiError, *, is_typed: bool) -> bytes:
-    """The last event of a stream that failed. `is_typed`: whether events of its protocol have a type."""
-    return _data({"type": "error"} | refusal.body if is_typed else refusal.body)
 
 
 def _data(chunk: dict[str, Any]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.missing import need
@@ -157,6 +157,7 @@ def test_tokens_are_counted(client: anthropic.Anthropic, session: Session) -> No
         ({"extra_body": {"temperature": -1}}, "invalid_value", "temperature"),
         ({"output_config": {"format": {"type": "xml"}}}, "invalid_value", "output_config"),
         ({"extra_body": {"container": "c"}}, "unsupported_parameter", "container"),
+        ({"extra_body": {"thread": {"type": "create"}}}, "unsupported_parameter", "thread"),
         ({"extra_body": {"max_completion_tokens": 3}}, "invalid_value", "max_completion_tokens"),
     ],
 )  # fmt: skip
@@ -165,8 +166,24 @@ def test_refusals_name_the_field(
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as wrong:
         ask(client, **fields)
-    error = wrong.value.body["error"]  # type: ignore[index]
-    assert (error["code"], error["param"]) == (code, param)
+    body: Any = wrong.value.body
+    assert (body["error"]["code"], body["error"]["param"]) == (code, param)
+    assert body["type"] == "error", "other clients read the message only then"
+
+
+def test_a_tool_runner_works_without_stored_threads(client: anthropic.Anthropic) -> None:
+    need("llguidance", "grammar")
+
+    @anthropic.beta_tool
+    def weather(city: Literal["Rome", "Oslo"]) -> str:
+        """Of a city."""
+        return f"{city}: sunny"
+
+    runner = client.beta.messages.tool_runner(
+        model="tiny", messages=HELLO, max_tokens=300, max_iterations=2, tools=[weather],
+        tool_choice={"type": "tool", "name": "weather"},
+    )  # fmt: skip
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
 
 
 def test_its_key_is_a_key(session: Session) -> None:

@@ -226,6 +226,7 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
         ({"stop": list("abcdefghijklmnopq")}, "invalid_value", "stop"),
         ({"response_format": {"type": "json_object", "schemas": {}}}, "invalid_value", "response_format"),
         ({"response_format": {"type": "text", "schema": {}}}, "invalid_value", "response_format"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "unsupported_parameter", "tools"),
         (
             {"messages": [*HELLO, {"role": "assistant", "content": "a", "prefix": True}]},
             "unsupported_parameter",
@@ -241,6 +242,23 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as wrong:
             chat(client, **asked)
         assert (wrong.value.code, wrong.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"verbosity": "low", "reasoning_effort": "max", "prompt_cache_options": {"ttl": "30m"}},
+        ),
+        ("/v1/responses", {"input": "hi", "text": {"verbosity": "low"}, "reasoning": {"effort": "max"}}),
+        ("/v1/messages", {"output_config": {"effort": "max"}, "diagnostics": {}, "fallbacks": "default"}),
+    ],
+)
+def test_fields_without_effect_are_accepted(path: str, fields: dict[str, Any], server: Serving) -> None:
+    said = {} if "input" in fields else {"messages": HELLO}
+    answer = server.call(path, {**said, **fields, "model": "tiny"})
+    assert answer.status == 200, answer.data
 
 
 def test_a_running_stream_is_steered(session: Session) -> None:

@@ -13,10 +13,13 @@ need("uvicorn", "serve")
 need("openai", "dev")
 
 import openai  # noqa: E402
+from openai.types.responses import ResponseErrorEvent  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from support.served import HELLO, serving  # noqa: E402
 
 from mars_export import Chat, GenerationConfig, Session  # noqa: E402
+from mars_export.runtime.serve.api_error import ApiError  # noqa: E402
+from mars_export.runtime.serve.responses.protocols.openai_responses import ResponsesSerializer  # noqa: E402
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "of a city", "parameters": CITY}
@@ -163,7 +166,7 @@ def test_a_conversation_with_calls_goes_on(client: openai.OpenAI, session: Sessi
         ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),
         ({"input": []}, "invalid_value", "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "invalid_value", "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "invalid_value", "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "unsupported_parameter", "input"),
         ({"input": [{"role": "user"}]}, "invalid_value", "input"),
         ({"input": [7]}, "invalid_value", "input"),
         ({"input": [{"type": "function_call", "name": "a"}]}, "invalid_value", "input"),
@@ -196,3 +199,21 @@ def test_a_stream_that_fails_says_so(session: Session, caplog: pytest.LogCapture
             pace.open()
         with pytest.raises(openai.APIError, match="closing"):
             list(stream)
+
+
+def test_the_event_of_an_error_is_that_of_the_api(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: object) -> None:
+        raise ApiError(503, "no memory", code="out_of_memory")
+
+    monkeypatch.setattr(ResponsesSerializer, "chunks", panic)
+    with client.responses.with_streaming_response.create(model="tiny", input=SAID, stream=True) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+    event = ResponseErrorEvent.model_validate(events[-1])
+    assert (event.message, event.code, event.sequence_number) == (
+        "no memory",
+        "out_of_memory",
+        len(events) - 1,
+    )
+    assert events[-1]["error"]["message"] == "no memory", "the packages raise for this one"

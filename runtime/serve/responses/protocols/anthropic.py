@@ -50,6 +50,9 @@ class MessagesSerializer(Serializer):
             events.append({"type": "message_stop"})
         return events
 
+    def failure(self, body: Json) -> Json:
+        return {"type": "error", **body}
+
     # --- parts ---
 
     def _open(self, block: Json) -> list[Json]:

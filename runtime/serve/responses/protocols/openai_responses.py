@@ -53,6 +53,10 @@ class ResponsesSerializer(Serializer):
             self._emit(self._status, response=self._response(self._status, self._items))
         return self._take_events()
 
+    def failure(self, body: Json) -> Json:
+        """The API's event has the error's fields, and what is sent in practice also has them in `error`."""
+        return {**body["error"], "type": "error", "sequence_number": self._num_events, **body}
+
     # --- parts ---
 
     def _emit(self, kind: str, **fields: Any) -> None:

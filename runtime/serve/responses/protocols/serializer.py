@@ -40,6 +40,10 @@ class Serializer(ABC):
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         """The chunks for an event, possibly none; the last ones at the end."""
 
+    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream that failed, from the body of the error."""
+        return body
+
     # --- statistics ---
 
     def usage(self) -> dict[str, Any]:
