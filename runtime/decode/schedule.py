@@ -260,8 +260,8 @@ class Schedule:
         self._drop_finished()
 
     def _feed_chunk(self, seq: Sequence, chunk: int) -> int:
-        """Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns
-        its length. Tokens that are known without a prediction come first, as a chunk of length 0.
+        """Feed the next `chunk` known tokens of one sequence, with masks if it is the last chunk; returns its
+        length. Tokens that are known without a prediction come first, as a chunk of length 0.
         """
         with self.batch.ending([seq]):
             if (known := seq.begin(self.backend.max_capacity)) is not None:
@@ -270,7 +270,13 @@ class Schedule:
             else:
                 is_last, self.prefill.num_chunks = chunk == seq.num_pending, self.prefill.num_chunks + 1
                 room, is_copied = self.batch.room(seq), seq.next_copy == seq.cursor + chunk
-                plan = seq.widest_plan(room) if is_last else StepPlan(chunk)
+                if not is_last:
+                    plan = StepPlan(chunk)
+                elif self.planner is None:
+                    plan = seq.widest_plan(room)
+                else:
+                    num = min(self.limits.max_rows, self.num_running + self.num_waiting)
+                    plan = self.planner.prompt_plan(seq, room, num)
                 self._take(seq, self.batch.forward([seq], [plan]), 0, plan)
                 if is_last:
                     self.batch.start_decoding(seq)

@@ -210,6 +210,10 @@ class Sequence:
             masks = 0 if self.ends_at(draft_tokens) else min(masks, self.usable_masks(draft_tokens))
         return StepPlan(self.num_pending, draft_tokens, max(0, masks))
 
+    def expected_of_prompt(self, masks: int) -> list[float]:
+        """Expected number of accepted draft tokens of 0, 1, ... `masks` masks of its prompt."""
+        return self.acceptance_rates.expected_of_prompt(masks)
+
     def consult_prompt_lookup(self, limit: int) -> None:
         """Replace the draft tokens by looked-up ones if more of these will probably be accepted."""
         if self.prompt_lookup is None or not self.config.exact or limit < 1:
@@ -226,7 +230,7 @@ class Sequence:
     def forecast(self, room: int) -> StepForecast:
         """The expectations of the next step for the sequence, with `room` slots after its pending tokens."""
         num, probabilities = self.num_draft_tokens, self.acceptance_rates.probabilities(self.draft_tokens)
-        expected = tuple(self.mask_rates.expected(self.max_masks()))
+        expected = self.mask_rates.expected(self.max_masks())
         ending = probabilities[num] if self.ends_at(num) else None
         return StepForecast(self.num_pending, tuple(probabilities[:num]), ending, expected, room)
 
@@ -356,7 +360,10 @@ class Sequence:
 
     def see_masks(self, probabilities: abc.Sequence[float]) -> None:
         """Learn from the probabilities of a step's masks."""
-        self.mask_rates.record([self.acceptance_rates.probability("masks", p) for p in probabilities])
+        accepted = [self.acceptance_rates.probability("masks", p) for p in probabilities]
+        self.mask_rates.record(accepted)
+        if accepted and self.stats.forwards == 1:
+            self.acceptance_rates.record_prompt(accepted)
 
     def _count(self, num_accepted: int, num_forced: int = 0, refused: float | None = None) -> None:
         """Count a step, which may have been the last for the length of the answer."""

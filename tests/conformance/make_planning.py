@@ -1,5 +1,5 @@
-"""Writes masks.json, costs.json, rates.json and splits.json: the choices of the Python planner in scripted
-cases, the costs that it learns, and the acceptance probabilities.
+"""Writes masks.json, costs.json, rates.json, splits.json and prompts.json: the choices of the Python planner
+in scripted cases, the costs that it learns, and the acceptance probabilities.
 
 `PYTHONPATH=tests python tests/conformance/make_planning.py`, then read the diff: libmars must make the same
 choices, bit for bit. That they are good choices is tested by text (test_planner.py, test_exact.py).
@@ -15,6 +15,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from support.loops import planner_of
 from support.makers import text_of, write
 from support.paths import CONFORMANCE
 
@@ -156,10 +157,31 @@ def split_cases(tables: list[list[list[float]]]) -> list[dict[str, Any]]:
     return cases
 
 
+def prompt_cases(tables: list[list[list[float]]]) -> list[dict[str, Any]]:
+    """Prompts of one session: `masks` of each, and `rates`, their acceptance probabilities."""
+    draw, made = random.Random(2811), []
+    for i in range(20):
+        table, rates, prompts = draw.choice(tables), AcceptanceRates(), []
+        planner = planner_of(cost_of(table))
+        for _ in range(draw.choice([1, 4, 20])):
+            prompt = {"tokens": draw.choice([1, 7, 50]), "room": draw.choice([18, 18, 5, 0])}
+            prompt |= {"num": draw.choice([1, 1, 2, 8, 16])}
+            seq = Sequence(0, [1] * prompt["tokens"], GenerationConfig(), (), acceptance_rates=rates)
+            seq.block, sure = 8, draw.choice([0.2, 0.9, 1.0])
+            num_masks = planner.prompt_plan(seq, prompt["room"], prompt["num"]).masks
+            values = [round(sure * draw.random() ** 0.2, 4) for _ in range(num_masks)]
+            if values:
+                rates.record_prompt(values)
+            prompts.append({**prompt, "masks": num_masks, "rates": values})
+        made.append({"name": f"prompts {i}", "cost": table, "prompts": prompts})
+    return made
+
+
 def files() -> dict[Path, str]:
     masks = mask_cases()
     splits = split_cases([case["cost"] for case in masks])
     made = {"masks": masks, "costs": cost_cases(), "rates": rate_cases(), "splits": splits}
+    made["prompts"] = prompt_cases([case["cost"] for case in masks])
     return {CONFORMANCE / f"{name}.json": text_of(cases) for name, cases in made.items()}
 
 

@@ -1,4 +1,4 @@
-// Automatic windows: tests/conformance/masks.json, costs.json and rates.json exactly, the cost table, and a loop that uses both.
+// Automatic windows: tests/conformance/masks.json, costs.json, rates.json and prompts.json exactly, the cost table, and a loop that uses both.
 #include <algorithm>
 
 #include <mars/errors.hpp>
@@ -81,6 +81,24 @@ TEST_CASE("every case of rates.json") {
             std::vector<double> table;
             for (const double claim : each["claims"]) table.push_back(rates.probability(source, claim));
             REQUIRE(table == each["table"][static_cast<std::size_t>(source)].get<std::vector<double>>());
+        }
+    }
+}
+
+TEST_CASE("every case of prompts.json") {
+    for (const auto& each : conformance("prompts.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        const mars::Cost table(each["cost"].get<Points>());
+        mars::LearnedCost cost(table);
+        cost.fix(table);
+        const mars::StepPlanner planner(cost);
+        const auto rates = std::make_shared<mars::AcceptanceRates>();
+        for (const auto& prompt : each["prompts"]) {
+            mars::Sequence seq(0, fake::Tokens(prompt["tokens"].get<std::size_t>(), 1), {}, {}, nullptr, rates);
+            seq.block = 8;
+            REQUIRE(planner.prompt_plan(seq, prompt["room"], prompt["num"]).masks == prompt["masks"].get<std::int64_t>());
+            const auto values = prompt["rates"].get<std::vector<double>>();
+            if (!values.empty()) rates->record_prompt(values);
         }
     }
 }

@@ -26,6 +26,7 @@ MISSED = 0.7  # factor for a position whose last prediction did not pass
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # between confidences that are counted together
 OUTCOME_SHARE = 1 / 24  # of the way to 0 or 1 by which one outcome moves acceptance probabilities
+LAST_PROMPTS = 8  # the last ones, which tell what the masks of the next prompt will bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,11 @@ class MaskRates:
         self._keep = keep
         self._weights: list[float] = []
         self._sums: list[float] = []
+        self._expected: tuple[float, ...] = ()  # since the last step with masks
 
     def record(self, values: Sequence[float]) -> None:
         """A step's masks: the probability that each prediction is right, or 0 or 1 if that is known."""
+        self._expected = ()
         missing = len(values) - len(self._sums)
         self._weights += [0.0] * missing
         self._sums += [0.0] * missing
@@ -104,9 +107,11 @@ class MaskRates:
         ]
         return rates[:masks] + [mean] * (masks - len(rates))
 
-    def expected(self, masks: int) -> list[float]:
+    def expected(self, masks: int) -> tuple[float, ...]:
         """Expected number of right predictions, up to the first wrong one, of 0, 1, ... `masks` masks."""
-        return expected_run(self.rates(masks))
+        if len(self._expected) <= masks:
+            self._expected = tuple(expected_run(self.rates(masks)))
+        return self._expected[: masks + 1]
 
 
 def expected_run(probabilities: Sequence[float], first: float = 0.0) -> list[float]:
@@ -161,6 +166,8 @@ class AcceptanceRates:
     def __init__(self) -> None:
         # By source and class of confidence: what is left of the confidence, and the sum of the outcomes.
         self._estimates: dict[tuple[Source, int], tuple[float, float]] = {}
+        # The mean acceptance probability of the masks of each of the last prompts.
+        self._prompts: tuple[float, ...] = (1.0,)
 
     def probability(self, source: Source, confidence: float) -> float:
         """Between 0 and 1; NaN counts as 0."""
@@ -187,6 +194,18 @@ class AcceptanceRates:
             share = OUTCOME_SHARE if draft_token == token else 0.0
             estimates[key] = ((1.0 - OUTCOME_SHARE) * weight, (1.0 - OUTCOME_SHARE) * accepted + share)
         self._estimates = estimates  # replaced at once, because sequences of other threads read it
+
+    def record_prompt(self, probabilities: Sequence[float]) -> None:
+        """The acceptance probabilities of a prompt's masks, at least one."""
+        mean = reduce(add, probabilities) / len(probabilities)
+        self._prompts = (*self._prompts[1 - LAST_PROMPTS :], mean)
+
+    def expected_of_prompt(self, masks: int) -> list[float]:
+        """Expected number of accepted draft tokens of 0, 1, ... `masks` masks of a prompt: the mean over the
+        last prompts, which may be of several kinds of text, as if each had one acceptance probability.
+        """
+        runs = [expected_run([mean] * masks) for mean in self._prompts]
+        return [reduce(add, values) / len(runs) for values in zip(*runs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

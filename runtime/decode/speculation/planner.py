@@ -9,7 +9,7 @@ much to feed"; its T is `tokens`, H `all_accepted`, W `expected`, V `mask_values
 from __future__ import annotations
 
 from collections import abc
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import accumulate
 from operator import add, mul
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..sequence import Sequence
 
 TRIALS = 0.01  # share of the time for more masks than seem to pay
+PROMPT_MASKS = 3  # of a prompt at least: their confidences show whether the text is predictable
 
 
 class StepPlanner:
@@ -58,9 +59,28 @@ class StepPlanner:
             forecasts = [seqs[i].forecast(rooms[i]) for i in exact]
             choices = self._exact_planner.choose(self.learned_cost.cost, forecasts, len(others), floor)
             for i, plan in zip(exact, choices, strict=True):
-                usable = min(plan.masks, seqs[i].usable_masks(plan.draft_tokens))
-                plans[i] = StepPlan(plan.pending, plan.draft_tokens, usable)
+                usable = min(plan.masks, seqs[i].usable_masks(plan.draft_tokens)) if plan.masks else 0
+                plans[i] = plan if usable == plan.masks else StepPlan(plan.pending, plan.draft_tokens, usable)
         return plans
+
+    def prompt_plan(self, seq: Sequence, room: int, num: int) -> StepPlan:
+        """The plan of the last chunk of a prompt; `num` sequences take part in the steps that follow.
+
+        In exact mode it has as many masks as pay: the tokens that are expected of them, less the time of the
+        masks and of their draft tokens beside those of other sequences, at the speed of one token a step.
+        """
+        plan = seq.widest_plan(room)
+        if not seq.config.exact or seq.config.masks != "auto":
+            return plan
+        cost, expected = self.learned_cost.cost, seq.expected_of_prompt(plan.masks)
+        chunk, one = cost.of(plan.pending), cost.of(num)
+
+        def value(m: int) -> float:
+            seconds = cost.of(plan.pending + m) - chunk + (cost.of(num * (1 + m)) - one) / num
+            return expected[m] - num / one * seconds
+
+        masks = max(range(min(PROMPT_MASKS, plan.masks), plan.masks + 1), key=value)
+        return StepPlan(plan.pending, plan.draft_tokens, masks)
 
 
 class TrialBudget:
@@ -142,17 +162,25 @@ class ExactPlanner:
             forecast.pending + min(forecast.room, len(forecast.probabilities) + forecast.max_masks)
             for forecast in forecasts
         )
-        prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
         speed = _exact_speed(cost, forecasts, num, others)
-        splits = [_splits(forecast, widest, cost, speed, num) for forecast in forecasts]
+        extra = [
+            speed * (cost.of(num * (1.0 + 2.0 * m)) - cost.of(num * (1.0 + m))) / num
+            for m in range(1 + max(forecast.max_masks for forecast in forecasts))
+        ]
+        splits = [_splits(forecast, extra) for forecast in forecasts]
         least = max(forecast.pending for forecast in forecasts)
+        most = max(f.pending + len(split) - 1 for f, split in zip(forecasts, splits, strict=True))
         best, best_value = least, -1e300
-        for width in range(least, widest + 1):
-            value = reduce(add, (split[width][0] for split in splits)) - speed * prices[width]
+        for width in range(least, max(least, most) + 1):
+            values = (_at(split, width - f.pending)[0] for f, split in zip(forecasts, splits, strict=True))
+            value = reduce(add, values) - speed * cost.of(num * max(width, floor))
             if value > best_value:
                 best, best_value = width, value
-        self._trial_budget.add(prices[best], prices[widest])
-        plans = [split[best][1] for split in splits]
+        self._trial_budget.add(cost.of(num * max(best, floor)), cost.of(num * max(widest, floor)))
+        plans = [
+            StepPlan(f.pending, *_at(split, best - f.pending)[1:])
+            for f, split in zip(forecasts, splits, strict=True)
+        ]
         wide_plans = [_wider(forecast, plan) for forecast, plan in zip(forecasts, plans, strict=True)]
         width, trial_width = (max(floor, *(plan.slots for plan in p)) for p in (plans, wide_plans))
         loss = cost.of(num * trial_width) - cost.of(num * width)
@@ -162,20 +190,15 @@ class ExactPlanner:
 def _exact_speed(cost: Cost, forecasts: abc.Sequence[StepForecast], num: int, others: int) -> float:
     """The best tokens per second with a constant number of masks m: a step feeds its masks and the m draft
     tokens of the last step; if one of these is wrong, the next step has no draft tokens.
-
-    So a step without draft tokens, with 1 token, follows a wrong draft token (probability `failing`). A step
-    with draft tokens has 1 + expected[m] tokens. Both kinds count by how often they occur. A step is narrow
-    if all sequences are without draft tokens.
     """
     best = 0.0
-    all_expected = [forecast.expected for forecast in forecasts]
-    for masks in range(max(map(len, all_expected))):
+    steady = [_steady(forecast.expected) for forecast in forecasts]
+    for masks in range(max(map(len, steady))):
         tokens, narrow = 0.0 + others, 1.0
-        for expected in all_expected:
-            m = masks if masks < len(expected) else len(expected) - 1
-            failing = 1.0 - (expected[m] - expected[m - 1] if m else 1.0)  # 1 - all_accepted
-            tokens += (1.0 + expected[m] + failing) / (1.0 + failing)
-            narrow *= failing / (1.0 + failing)
+        for row in steady:
+            of_step, share = row[masks] if masks < len(row) else row[-1]
+            tokens += of_step
+            narrow *= share
         seconds = (1.0 - narrow) * cost.of(num * (1.0 + 2.0 * masks)) + narrow * cost.of(num * (1.0 + masks))
         speed = tokens / seconds
         if speed > best:
@@ -183,53 +206,57 @@ def _exact_speed(cost: Cost, forecasts: abc.Sequence[StepForecast], num: int, ot
     return best
 
 
-def _splits(
-    forecast: StepForecast, widest: int, cost: Cost, speed: float, num: int
-) -> list[tuple[float, StepPlan]]:
-    """For each width of the step up to `widest`, the best value of this sequence and its plan.
+@lru_cache(256)  # a row's expectations change only when its masks are fed
+def _steady(expected: tuple[float, ...]) -> list[tuple[float, float]]:
+    """With 0, 1, ... masks in every step: the mean tokens of a step, and how often it has no draft tokens.
+
+    Such a step, with 1 token, follows a wrong draft token (probability `failing`). A step with draft tokens
+    has 1 + expected[m] tokens. A step is narrow if all sequences are without draft tokens.
+    """
+    found = []
+    for m, tokens in enumerate(expected):
+        failing = 1.0 - (tokens - expected[m - 1] if m else 1.0)  # 1 - all_accepted
+        found.append(((1.0 + tokens + failing) / (1.0 + failing), failing / (1.0 + failing)))
+    return found
+
+
+def _splits(forecast: StepForecast, extra: abc.Sequence[float]) -> list[tuple[float, int, int]]:
+    """For each number of slots after the pending tokens, up to the last of use, the best value of this
+    sequence, its draft tokens and its masks.
 
     The value of p draft tokens and m masks, with `ending` the probability that the sequence ends after all
     draft tokens:
 
         tokens[p] + all_accepted[p] * (1 - ending) * mask_values[m]
 
-    tokens: expected tokens of this step. all_accepted: the probability that all p draft tokens are.
+    tokens: expected tokens of this step. all_accepted: the probability that all p draft tokens are. Of equal
+    splits it is that with fewer draft tokens. mask_values: of the masks in the next step, the draft tokens
+    that will be accepted, less the time to feed them beside as many masks (`extra`, in tokens). If one is
+    wrong, the step after that has no draft tokens and loses as much.
     """
-    mask_values = _mask_values(forecast, cost, speed, num)
+    masks, values = [0], [0.0]  # by the slots that are left: the best number of masks, and its value
+    for m, expected in enumerate(forecast.expected[1:], 1):
+        gain = expected - extra[m]
+        value = gain / (2.0 - forecast.all_accepted(m)) if gain > 0.0 else 0.0
+        masks.append(m if value > values[-1] else masks[-1])
+        values.append(max(value, values[-1]))
+    num, most = len(forecast.probabilities), masks[-1]
+    masks += [most] * num
+    goes_on = 1.0 - (forecast.ending or 0.0)
+    later = [goes_on * value for value in values + values[-1:] * num]
     all_accepted = list(accumulate(forecast.probabilities, mul, initial=1.0))
     tokens = list(accumulate(all_accepted[1:], initial=1.0))
-    # By the slots that are left for masks: the best number of masks, and its value.
-    masks = [0]
-    for m in range(1, len(mask_values)):
-        masks.append(m if mask_values[m] > mask_values[masks[-1]] else masks[-1])
-    masks += masks[-1:] * widest
-    goes_on = 1.0 - (forecast.ending or 0.0)
-    values = [goes_on * mask_values[m] for m in masks]
-
-    def best(space: int) -> tuple[float, StepPlan]:
-        """The best use of `space` slots after pending tokens; of equal ones, that with fewer draft tokens."""
-        top, draft_tokens = -1e300, 0
-        for p in range(min(space, len(forecast.probabilities)) + 1):
-            value = tokens[p] + all_accepted[p] * values[space - p]
-            if value > top:
-                top, draft_tokens = value, p
-        return top, StepPlan(forecast.pending, draft_tokens, masks[space - draft_tokens])
-
-    options = [(tokens[0], StepPlan(forecast.pending))]
-    options += [best(space) for space in range(1, min(forecast.room, widest - forecast.pending) + 1)]
-    return [options[min(max(0, width - forecast.pending), len(options) - 1)] for width in range(widest + 1)]
+    options = []
+    for space in range(min(max(0, forecast.room), num + most) + 1):
+        found = [t + a * v for t, a, v in zip(tokens, all_accepted, later[space::-1], strict=False)]
+        draft_tokens = found.index(value := max(found))
+        options.append((value, draft_tokens, masks[space - draft_tokens]))
+    return options
 
 
-def _mask_values(forecast: StepForecast, cost: Cost, speed: float, num: int) -> list[float]:
-    """The value of 0, 1, ... masks in the next step: the draft tokens that will be accepted, less the time to
-    feed them beside as many masks. If one is wrong, the step after that has no draft tokens and loses as
-    much.
-    """
-    return [0.0] + [
-        (forecast.expected[m] - speed * (cost.of(num * (1.0 + 2.0 * m)) - cost.of(num * (1.0 + m))) / num)
-        / (2.0 - forecast.all_accepted(m))
-        for m in range(1, len(forecast.expected))
-    ]
+def _at(split: abc.Sequence[tuple[float, int, int]], space: int) -> tuple[float, int, int]:
+    """The option for `space` slots after the pending tokens."""
+    return split[min(max(0, space), len(split) - 1)]
 
 
 def _wider(forecast: StepForecast, plan: StepPlan) -> StepPlan:

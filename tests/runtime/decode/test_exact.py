@@ -25,6 +25,7 @@ from mars_export.runtime.decode.schedule import Schedule
 from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.decode.speculation.cost import CURVES, Cost, LearnedCost, built_in
 from mars_export.runtime.decode.speculation.drafts import (
+    LAST_PROMPTS,
     MAX_LOOKUP,
     AcceptanceRates,
     DraftTokens,
@@ -242,6 +243,18 @@ def test_exact_is_never_much_slower_than_one_token_and_near_the_best_masks(
     auto = seconds(predict, costs, seqs)
     assert seconds(predict, costs, seqs, tau=1.0) / auto >= (0.98 if costs == "recurrent" else 0.97)
     assert min(seconds(predict, costs, seqs, masks=w) for w in (0, 1, 2, 4, 7)) / auto >= 0.93
+
+
+@pytest.mark.parametrize(("seqs", "sure", "masks"), [(1, 1.0, 9), (8, 1.0, 9), (8, 0.3, 3), (16, 0.3, 3)])
+def test_a_prompt_has_as_many_masks_as_pay(seqs: int, sure: float, masks: int) -> None:
+    backend, rates = Speaker(lambda _: sure), AcceptanceRates()
+    for _ in range(LAST_PROMPTS):
+        rates.record_prompt([sure])
+    config = GenerationConfig(max_new_tokens=20, eos_ids=())
+    batch = [Sequence(i, [spoken(0)], config, (), acceptance_rates=rates) for i in range(seqs)]
+    for _ in decode(backend, batch, 8, MASK, planner_of(built_in("w8a8", "cpu"))):
+        pass
+    assert backend.sizes[1 : 1 + seqs] == [1 + masks] * seqs, "all if the text is predictable, else a few"
 
 
 Right = Callable[[int, int], bool]

@@ -2,6 +2,7 @@
 #include "decode/estimates.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace mars {
@@ -14,6 +15,7 @@ constexpr double missed = 0.7;     // factor for a position that was predicted i
 
 constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // classes of confidence
 constexpr double outcome_share = 1.0 / 24; // of the way to 0 or 1 by which one outcome moves acceptance probabilities
+constexpr std::size_t last_prompts = 8;    // the last ones, which tell what the masks of the next prompt will bring
 
 double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
 
@@ -90,6 +92,24 @@ void AcceptanceRates::record(const DraftTokens& draft_tokens, const std::vector<
         const double share = draft_tokens.token_ids[i] == token_ids[i] ? outcome_share : 0.0;
         estimate = {(1.0 - outcome_share) * estimate.weight, (1.0 - outcome_share) * estimate.accepted + share};
     }
+}
+
+void AcceptanceRates::record_prompt(const std::vector<double>& probabilities) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (prompts_.size() == last_prompts) prompts_.erase(prompts_.begin());
+    prompts_.push_back(sum(probabilities) / static_cast<double>(probabilities.size()));
+}
+
+std::vector<double> AcceptanceRates::expected_of_prompt(std::int64_t masks) const {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto num_masks = static_cast<std::size_t>(masks);
+    std::vector<double> expected(num_masks + 1);
+    for (const double mean : prompts_) {
+        const std::vector<double> run = expected_run(std::vector<double>(num_masks, mean));
+        std::transform(run.begin(), run.end(), expected.begin(), expected.begin(), std::plus<>());
+    }
+    for (double& value : expected) value /= static_cast<double>(prompts_.size());
+    return expected;
 }
 
 } // namespace mars

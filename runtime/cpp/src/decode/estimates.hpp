@@ -73,6 +73,13 @@ class AcceptanceRates {
     /// The text has `token_ids` in place of `draft_tokens`, fed or not; up to the first that differs.
     void record(const DraftTokens& draft_tokens, const std::vector<std::int64_t>& token_ids);
 
+    /// The acceptance probabilities of a prompt's masks, at least one.
+    void record_prompt(const std::vector<double>& probabilities);
+
+    /// Expected number of accepted draft tokens of 0, 1, ... `masks` masks of a prompt: the mean over the last prompts, which may
+    /// be of several kinds of text, as if each had one acceptance probability.
+    std::vector<double> expected_of_prompt(std::int64_t masks) const;
+
   private:
     struct Estimate {
         double weight = 1.0, accepted = 0.0; // what is left of the confidence, and the sum of the outcomes
@@ -80,6 +87,7 @@ class AcceptanceRates {
 
     mutable std::mutex lock_;
     std::array<std::array<Estimate, 8>, 2> estimates_{}; // by source and class of confidence
+    std::vector<double> prompts_{1.0};                   // the mean acceptance probability of the masks of each of the last prompts
 };
 
 } // namespace mars

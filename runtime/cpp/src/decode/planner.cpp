@@ -7,6 +7,8 @@ namespace mars {
 
 namespace {
 
+constexpr std::int64_t prompt_masks = 3; // of a prompt at least: their confidences show whether the text is predictable
+
 bool is_free(const Sequence& seq) { return seq.config().masks == auto_masks; }
 
 } // namespace
@@ -47,6 +49,25 @@ std::vector<StepPlan> StepPlanner::plans(const std::vector<Sequence*>& seqs, con
         plan.masks = std::min(plan.masks, seqs[exact[i]]->usable_masks(plan.draft_tokens));
     }
     return plans;
+}
+
+StepPlan StepPlanner::prompt_plan(const Sequence& seq, std::int64_t room, std::int64_t num) const {
+    StepPlan plan = seq.widest_plan(room);
+    if (!seq.config().is_exact() || !is_free(seq)) return plan;
+    const std::shared_ptr<const Cost> cost = learned_cost->cost();
+    const std::vector<double> expected = seq.expected_of_prompt(plan.masks);
+    const auto count = static_cast<double>(num), pending = static_cast<double>(plan.pending);
+    const double chunk = cost->of(pending), one = cost->of(count);
+    const auto value = [&](std::int64_t masks) {
+        const auto m = static_cast<double>(masks);
+        const double seconds = cost->of(pending + m) - chunk + (cost->of(count * (1.0 + m)) - one) / count;
+        return expected[static_cast<std::size_t>(masks)] - count / one * seconds;
+    };
+    std::int64_t best = std::min(prompt_masks, plan.masks);
+    for (std::int64_t masks = best + 1; masks <= plan.masks; ++masks)
+        if (value(masks) > value(best)) best = masks;
+    plan.masks = best;
+    return plan;
 }
 
 std::vector<std::int64_t> TauPlanner::choose(const Cost& cost, const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& most) {

@@ -34,6 +34,12 @@ class StepPlanner {
     /// The plan of each sequence, with at most `rooms` slots after its pending tokens.
     std::vector<StepPlan> plans(const std::vector<Sequence*>& seqs, const std::vector<std::int64_t>& rooms);
 
+    /// The plan of the last chunk of a prompt; `num` sequences take part in the steps that follow.
+    ///
+    /// In exact mode it has as many masks as pay: the tokens that are expected of them, less the time of the masks and of their
+    /// draft tokens beside those of other sequences, at the speed of one token a step.
+    StepPlan prompt_plan(const Sequence& seq, std::int64_t room, std::int64_t num) const;
+
   private:
     ExactPlanner exact_planner_;
     TauPlanner tau_planner_;

@@ -52,7 +52,7 @@ Sequence* Schedule::behind() const {
     return nullptr;
 }
 
-/// Feed the next `chunk` known tokens of one sequence, with all masks if it is the last chunk; returns its length. Tokens that are known
+/// Feed the next `chunk` known tokens of one sequence, with masks if it is the last chunk; returns its length. Tokens that are known
 /// without a prediction come first, as a chunk of length 0.
 std::int64_t Schedule::feed_chunk(Sequence& seq, std::int64_t chunk) {
     batch_.ending({&seq}, [&] {
@@ -64,7 +64,11 @@ std::int64_t Schedule::feed_chunk(Sequence& seq, std::int64_t chunk) {
         const bool is_last = chunk == seq.num_pending();
         ++prefill_.num_chunks;
         const bool is_copied = seq.next_copy() == seq.cursor + chunk;
-        const StepPlan plan = is_last ? seq.widest_plan(batch_.room(seq)) : StepPlan{chunk};
+        StepPlan plan{chunk};
+        if (is_last) {
+            const std::int64_t room = batch_.room(seq), num = std::min(limits_.rows(), num_running_ + num_waiting_);
+            plan = planner_ ? planner_->prompt_plan(seq, room, num) : seq.widest_plan(room);
+        }
         take(seq, batch_.forward({&seq}, {plan}).front(), plan);
         if (is_last)
             batch_.start_decoding(seq);

@@ -186,6 +186,7 @@ void Sequence::see_masks(const std::vector<double>& probabilities) {
     std::vector<double> accepted;
     for (const double probability : probabilities) accepted.push_back(acceptance_rates_->probability(Source::masks, probability));
     mask_rates_.record(accepted);
+    if (!accepted.empty() && stats.forwards == 1) acceptance_rates_->record_prompt(accepted);
 }
 
 void Sequence::consult_prompt_lookup(std::int64_t most) {

@@ -124,6 +124,9 @@ class Sequence {
     /// All pending tokens, all draft tokens, and as many masks as are allowed and fit in `room` slots.
     StepPlan widest_plan(std::int64_t room) const;
 
+    /// Expected number of accepted draft tokens of 0, 1, ... `masks` masks of its prompt.
+    std::vector<double> expected_of_prompt(std::int64_t masks) const { return acceptance_rates_->expected_of_prompt(masks); }
+
     /// A chunk of the pending tokens is final; its output is not used.
     void commit_chunk(std::int64_t num_tokens);
 
