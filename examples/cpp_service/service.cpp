@@ -32,7 +32,7 @@ constexpr std::chrono::seconds request_timeout{600}; // longest time of an answe
 constexpr std::chrono::milliseconds glance{50};      // how often a waiting client is checked
 constexpr std::chrono::seconds silence{5};           // after which a stream sends a comment
 constexpr const char* stopping_words = "the service is stopping";
-constexpr const char* lost_words = "nothing computes on the GPU in this process any more: start it again";
+constexpr const char* lost_words = "this process cannot use the GPU any more: restart it";
 
 std::string line(const Json& value) { return openai::text_of(value) + "\n"; }
 

@@ -242,7 +242,7 @@ class FakeDevice:
         if self.is_broken:
             raise DeviceLost(
                 f"CUDA: {name} failed: an illegal memory access was encountered (cudaErrorIllegalAddress);"
-                " nothing computes on the GPU in this process any more: start it again"
+                " this process cannot use the GPU any more: restart it"
             )
         if self.recording is not None and not in_capture:
             raise SessionError(f"CUDA: {name} failed: operation not permitted when stream is capturing")

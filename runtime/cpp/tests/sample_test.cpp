@@ -156,5 +156,5 @@ TEST_CASE("exact is the default, a tau turns it off, and both together are refus
     config.prompt_lookup = 2;
     CHECK_NOTHROW(config.check());
     config.tau = 0.9; // would not use it
-    CHECK_THROWS_WITH_AS(config.check(), doctest::Contains("prompt_lookup proposes tokens that exact mode verifies"), mars::SessionError);
+    CHECK_THROWS_WITH_AS(config.check(), doctest::Contains("prompt_lookup works in exact mode only"), mars::SessionError);
 }

@@ -126,12 +126,12 @@ TEST_CASE("a permanent CUDA error is reported, and closing afterwards raises no 
         stub::state().breaks = true; // TensorRT meets it first
         for (int i = 0; i < 2; ++i) {
             const std::string text = refused([&] { backend.step(*cache, 0, input(1, 1), false, output); });
-            CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); nothing computes on the GPU in this "
-                            "process any more: start it again") != std::string::npos);
+            CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); this process cannot use the GPU "
+                            "any more: restart it") != std::string::npos);
         }
         CHECK_THROWS_AS(backend.step(*cache, 0, input(1, 1), false, output), mars::DeviceLost);
-        CHECK(refused([&] { cache->move(0, 1, 2); }).find("start it again") != std::string::npos);
-        CHECK(refused([&] { backend.new_cache(1)->reserve(1); }).find("start it again") != std::string::npos);
+        CHECK(refused([&] { cache->move(0, 1, 2); }).find("restart it") != std::string::npos);
+        CHECK(refused([&] { backend.new_cache(1)->reserve(1); }).find("restart it") != std::string::npos);
     }
     stub::reset();
 }

@@ -173,14 +173,14 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(
         assert call(port, "/health")[0] == 200
         answers = [post(port, REQUEST) for _ in range(40)]
         assert (answers[0][0], answers[-1][0]) == (200, 503)
-        assert "start it again" in answers[-1][1]
+        assert "restart it" in answers[-1][1]
         status, text = call(port, "/health")
         assert (status, json.loads(text)["status"]) == (503, "failed")
         assert post(port, REQUEST)[0] == 503
         process.terminate()
         assert process.wait(20) == 0
         said = words_of(process)
-    assert said.count("nothing computes on the GPU in this process any more: start it again") == 1
+    assert said.count("this process cannot use the GPU any more: restart it") == 1
 
 
 @pytest.mark.parametrize(("words", "batched"), [((), 2), (("--rows", "1"), 1), (("--rows", "8"), None)])

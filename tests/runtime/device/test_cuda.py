@@ -190,7 +190,7 @@ def test_an_error_that_stays_says_what_to_do_and_closes_quietly(opened: Any) -> 
     runtime.bad, runtime.error = ("cudaStreamSynchronize", "cudaFree"), ILLEGAL
     for _ in range(2):
         with pytest.raises(
-            SessionError, match=r"\(cudaErrorIllegalAddress\); nothing computes .* start it again"
+            SessionError, match=r"\(cudaErrorIllegalAddress\); this process cannot use the GPU .* restart it"
         ):
             device.synchronize()
     device.close()

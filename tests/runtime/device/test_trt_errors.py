@@ -69,7 +69,7 @@ def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
         backend.step(cache, 0, plan, False)
     engine.breaks = True
     for _ in range(2):
-        with pytest.raises(SessionError, match="illegal memory access .* start it again"):
+        with pytest.raises(SessionError, match="illegal memory access .* restart it"):
             backend.step(cache, 0, plan._replace(input_ids=np.array([[1]])), False)
     del cache, backend
     gc.collect()

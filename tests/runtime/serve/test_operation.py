@@ -235,7 +235,7 @@ def test_a_gpu_that_has_failed_for_good_is_said_by_health_and_in_the_log(
         assert (late.status, late.json["error"]["code"]) == (503, "failed")
         faults = server.door.service.models.faults
         assert isinstance(faults["tiny"], DeviceLost), "with which the process ends, when it does"
-    assert "nothing computes on the GPU in this process any more: start it again" in caplog.text
+    assert "this process cannot use the GPU any more: restart it" in caplog.text
 
 
 # --- its log ---
