@@ -127,7 +127,7 @@ class Cache(Protocol):
         """Reduce the room to about `capacity` entries a row, keeping the same entries as `reserve`."""
 
     def release(self, row: int) -> None:
-        """Free the memory of a row's entries, where the host can; none of them is used again."""
+        """Zero a row's entries, and free their memory where the host can."""
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of row `source` over row `target`."""

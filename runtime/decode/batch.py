@@ -70,7 +70,9 @@ class Batch:
         except NoMemory as short:
             self.outcomes += [seq.fail(short.error) for seq in short.seqs]
         except BaseException as error:
-            self.outcomes += [seq.fail(error) for seq in seqs]
+            for seq in seqs:
+                self.outcomes.append(seq.fail(error))
+                self.cache.release(self.active.index(seq))  # NaN in it would fail the row's next sequence
 
     def take_outcomes(self) -> list[Event]:
         taken, self.outcomes = self.outcomes, []

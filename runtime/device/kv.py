@@ -107,14 +107,18 @@ class KvRows:
         return block, list(np.frombuffer(block, self._dtype).reshape(shape))
 
     def release(self, row: int) -> None:
-        """Return the whole pages of a row to the system; they are zero when they are next used."""
+        """Zero a row. Its whole pages go back to the system; they are zero when they are next used."""
         if self._block is None:
             return
         for i in range(self._count):
             start = (i * self.num_rows + row) * self.row_bytes
-            first, end = -(-start // PAGE) * PAGE, (start + self.row_bytes) // PAGE * PAGE
-            if first < end:
-                self._block.madvise(mmap.MADV_DONTNEED, first, end - first)
+            end = start + self.row_bytes
+            first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
+            if first < last:
+                self._block.madvise(mmap.MADV_DONTNEED, first, last - first)
+            else:
+                first = last = end
+            self._block[start:first], self._block[last:end] = bytes(first - start), bytes(end - last)
 
     def move(self, source: int, target: int, length: int) -> None:
         if source != target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,11 @@ class GpuCache:
         self._memory, self._return = new, weakref.finalize(self, self._pool.release, new)
 
     def release(self, row: int) -> None:
-        """The device has no memory of single rows."""
+        """Zero a row; the device has no memory of single rows."""
+        if (memory := self._memory) is not None:
+            with self._device.lock, suppress(SessionError):  # a failed device
+                for address in memory.addresses:
+                    self._device.zero(address + row * memory.row_bytes, memory.row_bytes)
 
     @property
     def entry_bytes(self) -> int:

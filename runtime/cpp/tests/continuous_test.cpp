@@ -179,13 +179,24 @@ TEST_CASE("every case of batcher.json: what each row gets in which step") {
     }
 }
 
-TEST_CASE("a row that fails does not end others") {
-    fake::Backend backend;
+TEST_CASE("a row that fails does not end others, and its entries, which may be NaN, are cleared") {
+    struct Clearing : fake::Backend {
+        std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override {
+            struct Cleared : fake::Cache {
+                Cleared(std::int64_t rows, fake::Tokens& to) : Cache(rows), cleared(to) {}
+                void release(std::int64_t row) override { cleared.push_back(entries[static_cast<std::size_t>(row)].front()); }
+                fake::Tokens& cleared;
+            };
+            return std::make_unique<Cleared>(num_rows, cleared);
+        }
+        fake::Tokens cleared; // the first tokens of these rows
+    } backend;
     auto schedule = schedule_of(backend, 3);
     const auto good = row_of(0, {1, 2}, config_of(0.5, 30)), last = row_of(2, {3}, config_of({}, 30));
     const auto bad = row_of(1, {4, 5}, config_of(0.5, 30), [](std::int64_t) -> bool { throw std::runtime_error("a bad stop condition"); });
     for (const auto& row : {good, bad, last}) schedule.add(row);
     CHECK(drained(schedule) == std::vector<std::string>{"1: a bad stop condition"});
+    CHECK(backend.cleared == fake::Tokens{4});
     CHECK(good->tokens == alone(*good));
     CHECK(last->tokens == alone(*last));
 }

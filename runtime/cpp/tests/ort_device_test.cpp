@@ -101,6 +101,20 @@ bool is_half() { return bundle().manifest.variants.front().kv_dtype == "float16"
 
 } // namespace
 
+TEST_CASE("a released row is zero, beside rows that are not") {
+    const auto backend = on_cpu();
+    const auto cache = backend->new_cache(3);
+    auto& rows = dynamic_cast<mars::OrtRows&>(*cache);
+    for (const std::int64_t capacity : {1, 3000}) { // rows without and with whole pages
+        cache->reserve(capacity, {});
+        const auto size = static_cast<std::ptrdiff_t>(rows.row_bytes());
+        std::fill_n(rows.at(0, 0), 3 * size, 7);
+        cache->release(1);
+        CHECK(std::count(rows.at(0, 0), rows.at(0, 3), 7) == 2 * size);
+        CHECK(std::count(rows.at(0, 1), rows.at(0, 2), 0) == size);
+    }
+}
+
 TEST_CASE("steps on a GPU give the host's values: wider steps, more entries, other outputs; a row that grows is captured again") {
     for (const char* layout : {"in-place", "cuda"}) {
         CAPTURE(layout);

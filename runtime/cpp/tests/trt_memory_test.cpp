@@ -51,14 +51,22 @@ TEST_CASE("a cache may outlive its backend") {
 TEST_CASE("reused memory contains no old entries") {
     const Made made;
     mars::TrtBackend backend = made.open();
-    auto cache = backend.new_cache(1);
+    auto cache = backend.new_cache(2);
     const auto addresses = memory(*cache).addresses;
-    for (const mars::Address address : addresses)
-        std::fill_n(reinterpret_cast<float*>(address), 2 * 64 * 4, std::numeric_limits<float>::infinity());
+    const std::size_t row = memory(*cache).row_bytes / sizeof(float);
+    const float infinite = std::numeric_limits<float>::infinity();
+    for (const mars::Address address : addresses) std::fill_n(reinterpret_cast<float*>(address), 2 * row, infinite);
+    cache->release(1);
+    mars::StepOutput output;
+    backend.step(*cache, 0, input(1, 1), false, output); // clears are on the stream
+    for (const mars::Address address : addresses) {
+        const float* entries = reinterpret_cast<const float*>(address);
+        CHECK(entries[row - 1] == infinite);
+        CHECK(std::count(entries + row, entries + 2 * row, 0.0F) == static_cast<std::ptrdiff_t>(row));
+    }
     cache.reset();
     cache = backend.new_cache(1);
     CHECK(memory(*cache).addresses == addresses);
-    mars::StepOutput output;
     backend.step(*cache, 0, input(1, 1), false, output); // clears are on the stream
     const float* entries = reinterpret_cast<const float*>(addresses[0]);
     CHECK(std::count(entries, entries + 2 * 64 * 4, 0.0F) == 2 * 64 * 4 - 2 * 4);

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mars_export import Session, SessionError
+from mars_export import GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime import machine
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.decode.backend import StepInput
+from mars_export.runtime.decode.backend import Cache, StepInput, StepOutput
+from mars_export.runtime.decode.schedule import Schedule, run
+from mars_export.runtime.decode.sequence import Sequence
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.ort.backend import OrtBackend
 
+OVERFLOW = 200
 LONG, OTHER = ([(7 * i + k) % 250 for i in range(300)] for k in (0, 50))
 Backends = Callable[..., OrtBackend]
 
@@ -81,6 +84,44 @@ def test_rows_that_grow_keep_their_entries_and_others_are_zero() -> None:
     for old, buffer in zip(before, rows.buffers, strict=True):
         assert np.array_equal(buffer[0, :, :7], old[0, :, :7])
         assert not buffer[0, :, 7:].any() and not buffer[1:].any()
+
+
+@pytest.mark.parametrize("capacity", [1, 3000])
+def test_a_released_row_is_zero(capacity: int) -> None:
+    """Rows without whole pages, and with some."""
+    rows = KvRows(2, 3, 1, 5, np.dtype("<f4"))
+    rows.reserve(capacity)
+    for buffer in rows.buffers:
+        buffer[:] = np.nan
+    rows.release(1)
+    assert all(np.isnan(buffer[[0, 2]]).all() and not buffer[1].any() for buffer in rows.buffers)
+
+
+def test_numbers_that_are_none_stay_with_their_sequence(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in a row's entries, as after an overflow, would fail the next sequence: 0 * NaN is NaN."""
+    backend, forward = backends(), OrtBackend.step
+
+    def overflowing(
+        self: OrtBackend, cache: Cache, first: int, inputs: StepInput, want_logits: bool
+    ) -> StepOutput:
+        output = forward(self, cache, first, inputs, want_logits)
+        if OVERFLOW in inputs.input_ids[0]:
+            output.confidence[0] = np.nan
+            for buffer in cache.buffers:  # type: ignore[attr-defined]
+                buffer[first, :, inputs.kv_length[0] :] = np.nan
+        return output
+
+    monkeypatch.setattr(OrtBackend, "step", overflowing)
+    config = GenerationConfig(max_new_tokens=4, eos_ids=())
+    alone, bad, good = (Sequence(i, ids, config, ()) for i, ids in enumerate(([3], [1, 2, OVERFLOW], [3])))
+    assert not [e for events in run(Schedule(backend, 1, 0, Limits(1)), [alone]) for e in events if e.error]
+    failed = [
+        e.seq for events in run(Schedule(backend, 1, 0, Limits(1)), [bad, good]) for e in events if e.error
+    ]
+    assert failed == [bad.index]
+    assert good.tokens == alone.tokens
 
 
 def test_kv_memory_grows_where_there_is_room(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:

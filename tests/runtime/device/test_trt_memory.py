@@ -35,9 +35,16 @@ def test_memory_is_allocated_once() -> None:
 
 def test_memory_that_is_used_again_holds_no_old_entries() -> None:
     backend, _, device = build()
-    cache = backend.new_cache(1)
-    for address in cache.memory.addresses:
-        device.view(address, (cache.memory.num_rows * cache.memory.row_bytes // 4,), np.float32)[:] = np.inf
+    cache = backend.new_cache(2)
+    rows = [
+        device.view(address, (2, cache.memory.row_bytes // 4), np.float32)
+        for address in cache.memory.addresses
+    ]
+    for each in rows:
+        each[:] = np.inf
+    cache.release(1)
+    device.synchronize()
+    assert all((each == [[np.inf], [0]]).all() for each in rows), "the row alone"
     del cache
     gc.collect()
     again = backend.new_cache(1)

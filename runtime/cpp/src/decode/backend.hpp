@@ -103,8 +103,8 @@ class Cache {
     /// Reduce the room to about `capacity` entries a row, keeping the same entries as `reserve`; memory of a fixed size stays.
     virtual void shrink(std::int64_t /*capacity*/, const std::vector<std::int64_t>& /*lengths*/) {}
 
-    /// Free the memory of a row's entries, where the host can; none of them is used again.
-    virtual void release(std::int64_t /*row*/) {}
+    /// Zero a row's entries, and free their memory where the host can.
+    virtual void release(std::int64_t row) = 0;
 
     /// Copy the first `length` entries of row `source` over row `target`.
     virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;

@@ -84,7 +84,10 @@ class Batch {
         } catch (const NoMemory& missing) {
             for (Sequence* seq : missing.seqs) outcomes.push_back(seq->fail(missing.error));
         } catch (...) {
-            for (Sequence* seq : seqs) outcomes.push_back(seq->fail(std::current_exception()));
+            for (Sequence* seq : seqs) {
+                outcomes.push_back(seq->fail(std::current_exception()));
+                cache_->release(static_cast<std::int64_t>(row_of(*seq))); // NaN in it would fail the row's next sequence
+            }
         }
     }
 

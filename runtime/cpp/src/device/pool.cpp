@@ -115,6 +115,16 @@ void GpuCache::take(std::int64_t capacity, const std::vector<std::int64_t>& leng
     memory_ = std::move(fresh);
 }
 
+void GpuCache::release(std::int64_t row) {
+    if (!memory_) return;
+    try {
+        const KvPool::Turn turn(*pool_);
+        const std::size_t num_bytes = memory_->row_bytes, first = static_cast<std::size_t>(row) * num_bytes;
+        for (const Address address : memory_->addresses) pool_->device.zero(address + first, num_bytes);
+    } catch (const SessionError&) { // the device has failed
+    }
+}
+
 void GpuCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
     if (length == 0 || source == target) return;
     const KvMemory& rows = memory();

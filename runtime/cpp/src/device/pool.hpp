@@ -102,6 +102,7 @@ class GpuCache : public Cache {
     std::int64_t capacity() const override { return memory_ ? memory_->capacity : 0; }
     void reserve(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override;
     void shrink(std::int64_t capacity, const std::vector<std::int64_t>& lengths) override;
+    void release(std::int64_t row) override;
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
 
     std::int64_t entry_bytes() const override {

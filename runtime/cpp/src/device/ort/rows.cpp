@@ -40,9 +40,13 @@ void OrtRows::reserve(std::int64_t capacity, const std::vector<std::int64_t>& le
 void OrtRows::release(std::int64_t row) {
     const std::int64_t page = ::sysconf(_SC_PAGESIZE);
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
-        const std::int64_t before = -reinterpret_cast<std::intptr_t>(at(i, row)) & (page - 1);
-        const std::int64_t whole = (row_bytes() - before) / page * page; // pages are zero when they are next used
-        if (whole > 0) ::madvise(at(i, row) + before, static_cast<std::size_t>(whole), MADV_DONTNEED);
+        unsigned char *const start = at(i, row), *const end = start + row_bytes();
+        const std::int64_t before = -reinterpret_cast<std::intptr_t>(start) & (page - 1);
+        const std::int64_t whole = std::max<std::int64_t>(0, row_bytes() - before) / page * page;
+        unsigned char* const first = whole > 0 ? start + before : end;
+        if (whole > 0) ::madvise(first, static_cast<std::size_t>(whole), MADV_DONTNEED); // pages are zero when they are next used
+        std::fill(start, first, 0);
+        std::fill(first + whole, end, 0);
     }
 }
 
