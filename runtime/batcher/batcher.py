@@ -362,7 +362,16 @@ class Batcher:
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_RUNNING.clear)
+
+
+def _forget_running() -> None:
+    """In a forked child no thread runs the steps, and what held a lock never releases it."""
+    for batcher in _RUNNING:
+        batcher._changed, batcher._requests = threading.Condition(), {}
+    _RUNNING.clear()
+
+
+os.register_at_fork(after_in_child=_forget_running)
 
 
 @atexit.register

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from support.batchers import LONG, SHORT, goes_on
@@ -69,12 +71,27 @@ def test_a_drain_has_an_end(stalled: tuple[Batcher, Stalling], caplog: pytest.Lo
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_is_told_to_make_its_own(batcher: Batcher) -> None:
+    """While another thread holds the batcher's lock."""
+    request, is_held, may_go = batcher.submit([2], LONG), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with batcher._changed:
+            is_held.set()
+            may_go.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
     child = os.fork()
     if child == 0:
+        signal.alarm(20)
         try:
+            request.cancel()
             batcher.submit([1], SHORT)
         except SessionError as error:
             os._exit("its process was forked" not in str(error))
         os._exit(2)
+    may_go.set()
+    holder.join()
     assert os.waitpid(child, 0)[1] == 0
     assert goes_on(batcher), "the parent's batcher is as it was"
