@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -159,6 +161,23 @@ class Server(uvicorn.Server):
         yield
 
 
+class Reports:
+    """The event loop's exception handler. Without a free file descriptor, asyncio reports thousands of failed
+    attempts to accept a connection each second; this logs one a minute.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next:
+            self._next = loop.time() + 60
+            LOG.error("no connection can be accepted (%s); allow more open files", error.strerror)
+
+
 def new_server(app: ASGIApp, options: ServeOptions) -> Server:
     """A server for a bound socket."""
     config = uvicorn.Config(
@@ -232,6 +251,7 @@ def run(
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(Reports())
         loop.add_signal_handler(signal.SIGHUP, _reload, reload)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, end, number)
@@ -239,6 +259,8 @@ def run(
         await server.serve(sockets=[listening])
         watch.cancel()
 
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * MAX_CONNECTIONS)), hard))
     asyncio.run(serve())
     if faults := models.faults:
         reasons = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())

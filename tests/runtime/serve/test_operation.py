@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import logging
 import socket
@@ -22,7 +24,7 @@ from mars_export import Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.device.trt.backend import TrtBackend  # noqa: E402
 from mars_export.runtime.errors import DeviceLost  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.server import Lines  # noqa: E402
+from mars_export.runtime.serve.server import Lines, Reports  # noqa: E402
 
 NARROW = Limits(max_rows=1, max_waiting=1)
 
@@ -275,6 +277,18 @@ def test_a_line_of_the_log_stays_one_line() -> None:
     for as_json in (True, False):
         line = Lines(as_json=as_json).format(record)
         assert line.isascii() and line.isprintable() and "status" in line
+
+
+def test_missing_file_descriptors_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio reports one moment without them about two thousand times."""
+    loop, report = asyncio.new_event_loop(), Reports()
+    error = OSError(errno.EMFILE, "Too many open files")
+    for _ in range(2000):
+        report(loop, {"message": "socket.accept() out of system resource", "exception": error})
+    report(loop, {"message": "another problem"})
+    loop.close()
+    full = "no connection can be accepted (Too many open files); allow more open files"
+    assert [record.getMessage() for record in caplog.records] == [full, "another problem"]
 
 
 def test_options_say_what_is_wrong() -> None:
