@@ -18,7 +18,7 @@ def test_steps_on_a_device(precision: str, preset: str, graphs: Callable[[str], 
     env = {**os.environ, "MARS_BUNDLE": str(graphs(precision))}
     done = call(build(preset) / "tests" / "mars-ort-device", timeout=600, env=env)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    assert "11 passed" in done.stdout
+    assert "12 passed" in done.stdout
 
 
 def test_the_program_for_a_gpu_rehearsed(graphs: Callable[[str], Path]) -> None:
