@@ -197,7 +197,7 @@ def test_a_stream_that_fails_says_so(session: Session, caplog: pytest.LogCapture
             close_in_a_step(server.door.service.models, pace, caplog)
         finally:
             pace.open()
-        with pytest.raises(openai.APIError, match="closing"):
+        with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
 
 
