@@ -21,7 +21,8 @@ from support.tiny import WIDE
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export_options import ExportOptions
 
-PRECISIONS = ("fp32", "w8a8", "w4a8", "int8", "int4", "fp16")
+FORMS = {name: {"precision": name} for name in ("fp32", "w8a8", "w4a8", "int8", "int4", "fp16")}
+FORMS["auto"] = {"precision": "w8a8", "kv": "int8"}  # what --precision auto chooses
 BLOCK, NEW = 6, 12
 LENGTHS = (1, 5, 17, 40, 140)  # a prompt of 140 goes through the attention of wide steps
 
@@ -31,8 +32,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     checkpoint = tiny.write(WIDE, folder / "checkpoint")
     options = ExportOptions(block=BLOCK, metrics=True, logits=True, allow_drift=True)
-    for precision in PRECISIONS:
-        export(checkpoint, folder / precision, replace(options, precision=precision))
+    for name, fields in FORMS.items():
+        export(checkpoint, folder / name, replace(options, **fields))
     prompts = [[(37 * i + 11 * n) % 250 for i in range(length)] for n, length in enumerate(LENGTHS)]
     oracle = Oracle(tiny.load(WIDE, checkpoint), tiny.MASK, BLOCK)
     eos = open_checkpoint(str(checkpoint)).vocabulary.eos_token_ids

@@ -3,7 +3,7 @@
     table.py FOLDER NAME="COMMAND"... [--precisions fp32 w8a8] [--mars-run NAME="COMMAND"...]
 
 COMMAND runs Python, such as "qemu-x86_64 -cpu Nehalem .venv/bin/python". FOLDER is that of bundles.py.
-Exits with 1 where fp32 does not give the sampler's text, or where exact text of fp32, w8a8 or w4a8 is not the
+Exits with 1 where fp32 does not give the sampler's text, or where exact text of fp32, w8a8, w4a8 or auto is not the
 one-token text, or their bits depend on saved prefixes or on the width of a step (of two slots or more).
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CHECK = Path(__file__).with_name("check.py")
-REPRODUCIBLE = ("fp32", "w8a8", "w4a8")
+REPRODUCIBLE = ("fp32", "w8a8", "w4a8", "auto")
 HEAD = (
     "| where | ONNX Runtime | precision | one token = sampler | exact = one token | with saved prefixes"
     " | same bits in pieces of | same text as here | mars-run |\n|" + "---|" * 9
@@ -50,7 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("machines", nargs="*")
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "w8a8", "w4a8", "int8", "int4", "fp16"])
+    parser.add_argument("--precisions", nargs="+", default=[*REPRODUCIBLE, "int8", "int4", "fp16"])
     parser.add_argument("--mars-run", nargs="*", default=[])
     options = parser.parse_args()
     folder, precisions = options.folder, options.precisions
