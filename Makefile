@@ -105,7 +105,7 @@ wheels-test: $(STAMP)
 	tests/machines/wheels.sh $(BIN)/python $(DEMO)
 
 # A tiny model in every precision, run by qemu-user on processors that are not here: a table of what held (docs/measurements.md).
-# Arm too, in Debian's Python for it. `processors-few` is a part of it.
+# Arm too, in Debian's Python for it, and mars-run of `make cpp-aarch64`. `processors-few` is a part of it.
 MACHINES = build/machines
 PROCESSORS = Nehalem Haswell max
 ARM = cortex-a57 cortex-a76 max
@@ -118,7 +118,8 @@ processors: $(STAMP) qemu
 	tests/machines/arm64.sh $(BIN)/python
 	$(MADE) && $(TABLE) $(call ON_X86,$(PROCESSORS),$(BIN)/python) \
 	$(foreach cpu,$(ARM),"aarch64 $(cpu)=build/arm64/python $(cpu)") \
-	--mars-run "here=$(RUN)" $(call ON_X86,$(PROCESSORS),$(RUN))
+	--mars-run "here=$(RUN)" $(call ON_X86,$(PROCESSORS),$(RUN)) \
+	$(foreach cpu,$(ARM),"aarch64 $(cpu)=qemu-aarch64 -cpu $(cpu) -L build/qemu-aarch64 build/cpp/aarch64/mars-run")
 
 processors-few: $(STAMP) qemu
 	$(MADE) && $(TABLE) $(call ON_X86,Nehalem Haswell,$(BIN)/python) --precisions w8a8 --mars-run "here=$(RUN)"
