@@ -3,7 +3,7 @@
     table.py FOLDER NAME="COMMAND"... [--precisions fp32 w8a8] [--mars-run NAME="COMMAND"...]
 
 COMMAND runs Python, such as "qemu-x86_64 -cpu Nehalem .venv/bin/python". FOLDER is that of bundles.py.
-Exits with 1 where fp32 does not give the sampler's text, or where exact text of fp32, w8a8, w4a8 or auto is not the
+Exits with 1 where fp32 does not give the sampler's text, or where exact text of REPRODUCIBLE is not the
 one-token text, or their bits depend on saved prefixes or on the width of a step (of two slots or more).
 """
 
