@@ -55,10 +55,11 @@ TEST_CASE("reused memory contains no old entries") {
     const auto addresses = memory(*cache).addresses;
     const std::size_t row = memory(*cache).row_bytes / sizeof(float);
     const float infinite = std::numeric_limits<float>::infinity();
-    for (const mars::Address address : addresses) std::fill_n(reinterpret_cast<float*>(address), 2 * row, infinite);
-    cache->release(1);
     mars::StepOutput output;
     backend.step(*cache, 0, input(1, 1), false, output); // clears are on the stream
+    for (const mars::Address address : addresses) std::fill_n(reinterpret_cast<float*>(address), 2 * row, infinite);
+    cache->release(1);
+    backend.step(*cache, 0, input(1, 1), false, output);
     for (const mars::Address address : addresses) {
         const float* entries = reinterpret_cast<const float*>(address);
         CHECK(entries[row - 1] == infinite);
