@@ -169,8 +169,8 @@ def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named) -> None:
         assert "qwen2" in terminal.seen and "/help lists the commands" in terminal.seen
         terminal.type("hello\n")
         terminal.until("tokens/forward")
-        terminal.interrupt("Ctrl-D or /quit leaves")  # a moment after the answer has ended
-        terminal.interrupt("Ctrl-D or /quit leaves", 2)
+        terminal.interrupt("Ctrl-D or /quit to leave")  # a moment after the answer has ended
+        terminal.interrupt("Ctrl-D or /quit to leave", 2)
         terminal.type("/undo\n")
         terminal.until("last turn removed")
         terminal.type("/quit\n")

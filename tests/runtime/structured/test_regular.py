@@ -250,7 +250,7 @@ BEYOND: list[tuple[Any, str]] = [
     ({"type": "array", "items": STRING, "uniqueItems": True}, "`uniqueItems`"),
     ({"type": "array", "items": STRING, "prefixItems": []}, "`prefixItems`"),
     ({"type": "array", "items": STRING, "minItems": 3, "maxItems": 2}, "nothing satisfies both"),
-    ({"type": "integer", "minimum": 3, "maximum": 2}, "there are none"),
+    ({"type": "integer", "minimum": 3, "maximum": 2}, "do not exist"),
     ({"type": "string", "maxLength": 10**9}, "`maxLength` 1000000000"),
     ({"type": "song"}, 'type "song"'),
     ({"type": "string", "enum": [1]}, "nothing satisfies"),
